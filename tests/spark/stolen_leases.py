@@ -6,7 +6,7 @@ from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 
 def stolen(store: Store, key: str, position: str | None = None) -> None:
-    """Another worker takes a lease, goes on to this position and lets go again."""
+    """Have another worker take a lease, advance it to this position and release it."""
     taken = store.write(StealLease(store.get([key])[0], "thief"))
     assert isinstance(taken, Done)
     if position is not None:

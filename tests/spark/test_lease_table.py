@@ -1,4 +1,4 @@
-"""`lease-table`: a table of leases as rows, and its distribution counted by Spark."""
+"""`lease-table` presents a table of leases as rows, and Spark counts its distribution."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ LEASES = (
 
 @pytest.fixture
 def table(dynalite_url: str, dynalite_client: DynamoDBClient) -> Iterator[str]:
-    """A DynamoDB table with these leases, a row that is no lease, and one that should be."""
+    """Return a DynamoDB table with these leases, a row that is no lease, and one that is malformed."""
     name = f"leases-{next(_numbers)}-for-spark"
     store = DynamoStore(name, endpoint=dynalite_url)
     for lease in LEASES:
@@ -58,14 +58,14 @@ def table(dynalite_url: str, dynalite_client: DynamoDBClient) -> Iterator[str]:
 
 @pytest.mark.parametrize("segments", [1, 3])
 def test_spark_counts_what_one_process_counts(spark: SparkSession, table: str, segments: int) -> None:
-    """The two reports would differ; a part of the table would be read twice, or by nobody."""
+    """Each part of the table is counted exactly once."""
     found = counted(lease_table(spark, table, segments))
     assert distribution(found.tallies) == distribution(tallies(LEASES))
     assert found.malformed == 1
 
 
 def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -> None:
-    """A column would hold another's value."""
+    """Each column holds its own value."""
     store = SqliteStore(str(tmp_path / "l.db"))
     for lease in LEASES:
         placed(store, lease)
@@ -79,7 +79,7 @@ def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -
 
 @pytest.fixture
 def urls(tmp_path: Path, azurite_connection: str, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Tables that are read in one part."""
+    """Return the URLs of tables that are read in one part."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection)
     return {
         "sqlite": f"sqlite://{tmp_path}/l.db",
@@ -91,7 +91,7 @@ def urls(tmp_path: Path, azurite_connection: str, moto_url: str, monkeypatch: py
 @pytest.mark.parametrize("kind", ["sqlite", "azblob", "s3"])
 @pytest.mark.parametrize("filters", ["false", "true"])
 def test_a_task_reads_every_kind_of_table(urls: dict[str, str], kind: str, filters: str) -> None:
-    """Without it leases in Blob, S3 or a file would be read twice, or some of them not at all."""
+    """Leases in Blob, S3 or a file are each read exactly once."""
     url = urls[kind]
     store = open_store(url)
     there = {lease.key for lease in store.list().leases}  # left by another form of this test
@@ -113,7 +113,7 @@ def _without(column: int, values: Row | tuple[Any, ...]) -> list[Any]:
 
 
 def test_a_filter_on_the_owner_reaches_dynamodb(spark: SparkSession, table: str) -> None:
-    """A look at one worker would carry the whole table over the network, or lose rows on the way."""
+    """A query for one worker's leases does not transfer the whole table, and loses no rows."""
     spark.conf.set(PUSHDOWN, "true")
     try:
         found = lease_table(spark, table, 2).where("owner = 'west-0' and not ended")
@@ -123,7 +123,7 @@ def test_a_filter_on_the_owner_reaches_dynamodb(spark: SparkSession, table: str)
 
 
 def test_each_part_is_asked_for_the_owner(table: str) -> None:
-    """Filters would be taken note of and not applied, which Spark's own filter would hide."""
+    """The filter reaches each part: Spark's own filter would hide that it was ignored."""
     reader = FilteringReader(table, 3)
     assert list(reader.pushFilters([OWNED_BY])) == [OWNED_BY]
     told = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
@@ -132,7 +132,7 @@ def test_each_part_is_asked_for_the_owner(table: str) -> None:
 
 
 def test_an_unreadable_lease_is_a_row_too() -> None:
-    """Its values would stand under other columns' names, and Spark stop at the first such row."""
+    """Spark does not stop at such a row, and its values are in their own columns."""
     read = row(Malformed("s-0", "checkpoint", "is missing"))
     assert (read[0], read[-1], set(read[1:-1])) == ("s-0", "checkpoint: is missing", {None})
     assert len(read) == len(row(LEASES[0])) == DDL.replace("map<string,string>", "map").count(",") + 1
@@ -148,20 +148,20 @@ def test_an_unreadable_lease_is_a_row_too() -> None:
     ],
 )
 def test_options_are_checked(options: dict[str, str], says: str) -> None:
-    """A misspelt option would be ignored, or fail within a task."""
+    """A misspelled option is neither ignored nor first noticed in a task."""
     with pytest.raises(ValueError, match=says):
         LeaseTable(options)
 
 
 def test_a_store_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """A task would make an empty table in the place of the one that was misspelt."""
+    """A misspelled store does not become a new, empty table."""
     with pytest.raises(PySparkException, match="there is no file"):
         lease_table(spark, f"sqlite://{tmp_path}/none.db").collect()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_lets_spark_count(spark: SparkSession, table: str) -> None:
-    """`leasehold report --spark` would say something else than without."""
+    """`leasehold report --spark` prints the same distribution as the command without it."""
     assert spark.version.startswith("4")
     plain, counted_by_spark = (CliRunner().invoke(app, [table, "--json", *more]) for more in ([], ["--spark"]))
     assert (plain.exit_code, counted_by_spark.exit_code) == (0, 0)

@@ -1,4 +1,4 @@
-"""The tables of docs/spark-options.md name each option that a source knows, and no other; each does what is said."""
+"""The tables of docs/spark-options.md list exactly the options of each source, and each option does as they say."""
 
 import re
 import socket
@@ -24,7 +24,7 @@ Options = Mapping[str, str]
 
 
 def dynamo(options: Options) -> dict[str, Any]:
-    """What the source over a table's stream makes of options."""
+    """Return what the source over a table's stream makes of these options."""
     spec, lease, _, bounds = DynamoLeased(dict(options)).asked(options)
     opens: Any = getattr(spec.open, "args", None)
     return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "place": opens[1]}
@@ -52,7 +52,7 @@ INNER = {"lease.readerJobs"}
 
 
 def tables() -> dict[str, set[str]]:
-    """The options in each table of the page's last part."""
+    """Return the options in each table of the page's last part."""
     found, names = dict[str, set[str]](), set[str]()
     for line in PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].splitlines():
         first, _, rest = line.strip("|").partition("|")
@@ -64,7 +64,7 @@ def tables() -> dict[str, set[str]]:
 
 
 def known(source: str) -> set[str]:
-    """What a source says one can choose among."""
+    """Return the choices of a source."""
     read, need = READS[source]
     with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
         read({**need, "nonsense": "x"})
@@ -73,7 +73,7 @@ def known(source: str) -> set[str]:
 
 @pytest.mark.parametrize("source", READS)
 def test_the_page_has_every_option_and_no_other(source: str) -> None:
-    """Without this an option would be found by nobody, or a user set one that ends his query."""
+    """A user can find every option, and none that would end the query."""
     told = tables()
     assert known(source) - INNER - UNTOLD[source] == told[ALL] | told[source]
 
@@ -88,7 +88,7 @@ def lease(name: str) -> Callable[[Any], Any]:
 
 
 def place(name: str) -> Callable[[Any], Any]:
-    """Read what is said of the stream's place."""
+    """Read a field of the stream's place."""
     return lambda asked: (asked["place"] if isinstance(asked, dict) else asked.place).get(name)
 
 
@@ -183,7 +183,7 @@ ELSEWHERE = {
 
 
 def test_every_option_is_tried() -> None:
-    """Without this an option that is added could do nothing, and no test would be missed."""
+    """An option that is added must get a test too."""
     tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
     assert set.union(*tables().values()) == tried | set.union(*ELSEWHERE.values())
     for file, names in ELSEWHERE.items():
@@ -197,7 +197,6 @@ def test_every_option_is_tried() -> None:
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
 def test_an_option_does_what_the_page_says_of_it(source: str, tried: Tried) -> None:
-    """Without this an option could be read and thrown away, and a query be another than was meant."""
     read, need = READS[source]
     name, value, look, default, expected = tried
     given = {"lease.cores": "5", "lease.fetchHost": "driver", **need}

@@ -1,4 +1,4 @@
-"""Streaming queries in a real session over a real stream: what restarts, thefts, ends and stops cost."""
+"""Streaming queries in a real session over a real stream: what restarts, steals, shard ends and stops cost."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Stream:
         self.sent += rows
 
     def split(self) -> str:
-        """Split the first shard; its id."""
+        """Split the first shard, and return its id."""
         shard = self.client.list_shards(StreamName=self.name)["Shards"][0]
         ends = shard["HashKeyRange"]
         middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
@@ -66,7 +66,7 @@ def stream(kinesis_client: KinesisClient) -> Stream:
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -> Iterator[Job]:
-    """Queries over the stream, from its beginning."""
+    """Return queries over the stream, from its beginning."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis_url,
@@ -78,7 +78,7 @@ def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -
 
 @pytest.mark.more
 def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_after(job: Job, stream: Stream) -> None:
-    """Without it a nightly job would skip shards, repeat rows, or leave behind what others must do again."""
+    """A nightly job skips no shard, repeats no row, and leaves no lease for others to wait for."""
     stream.put(500)
     job.parquet("out", now=True)
     parent = stream.split()
@@ -106,7 +106,7 @@ def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Jo
 
 @pytest.mark.more
 def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stream: Stream) -> None:
-    """Without it no record of the new stream would be read up to the former's numbers, and the query looked idle."""
+    """Records of the new stream are not skipped up to the old stream's numbers."""
     stream.put(300)
     job.parquet("out", now=True)
     client, former = stream.client, stream.sent
@@ -128,7 +128,7 @@ def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stre
 
 @pytest.mark.more
 def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
-    """Without it a crash after the sink and before the commit would lose or change rows."""
+    """A crash after the sink and before the commit loses and changes no rows."""
     seen: dict[int, list[list[str]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
@@ -164,7 +164,6 @@ def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile
 
 
 def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
-    """Without it a second application would read everything again, or its end would leave shards unread."""
     stream.put(200)
     one = job.parquet("one")
     until(lambda: len(set(job.owners())) == 1 and "" not in job.owners(), "the first holds all")
@@ -183,7 +182,7 @@ def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, 
 
 @pytest.mark.usefixtures("amqp_engine")
 def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it a sink that skips a batch it knows would lose events."""
+    """A sink that skips a batch it knows loses no events."""
     seen: dict[int, list[list[tuple[str, int, str]]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
@@ -216,7 +215,6 @@ def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: P
 
 
 def test_a_misspelt_option_is_named(spark: SparkSession) -> None:
-    """Without it a typing error would read from the wrong place, or fail far from where it was made."""
     rows = (
         spark.readStream.format("kinesis-leased").option("kinesis.streamName", "s").option("lease.stor", "sqlite://x")
     )

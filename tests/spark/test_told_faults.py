@@ -1,4 +1,4 @@
-"""How the files of the Spark sources show an exception within a text of their own."""
+"""How the Spark sources show an exception within a message of their own."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import leasehold.adapters.spark
 
 
 def test_a_fault_within_a_text_is_bounded_and_in_one_line() -> None:
-    """Without this a query's error could be a service's answer of a megabyte, or lines that look like the log's."""
+    """The error of a query is neither a megabyte of a service's response nor lines that look like the log's."""
     (root,) = leasehold.adapters.spark.__path__
     found = []
     for path in sorted(Path(root).rglob("*.py")):
