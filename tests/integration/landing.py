@@ -1,4 +1,4 @@
-"""A plain Python worker that lands what it reads beside Spark's applications, in the same columns.
+"""A plain Python worker that lands what it reads next to the Spark applications, in the same columns.
 
 python tests/integration/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
 """
@@ -72,7 +72,7 @@ def _landed(delivery: Delivery, record: Record, row: dict[str, Any] | None) -> d
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
-    """A flight's fields; None for what is no flight."""
+    """Return a flight's fields, or None if the record is no flight."""
     fields = data.decode().split(",")
     if len(fields) != len(FIELDS):
         return None

@@ -2,8 +2,8 @@
 
     python tests/integration/spark_blocked.py --seconds 600
 
-A plain worker shares the stream and would take every lease that stands still. The rows that wait are far more
-than the query may read ahead.
+A plain worker shares the stream and would take every lease that is not renewed. Far more rows wait than the query may
+read ahead.
 """
 
 import json
@@ -44,11 +44,11 @@ SENT, AHEAD = 8_000, 1_000
 
 @frozen
 class Found:
-    """What a run came to.
+    """The result of a run.
 
-    blocked_seconds  for how long the sink stood still
-    held, left       leases of the query when it blocked, and in the end: some may be asked for and given
-    lost             of them taken by the other worker without being given: stolen, or left to expire
+    blocked_seconds  how long the sink was blocked
+    held, left       leases of the query when it blocked, and in the end; some may have been requested and handed off
+    lost             leases of the query that the other worker took without a hand-off, by a steal or after expiry
     gap_seconds      longest time between two writes to one of them, as seen by reading the table
     runner_mib       memory of the process that reads ahead, before and at the end
     """
@@ -62,7 +62,7 @@ class Found:
 
 
 class Robber:
-    """A store as the other worker has it, that counts what is taken of the query and not given."""
+    """The store of the other worker, which counts the leases that it takes from the query without a hand-off."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.taken = store, 0
@@ -79,7 +79,7 @@ class Robber:
 
 @define
 class Observer:
-    """Looks at the table again and again."""
+    """Reads the table again and again."""
 
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
@@ -91,12 +91,12 @@ class Observer:
                     times.append((time.monotonic(), str(lease.version)))
 
     def gap(self) -> float:
-        """The longest between two changes of a row."""
+        """Return the longest time between two changes of a row."""
         return max(later[0] - earlier[0] for times in self.seen.values() for earlier, later in pairwise(times))
 
 
 def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
-    """Block a sink for so long."""
+    """Block a sink for this long."""
     blocking, going_on = Event(), Event()
 
     def sink(frame: DataFrame, _number: int) -> None:

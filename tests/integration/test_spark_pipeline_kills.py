@@ -11,7 +11,6 @@ pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.
 
 @pytest.mark.usefixtures("java")
 def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dynalite_url: str, tmp_path: Path) -> None:
-    """Without this, source, sink and readers could each be right alone, and rows come twice or in another order."""
     pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600)
     found = tried(pipeline, 4, told=print)
     print(found)  # noqa: T201  shown if it fails, or with -s
@@ -24,7 +23,7 @@ def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dyna
 def test_a_checkpoint_goes_from_version_to_version_of_spark_under_kills(
     kinesis_url: str, dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Without this, an older Spark could lose or repeat rows, or leave a checkpoint that another cannot go on with."""
+    """An older Spark loses and repeats no rows, and leaves a checkpoint that other versions can go on with."""
     versions = ("4.0", "", "4.1", "4.0")
     pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600, versions=versions)
     found = tried(pipeline, 2 * len(versions) - 1, told=print)
