@@ -1,4 +1,4 @@
-"""A fleet of worker processes on a stage, and how each kind of fault is caused to it and mended."""
+"""A fleet of worker processes, and how each kind of fault is caused and ended."""
 
 import math
 import os
@@ -79,7 +79,7 @@ DELETED_SECONDS = 30.0
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
-    """The faults of a table and of the lines to it; some of a disk want a libc put before the workers' own."""
+    """Return the faults of a table and of the lines to it; some disk faults need a libc preloaded into the workers."""
     if table.kept is None:
         full = (DISK_FULL,) if table.disk and table.disk.small else ()
         return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
@@ -95,29 +95,29 @@ class Place:
     lines: Lines | Wired | None = None
 
     def url(self, worker: str) -> str:
-        """The store's URL for this worker."""
+        """Return the store's URL for this worker."""
         return self.table.url.format(endpoint=self.endpoint(worker))
 
     def environment(self, worker: str) -> dict[str, str]:
-        """The secrets of this worker."""
+        """Return the secrets of this worker."""
         return self.table.environment(self.endpoint(worker))
 
     def endpoint(self, worker: str) -> str:
-        """Where this worker finds the service."""
+        """Return where this worker finds the service."""
         return self.lines.url(worker) if self.lines else ""
 
 
 @define(kw_only=True)
 class Fleet(Stage):
-    """Workers by id; a process of one is called by the id, a "#" and a number.
+    """Workers by id; a process is named by its worker's id, a "#" and a number.
 
-    ground     what they read
-    places     where their leases are ("store"), and where these are to go in a swap ("goal"), by a fault's line
-    libc       the one put before that of the workers, if it could be made
+    ground     the stream that the workers read
+    places     the table of the leases ("store") and the target of a swap ("goal"), by a fault's line
+    libc       the libc that is preloaded into the workers, if it could be built
     multilang  whether workers are `leasehold multilang`, with children
-    operator   who swaps the tables, if anybody
-    processes  the last one of each worker
-    leaving    by worker: the process that was told to end
+    operator   the operator that swaps the tables, if there is one
+    processes  the last process of each worker
+    leaving    the process that was told to end, by worker
     """
 
     ground: Ground
@@ -137,7 +137,7 @@ class Fleet(Stage):
 
     @property
     def table(self) -> Table:
-        """Where the leases are, or were at the beginning."""
+        """The table of the leases at the beginning."""
         return self.places["store"].table
 
     # Workers
@@ -178,7 +178,7 @@ class Fleet(Stage):
         self._deny(worker)
 
     def _properties(self, worker: str) -> Path:
-        """The file of a daemon; where it reads, and where its leases are, `unruly_daemon` is told besides."""
+        """Write the properties file of a daemon; `unruly_daemon` gets the source and the store as arguments."""
         told = {
             "executableName": f"{sys.executable} {CHILD}",
             "streamName": self.stream.name,
@@ -194,7 +194,7 @@ class Fleet(Stage):
         return file
 
     def _none_left(self, process: str) -> None:
-        """Note what a process that is gone has left behind, of whatever kind."""
+        """Record processes that a process has left behind."""
         setting, until = f"CHAOS_TOLD={self.folder / f'{process}.told'}", time.monotonic() + ORPHAN_SECONDS
         while (left := list(with_setting(setting))) and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
@@ -202,7 +202,7 @@ class Fleet(Stage):
             self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
 
     def groups(self) -> dict[str, int]:
-        """The process group of each worker, and that of the operator's command."""
+        """Return the process group of each worker, and that of the operator's command."""
         found = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
@@ -211,14 +211,14 @@ class Fleet(Stage):
         return found | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
-        """Whether every shard is read by its owner, and no two workers own numbers that differ by more than one."""
+        """Return whether every shard is read by its owner, and the workers' counts differ by one at most."""
         owned = Counter(lease.owner for lease in self.leases)
         counts = [owned[worker] for worker in self.processes]
         read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
         return read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
 
     def ended_badly(self) -> list[str]:
-        """The processes that in the end did not end as they were told."""
+        """Return the processes that did not end as they were told."""
         badly = [process for process, state in self.workers.items() if "status" in state]
         told = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
         for process in self.processes.values():
@@ -226,9 +226,9 @@ class Fleet(Stage):
         return [*told, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
     def swap_ended(self, within_seconds: float) -> None:
-        """Let the operator finish once everybody is there, and note it where the swap does not end, or not whole.
+        """Let the operator finish once all workers run; record a fault if the swap does not end, or is incomplete.
 
-        Who joins a swap that is over is told that its store is another one.
+        A worker that joins after the swap is told that its store is another one.
         """
         if self.operator is None:
             return
@@ -249,20 +249,20 @@ class Fleet(Stage):
         super().abandon()
 
     def _had_begun(self, process: str) -> bool:
-        """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded.
+        """Return whether the process had logged anything: before that, a signal ends it while it is being loaded.
 
-        So it does while a store does not answer to its opening: nothing is held then.
+        The same is true while a store does not respond when it is opened, because no leases are held then.
         """
         said = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
         return bool(said) and (UNOPENED not in said or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
     def touched(self) -> int:
-        """How many requests faulty lines have touched."""
+        """The number of requests that faulty lines have touched."""
         return self.ground.touched + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:
-        """Take in what has been written since, and see to who has ended."""
+        """Read what has been written since, and handle processes that have ended."""
         self._look()
         self.ground.known({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
@@ -300,7 +300,7 @@ class Fleet(Stage):
             self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
 
     def _ended_by_itself(self, process: str, child: Child) -> None:
-        """A worker that is refused threads, memory or its file may end, and say so; its owner would start it anew."""
+        """Restart the worker, which may only end by itself if it was denied threads, memory or its file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
@@ -312,7 +312,7 @@ class Fleet(Stage):
     # Faults
 
     def begin(self, fault: Fault) -> None:
-        """Cause it, and remember that."""
+        """Cause a fault, and record it."""
         began = time.time()
         subject = self._cause(fault)
         if self._is_felt(fault.kind.what):
@@ -327,12 +327,12 @@ class Fleet(Stage):
         return what not in UNFELT or (what in STEPS and dated)
 
     def _deny(self, worker: str) -> None:
-        """Remember the present process of this worker, if anything is refused it."""
+        """Remember the present process of this worker if it is denied anything."""
         if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._lasting):
             self._denied.add(self.processes[worker])
 
     def _cause(self, fault: Fault) -> str:
-        """Cause it; what it befalls, "" where that is everybody."""
+        """Cause the fault, and return what it hits, or "" if it hits everything."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
             return self._cause_on_the_way(fault)
@@ -422,14 +422,14 @@ class Fleet(Stage):
         return worker
 
     def _on_line(self, fault: Fault) -> tuple[KeptService | None, Lines | Wired | None]:
-        """The service that this fault concerns, and the workers' lines to it; those to a stream are its ground's."""
+        """Return the service that this fault concerns, and the workers' lines to it, except those to a stream."""
         if fault.kind.line == "stream":
             return self.ground.kept, None
         place = self.places.get(fault.kind.line)
         return (place.table.kept, place.lines) if place else (None, None)
 
     def _empty_table(self) -> None:
-        """Delete every row, or the file, behind the back of all."""
+        """Delete every row, or the file, without the workers' knowledge."""
         sent = time.time()
         shards = {lease.shard for lease in self.leases}
         if self.table.disk is not None:
@@ -448,10 +448,10 @@ class Fleet(Stage):
         ]
 
     def mend(self, fault: Fault) -> None:
-        """Mend it; what was caused late, or lasts for a while by itself, is remembered for as long as it lasted.
+        """End the fault; if it starts late or goes on by itself, the incident lasts accordingly longer.
 
-        A line to a store that lets one direction through explains only what happens at its beginning and its end: in
-        between, other workers are to have the shards (L-one-way).
+        A line to a store that lets one direction through explains only what happens at its beginning and its end. In
+        between, other workers must get the shards (L-one-way).
         """
         self._mend(fault)
         if (incident := self._lasting.pop(fault, None)) is not None:

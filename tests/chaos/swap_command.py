@@ -1,4 +1,4 @@
-"""An operator who runs `leasehold swap` again and again: it is killed, sends leases back, and in the end may finish."""
+"""An operator that runs `leasehold swap` repeatedly: it is killed, sends leases back, and in the end may finish."""
 
 import os
 import random
@@ -20,12 +20,12 @@ REST_SECONDS = 0.5
 
 @define
 class SwapOperator:
-    """The command, one process after the other.
+    """The swap command, one process after the other.
 
     addresses    FROM and TO
-    environment  what the stores want there
+    environment  what the stores need there
     folder       where it writes
-    seed         of how long each may run, and which way it sends the leases
+    seed         decides how long each process may run, and which way it sends the leases
     """
 
     addresses: tuple[str, str]
@@ -55,17 +55,17 @@ class SwapOperator:
 
     @property
     def group(self) -> int:
-        """Its process group, 0 while there is none."""
+        """The process group of the command, 0 while there is none."""
         return self._child.pid if self._child else 0
 
     @property
     def told(self) -> str:
-        """How far the swap was when one of its processes looked last."""
+        """How far the swap was when one of the processes last read the tables."""
         looks = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
         return "".join(looks).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
-        """Start it where there is none, kill it when its time has come, and take note of its end."""
+        """Start the command if there is none, kill it when its time has come, and record its end."""
         now = time.monotonic()
         child = self._child
         if child is None:

@@ -196,7 +196,7 @@ def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position
 def test_a_run_waits_until_the_stream_says_which_it_is(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise its first batches would name no incarnation and be valid for any."""
+    """Each batch names the incarnation, so that it is valid for that one only."""
     answers = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
     real = Stream.shards
 
