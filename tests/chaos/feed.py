@@ -11,9 +11,9 @@ from leasehold_lab.judge.events import Incident, Sent
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
-"""A busy machine's stand-in that takes longer lets requests of workers time out, too."""
+"""If the stand-in of a busy machine takes longer, workers' requests may time out too."""
 END_SECONDS = 30.0
-"""How long what is being put may take on a busy machine."""
+"""How long the last put may take on a busy machine."""
 
 
 @define
@@ -64,7 +64,7 @@ class Feed:
                 began = time.time()
                 try:
                     put = list(self.ground.put())
-                except Exception as error:  # noqa: BLE001  the run is void then, and says so
+                except Exception as error:  # noqa: BLE001  the run is then reported as void
                     self.failed.append(f"the feed ended: {error!r}")
                     return
                 now = time.time()

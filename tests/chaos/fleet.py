@@ -57,9 +57,9 @@ STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 LOG_RAISES = FaultKind(ORDER, seconds=(6.0, 10.0))
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
-"""Faults that explain nothing by themselves: others are noted as they befall, or nobody should notice.
+"""Faults that explain nothing by themselves, because they are recorded elsewhere, or should not be noticeable.
 
-A clock is noticed only where a service is told the time: tokens and signatures are good for an hour, or less.
+A stepped clock is only noticed by services that get the time: tokens and signatures are valid for an hour at most.
 """
 OF_WORKERS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
@@ -67,15 +67,15 @@ OF_WORKERS = (
 )
 OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
 OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
-"""In the place of what handlers do."""
+"""Faults of children, in place of those of handlers."""
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * END_SECONDS
-"""How long after the order a child may be at its deed: until it is killed."""
+"""How long after the order a child may misbehave before it is killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
 UNOPENED = "the store does not answer yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
-"""How long the others may take to finish a sleeper's shards, and to delete their leases, after it was to wake."""
+"""How long after its wake-up time others may take to finish a sleeper's shards and delete their leases."""
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
@@ -133,7 +133,7 @@ class Fleet(Stage):
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _slept: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
-    """The processes that were refused threads, memory or their file, and may end of it after the fault is over, too."""
+    """The processes that were denied threads, memory or their file, and may end because of that even later."""
 
     @property
     def table(self) -> Table:
@@ -278,7 +278,7 @@ class Fleet(Stage):
         self.watched(self)
 
     def _look(self) -> None:
-        # A table that does not answer is looked at later; what processes have written was taken in before.
+        # If the table does not respond, it is read later. What processes have written is read before.
         kept = [place.table.kept for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
@@ -286,7 +286,7 @@ class Fleet(Stage):
             if not any(each and each.paused for each in kept):
                 super()._look()
                 return
-        except (OutcomeUnknown, StoreError):  # by a line on which nothing is the matter
+        except (OutcomeUnknown, StoreError):  # over a line without faults
             note = "the store itself did not answer"
             self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
         for tail in self._tails:
@@ -347,7 +347,7 @@ class Fleet(Stage):
         return worker
 
     def _cause_to_worker(self, what: str, worker: str) -> None:
-        # A worker that still drains has no process that the next fault could befall.
+        # A worker that still drains has no process for the next fault.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
         match what:
@@ -360,7 +360,7 @@ class Fleet(Stage):
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
             case "no more descriptors" | "no more memory":
-                # A program that is being loaded needs some, and ends without them as any other does.
+                # A program that is being loaded needs some, and ends without them like any other program.
                 self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
                 refused = NoMore.memory if what == NO_MEMORY.what else NoMore.descriptors
                 self._short[worker] = refused(self._children[process].pid)

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 SHARDS = 6
 KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
-"""Who watches and feeds the fleet, by lines that never fail."""
+"""The name under which the driver watches and feeds the fleet, over lines that never fail."""
 KEEP_SECONDS = 2.5
-"""The stand-in keeps its streams as of a second ago."""
+"""The stand-in saves its streams every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
-"""The stream is deleted, and made again under its name; what it has taken by then is owed to nobody any more."""
+"""The stream is deleted and recreated; records that it took before need not arrive any more."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
 SLEEPS = tuple(FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim"))
-"""A shard is split or merged while its worker is stopped, which wakes once the shard's lease is deleted.
+"""A shard is split or merged while its worker is stopped; the worker wakes once the shard's lease is deleted.
 
-In a trim the shard is split, and by then the stream has dropped it, too.
+In a trim the shard is split, and the stream has dropped it too by then.
 """
 GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
-"""In the place of a restart of the hubs, which keep events in memory: every connection breaks, and none is taken."""
+"""Replaces a restart of the hubs, which keep events in memory: every connection breaks, and none is accepted."""
 
 
 class Ground(Protocol):

@@ -13,7 +13,7 @@ from attrs import define
 SOURCE = Path(__file__).with_name("unkind_libc.c")
 NUMBERS = struct.Struct("=qq")
 STEP_SECONDS = 7200
-"""Beyond the hour for which tokens of the SDKs are good."""
+"""More than the hour for which tokens of the SDKs are valid."""
 
 
 @define

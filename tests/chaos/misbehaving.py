@@ -41,7 +41,7 @@ class MisbehavingLines(EventLines):
 if __name__ == "__main__":
     MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
     RaisingLog(MisbehavingLines.orders).install()
-    # The command has no place for a handler beside --events.
+    # The command takes no handler along with --events.
     with (
         patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),
         writes_noted(writes),

@@ -71,9 +71,9 @@ SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
 CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
-"""Where the lookout itself is gone, all list the table so much later (C8), and only then their clocks start."""
+"""If the lookout itself is gone, workers list the table this much later (C8), and only then their clocks start."""
 NOTICE_SECONDS = 2.0, 6.0
-"""What a machine adds to the time in which a lease passes on, at its ease and when its load is three times too high."""
+"""What a machine adds to the time in which a lease passes on, when idle and when its load is three times too high."""
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
 HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
@@ -253,7 +253,7 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
     denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
     tables = table_kinds(fleet.table, libc=libc)
-    # What a run is about, and what befalls all who take part in it; the rest is for runs of plain workers.
+    # The faults that every kind of run has; the others are for runs of plain workers.
     tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
     shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
     if fleet.multilang:
@@ -311,10 +311,10 @@ class Play:
             self._go_on(at)
             begun = time.monotonic()
             self._act(fault, over=over)
-            # What takes its time (a restart, a split) puts the rest off, or all of that would come at once.
+            # A slow fault (a restart, a split) postpones the others, which would otherwise come all at once.
             self._began += time.monotonic() - begun
         self._go_on(self.wanted.seconds)
-        # A swap is many requests one after the other, each late by what the machine's load adds.
+        # A swap makes many requests in sequence, and the machine's load delays each.
         fleet.swap_ended(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
@@ -326,7 +326,7 @@ class Play:
     def _act(self, fault: Fault, *, over: bool) -> None:
         if not over:
             self._say(str(fault))
-            # What the stream is asked while it does not answer would have an outcome that nobody knows.
+            # A request to a stream that does not respond would have an unknown outcome.
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:

@@ -26,7 +26,7 @@ def descendants(of: int) -> Iterator[int]:
     parents: dict[int, list[int]] = {}
     for place in PROC.iterdir():
         with suppress(ValueError, OSError):
-            # The name stands in brackets and may have any in it; the parent's id is the second word behind them.
+            # The name is in brackets and may contain brackets; the parent's id is the second word after them.
             told = (place / "stat").read_text().rpartition(")")[2].split()
             parents.setdefault(int(told[1]), []).append(int(place.name))
     todo = [of]
@@ -71,7 +71,7 @@ class NoMoreThreads:
     def end(self) -> None:
         """Remove the limit."""
         (self._folder / "pids.max").write_text("max")
-        # What they have started meanwhile is there, too, in whatever process group.
+        # The control group also has their new children, in whatever process group.
         while there := (self._folder / "cgroup.procs").read_text().split():
             self._move(map(int, there), PIDS / _own_group())
         self._folder.rmdir()
@@ -84,7 +84,7 @@ class NoMoreThreads:
 
 
 SPARE_BYTES = 1 << 20
-"""What a process that gets no more memory has left, so that some step far within it is refused some."""
+"""What a process without more memory has left, so that an allocation deep inside it fails."""
 
 
 def descriptors_of(pid: int) -> int:

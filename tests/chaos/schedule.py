@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 SPACING_SECONDS = (1.0, 3.0)
 REST_SECONDS = 2.0
-"""How long nothing more befalls a worker, or the services, after a fault."""
+"""How long a worker, or the services, have no further fault after one."""
 
 
 @frozen

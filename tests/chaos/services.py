@@ -160,7 +160,7 @@ def _azblob(name: str, hub: str, kept: KeptService) -> Table:
     with ContainerClient.from_connection_string(secret, name) as container:
         container.create_container()
     where = f"eventhub={hub}&group=$Default" if hub else "prefix=app"
-    # The connection string names the port, and each worker has one of its own.
+    # The connection string contains the port, which differs by worker.
     env = {BLOB_CONNECTION: secret.replace(kept.service.url, "{endpoint}")}
     return Table(f"azblob://{AZURITE_ACCOUNT}/{name}?{where}", kept, secret=env)
 

@@ -12,9 +12,9 @@ from attrs import define, field
 from leasehold_lab.demo.child import Child
 
 COMMAND = "command"
-"""Who it is on the lines to the tables."""
+"""The command's name on the lines to the tables."""
 RUN_SECONDS = 1.5, 8.0
-"""Less than it waits at the end of a swap, so that none is over before it may be."""
+"""Less than the command waits at the end of a swap, so that no swap ends before it may."""
 REST_SECONDS = 0.5
 
 
@@ -38,7 +38,7 @@ class SwapOperator:
     kills: int = 0
     backs: int = 0
     said: str = ""
-    """The last words of one that was refused, or failed."""
+    """The last output of a command that was refused, or failed."""
     _draw: random.Random = field(init=False)
     _child: Child | None = None
     _back: bool = False
@@ -90,7 +90,7 @@ class SwapOperator:
         self._child, self._until = None, now + REST_SECONDS
 
     def _start(self, now: float) -> None:
-        # It begins with the way to TO: there is nothing to send back before.
+        # The first run goes to TO, because there is nothing to send back yet.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back
         back = ("--back",) if self._back else ()

@@ -26,7 +26,7 @@ SLOW_SECONDS = 2.0
 GONE_SECONDS = 10.0
 CHANCE = 0.3
 CHECKPOINTS = 0.3
-"""How many messages are followed by a checkpoint."""
+"""The share of messages that are followed by a checkpoint."""
 
 
 class Told:
@@ -49,7 +49,7 @@ class Told:
         last.write_text(str(os.getpid()))
         until = time.monotonic() + GONE_SECONDS
         while former and _lives(former) and time.monotonic() < until:
-            time.sleep(0.05)  # it may have been told to end and not be gone yet; it does nothing more
+            time.sleep(0.05)  # it may have been told to end and still be exiting, but it does nothing more
         if former and _lives(former):
             self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former} being one\n")
         self.line("initialize")
@@ -75,7 +75,7 @@ def _lives(group: int) -> bool:
 
 def main(told_to: Path, orders: Path) -> None:
     """Respond to every message, except as ordered."""
-    draw = random.Random()  # noqa: S311  when a deed is done
+    draw = random.Random()  # noqa: S311  when to misbehave
     told, done, number = None, "", None
     for line in sys.stdin:
         message = json.loads(line)
@@ -94,7 +94,7 @@ def main(told_to: Path, orders: Path) -> None:
         if deed == "slow":
             time.sleep(SLOW_SECONDS)
         elif deed and deed != "forget":
-            # Before the rest is done, so that whoever takes this message for handled loses something.
+            # Misbehaves before the rest is done, so that a daemon that takes the message for handled loses records.
             misbehave(deed, draw)
         if records[part:]:
             told.line("record", records[part:])

@@ -10,7 +10,7 @@ from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
 from schedule import FaultKind
 
 SLOW_SERVICE = "slow service"
-"""Of a stream alone: a table that answers as late costs its leases, and everybody knows."""
+"""A fault of streams only: a table that responds as late costs the worker its leases, as expected."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
 REQUESTS_ONLY, RESPONSES_ONLY, WRITES_UNANSWERED = ONE_WAY = "requests only", "responses only", "writes unanswered"
 """Faults of a line that carries one direction. Each lasts for longer than a shard may wait for its worker."""
@@ -24,7 +24,7 @@ BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowD
 WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "PUT", "POST", "PATCH", "DELETE"})
 LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
 SHARE = 0.5
-"""How many requests a condition touches that does not touch all."""
+"""The share of requests that a condition touches, unless it touches all."""
 
 
 def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:

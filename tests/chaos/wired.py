@@ -12,7 +12,7 @@ from leasehold_lab.standins.node import HOST
 
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
 LOST_REPLIES = "lost replies"
-"""What was sent arrives, and the connection ends with the answer; nobody who logs in meanwhile is answered."""
+"""Requests arrive, and the connection ends with the response; new connections get no response meanwhile."""
 LATE_SECONDS = 0.8
 
 

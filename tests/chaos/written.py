@@ -17,7 +17,7 @@ from leasehold.stores.writes import Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer
 
 TRUE_CLOCK = 5
-"""Linux's CLOCK_REALTIME_COARSE, which nothing steps here."""
+"""Linux's CLOCK_REALTIME_COARSE, which chaos does not step."""
 
 Result = Literal["done", "lost", "unknown"]
 
@@ -60,7 +60,7 @@ class WrittenStore(PassingStore):
         if row is not None:
             version, checkpoint = str(row.version), row.checkpoint.order
             told |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
-        # One line, one write: lines of several threads do not mix.
+        # Each line is one write, so lines of several threads do not mix.
         os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **told}).encode() + b"\n")
 
 

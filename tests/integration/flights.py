@@ -38,7 +38,7 @@ SHARDS = 8
 CHUNKS_PER_SECOND = 5
 SETTINGS = (
     *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
-    # Seldom enough that a worker killed at any moment has handed over what it did not checkpoint.
+    # Rarely enough that a worker killed at any moment has handled records that it did not checkpoint.
     *("--checkpoint-seconds", "1"),
 )
 SETTLE_SECONDS = 60.0
@@ -136,7 +136,7 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
     )
     for (share, deed), (following, _) in pairwise(deeds):
         feed.limit = int(following * count)
-        # A little beyond, so that rows are on their way when it happens.
+        # A little more than the share, so that rows are on their way when the fault happens.
         assert stage.until(partial(feed.came_to, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
         deed()
         assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"

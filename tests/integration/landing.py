@@ -29,7 +29,7 @@ FIELDS = (
     *(("number", pa.int32()), ("carrier", pa.string()), ("tailnum", pa.string())),
     *(("distance", pa.float64()), ("at", pa.timestamp("us", "UTC"))),
 )
-"""What of a flight is sent, as CSV; `number` is its own among all flights."""
+"""The fields of a flight that are sent, as CSV; `number` is unique among all flights."""
 
 LANDED = pa.schema(
     [
@@ -61,7 +61,7 @@ class Landing:
         name = f"{os.getpid()}-{next(self._numbers)}.parquet"
         hidden = folder / f".{name}"
         pq.write_table(pa.Table.from_pylist(list(rows), LANDED), hidden)
-        hidden.rename(folder / name)  # whoever follows the folder sees whole files only
+        hidden.rename(folder / name)  # readers of the folder see whole files only
 
 
 def _landed(delivery: Delivery, record: Record, row: dict[str, Any] | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Application(Child):
     """`leasehold pipeline` in a process of its own, with its Java and the processes that Java started."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
-        # Read by the process that starts Java, which is this one's child.
+        # Read by this process's child, which starts Java.
         submit = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
         with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
             super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)

@@ -144,7 +144,7 @@ def _options(ground: Ground) -> dict[str, str]:
 
 
 def _watched(ground: Ground, spark: SparkSession, robber: Robber, seconds: float) -> Found:
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
     java = gateway.proc.pid
     runner = next(pid for pid, words in descendants(java).items() if "python_streaming_source_runner" in words)
     mine, taken = _mine(ground), robber.taken

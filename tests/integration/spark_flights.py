@@ -217,7 +217,7 @@ def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
     for place, (share, what, deed) in enumerate(deeds):
         following = deeds[place + 1][0] if place + 1 < len(deeds) else 1.0
         run.feed.limit = int(following * count)
-        # A little beyond, so that rows are on their way when it happens.
+        # A little more than the share, so that rows are on their way when the fault happens.
         run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
         run.told(what)
         deed()
@@ -231,7 +231,7 @@ def _finish(run: Run) -> tuple[int, int]:
     marks = run.ground.put(MARK)
 
     def at_tip() -> int:
-        # A shard that was split and is not read to its end yet has no mark, and never will be at it.
+        # A shard that was split and is not read to its end has no mark, so its lease never stands at one.
         marked = [lease for lease in run.leases() if lease.key in marks and lease.checkpoint.numbered]
         return sum(int(lease.checkpoint.sequence) >= marks[lease.key] for lease in marked)
 

@@ -28,11 +28,11 @@ HERE = ("reader", "reader", "planner", "application")
 ON_EXECUTORS = ("reader", "reader", "executor", "executor", "planner", "application")
 """Among whom is drawn."""
 LIFETIME = 3
-"""In which batch of a life the application dies if it has not, where it is drawn."""
+"""With drawn kills, the batch in which the application dies if it has not before."""
 MARK = "LEASEHOLD_KILLS"
-"""In the environment of each process of an application: the folder of the run."""
+"""The environment variable with the run's folder, set in each process of an application."""
 LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
-"""How long an application may take to end, and how long nothing must be seen of it: what begins has no mark yet."""
+"""How long an application may take to end, and for how long none of it may be seen: new processes lack the mark."""
 
 
 @define

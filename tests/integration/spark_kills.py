@@ -43,7 +43,7 @@ from leasehold_lab.demo.child import Child
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60
-"""Most of a batch whose kill is drawn."""
+"""The most rows in a batch whose kill is drawn."""
 ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
@@ -86,7 +86,7 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
     """One application, which is killed in a new batch, or lives until everything is read."""
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
-        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
         killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_EXECUTORS if master else HERE)
         dies = how.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)

@@ -58,7 +58,7 @@ from leasehold_lab.demo.stage import Stream, client, put, services
 ROUND = 150
 """Rows that are sent between two kills."""
 KEYS = 16
-"""So few that each has rows in every batch, whose order can be judged."""
+"""Few enough that each key has rows in every batch, so that their order can be judged."""
 TRIGGER_ROWS = 50
 LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
@@ -72,13 +72,13 @@ PROCESSES = {
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
     "executor": "CoarseGrainedExecutorBackend",
 }
-"""What stands in their command lines."""
+"""Words of their command lines."""
 AGAIN = re.compile(r"starting it again in .*?: (.*)")
 EXECUTORS = "local-cluster[1,2,600]"
 """The master of an application that starts one executor, of two cores, by itself."""
 MARK = "LEASEHOLD_PIPELINE_KILLS"
 Row = tuple[str, bytes]
-"""Its key, and its number among all that are sent."""
+"""The row's key, and its number among all rows that are sent."""
 
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:

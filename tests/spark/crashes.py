@@ -82,7 +82,7 @@ def crashed(
         query.reader.commit(query.offset)
         sink.take(planned["n"], query.run(planned))
         query.offset = planned
-        if not split:  # there is always something of both, however slow the reading of one was
+        if not split:  # both shards always have rows, however slowly one is read
             place.stream.put("a", f"a after {planned['n']}")
             place.stream.put("b", f"b after {planned['n']}")
     query.reader.commit(query.offset)

@@ -282,7 +282,7 @@ class Place:
     ) -> Query:
         """Return one more run, which goes on at this offset."""
         life = Mortal(open_store(f"sqlite:///{self.path}"))
-        stream = self.stream  # alone: readers are given what opens it, and the queries have locks
+        stream = self.stream  # not `self`: readers get this closure pickled, and queries hold locks
         source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
         reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
@@ -292,6 +292,6 @@ class Place:
 
     def close(self) -> None:
         for query in self.queries:
-            query.life.dead = False  # the killed see that they have lost everything, and end sooner
+            query.life.dead = False  # a killed query sees that its leases are lost, and ends sooner
             query.reader.stop()
             query.store.close()

@@ -49,7 +49,7 @@ def a_feed(
     config = Config(initial_position=TRIM_HORIZON)
     worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=clock)
     due = 0.0
-    for _ in range(3):  # it looks, makes the lease, and takes it
+    for _ in range(3):  # it lists, creates the lease, and takes it
         due = worker.turn(due)
     return worker, ShardPrefetcher(worker, hands.held[0], ahead, left)
 

@@ -57,7 +57,7 @@ class Stepped(LeaseLoop):
     def start(self, *, only_now: bool) -> None:
         self._shared.only_now = only_now
         runner = self._runner
-        readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own time
+        readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own clock
         readings.schedule.close(runner.worker.clock())
         self._steps = Steps()
         readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called

@@ -11,5 +11,5 @@ def stolen(store: Store, key: str, position: str | None = None) -> None:
     assert isinstance(taken, Done)
     if position is not None:
         moved = store.write(CheckpointLease(taken.lease, Position(position)))
-        # Lost: what was committed before goes further.
+        # Lost, because an earlier commit has gone further.
         store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))

@@ -165,7 +165,7 @@ def test_no_time_of_arrival_makes_parts_overlap_or_leave_a_gap(
     parts = [each for rows in batch(ground, None, at_timestamp(UNTIL), tasks) for each in rows]
     assert len(parts) == len(set(parts))
     assert set(parts) <= set(in_time(ground.stream, 0, UNTIL))
-    # Where one task stops at a record that came far too late, those in other parts may still be found.
+    # One task stops at a record that came far too late, but other parts may contain records after it.
     assert {each for rows in whole for each in rows} - set(parts) <= _behind_the_first_late(ground.stream)
 
 

@@ -30,7 +30,7 @@ from leasehold.stores.writes import AnnotateLease, CheckpointLease, ClaimLease, 
 pytestmark = pytest.mark.slow
 
 Row = tuple[str, int, str]
-"""Shard, number, and when the stream was made: one of the same name has the same shards and numbers again."""
+"""Shard, number, and when the stream was made, since a recreated stream has the same shards and numbers again."""
 FAULTS = (StoreError, SourceError, TimeoutError)
 LOOKS, BATCHES_MOST = 30, 60
 
@@ -149,7 +149,7 @@ class Spark(RuleBasedStateMachine):
         """Have another worker take a lease and go on from its checkpoint, until it expires or is released."""
         for lease in self.store.get([shard]):
             if not self._of_this(lease):
-                continue  # a worker of ours reads none of a former stream's
+                continue  # our workers do not read leases of a former stream
             taken = (
                 self.store.write(StealLease(lease, "thief"))
                 if lease.owner

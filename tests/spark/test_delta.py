@@ -26,7 +26,7 @@ pytestmark = [
 WAIT = 500
 COMMAND = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
 LAST = {"at": "2026-01-02T00:00:00Z", "delay": 0}
-"""So late that every window before it is complete."""
+"""A time so late that every window before it is complete."""
 
 
 def table(folder: Path) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60)
 WAIT = 30.0  # not from a module of the tests: this file is a program of its own, too
 SHARDS = ("a", "b")
 ANSWERS = "answers"
-"""The file whose lock stands for the service: it answers no reading while this process has it."""
+"""The file whose lock stands for the service, which responds to no read while the test holds it."""
 
 
 @define
@@ -100,7 +100,7 @@ class SlowReader(FakeReader):
 
 def main(folder: Path) -> None:
     """Wait for the channel to end as Spark's process does, and then stop the reader."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that started the tests may ignore it
     stream = Slow({shard: [] for shard in SHARDS})
     query = Place(stream, folder / "leases.db").query()
     try:

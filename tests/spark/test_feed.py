@@ -194,7 +194,7 @@ def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) 
     now = 4.0
     while not feed.idle and now < 2 * SILENT_SECONDS:
         now = feed.step(now)
-    assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # what is behind 19 may be past retention
+    assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # records after 19 may be past retention
 
 
 def test_every_reading_is_measured() -> None:
@@ -215,7 +215,7 @@ def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None
     while not feed.idle and now < 60.0:
         feed.take(10_000, 1 << 20)
         now = max(feed.step(now), now)
-    # Not sooner than what was there when it began must have been read, which is ten seconds more than it is behind.
+    # It goes on for ten seconds more than it is behind, so that it has read what was there when it began.
     assert 13.0 < now < 16.0
 
 

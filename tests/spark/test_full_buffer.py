@@ -19,7 +19,7 @@ from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 ROWS = 3
-"""As many as a subscription brings before it ends, and as many as there is room for."""
+"""The rows that a subscription brings before it ends, and that the buffer has room for."""
 
 
 class Subscribed(Stream):

@@ -92,7 +92,7 @@ def test_rows_are_what_records_are(
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     assert isinstance(arrow, ArrowBatch)
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
-    assert arrow.count == plain.count  # as metrics tell it
+    assert arrow.count == plain.count  # as metrics show it
     assert [
         (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size, each.last_arrived)
         for each in (plain, arrow)
@@ -143,7 +143,7 @@ def test_rows_seen_in_an_answer_are_what_records_are(records: list[dict[str, Any
     plain = Poller(client, "s", "shard-0", start, None).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
-    assert arrow.last_arrived == plain.last_arrived  # what the note on the lease tells
+    assert arrow.last_arrived == plain.last_arrived  # what the annotation on the lease shows
     assert [(each.read_to, each.count, each.size, each.arrivals) for each in (plain, arrow)] == [
         (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrivals)
     ] * 2

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("
 _numbers = count()
 
 IDLE = 6
-"""The column of a row's age, which goes on."""
+"""The column of a row's age, which keeps changing."""
 
 OWNED_BY = EqualTo(("owner",), "west-1")
 
@@ -94,7 +94,7 @@ def test_a_task_reads_every_kind_of_table(urls: dict[str, str], kind: str, filte
     """Leases in Blob, S3 or a file are each read exactly once."""
     url = urls[kind]
     store = open_store(url)
-    there = {lease.key for lease in store.list().leases}  # left by another form of this test
+    there = {lease.key for lease in store.list().leases}  # left by another parameter of this test
     for lease in LEASES[::5]:  # some of each kind
         if lease.key not in there:
             placed(store, lease)

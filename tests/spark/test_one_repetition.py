@@ -22,12 +22,12 @@ from leasehold.stores.writes import AnnotateLease, ClaimLease, CreateLease, Dele
 
 PAUSE = 0.25
 WANTED = Range(TRIM_HORIZON, Position("3"), 1)
-"""As `ann` read it, whose claim was the first write after the lease was made."""
+"""The range that `ann` read, whose claim was the first write after the lease was made."""
 
 ALL_READ = Batch((), None, 0.0, 0.01)
 BEHIND = Batch((), None, 3.0, 0.01)
 MUTE = Batch((), None, None, 0.01)
-"""What a reading brings where nothing comes: the source says that this is all, that more is there, or nothing."""
+"""Empty reads in which the source reports that this is all or that there is more, or does not respond."""
 
 Answer = Batch | Exception
 
@@ -274,7 +274,7 @@ def test_a_repetition_that_is_called_off_reads_no_more() -> None:
     assert (len(trial.waits.seconds), trial.script.closed) == (3, 1)
 
 
-# A shard that one reader alone may read
+# A shard that only one reader may read
 
 
 def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone() -> None:
@@ -284,7 +284,7 @@ def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone(
     again = trial.repetition()
     trial.waits.at = lambda _: trial.renew()
     assert numbers(again) is None
-    assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the reading behind them is the one too many
+    assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the read after them is one too many
     assert (again.answers, trial.script.asked) == (0, 0)
     assert (trial.store.notes, trial.row.note(UNREAD)) == ([], None)
 
@@ -359,7 +359,7 @@ def test_a_record_ends_the_silence_of_a_link() -> None:
     assert (again.answers, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
 
 
-# What the next run is told
+# What the next run learns
 
 
 def test_a_note_that_is_refused_is_tried_again() -> None:
@@ -391,10 +391,10 @@ def test_a_lease_that_is_gone_needs_no_note() -> None:
 @pytest.mark.parametrize(
     ("exclusive", "counts", "epoch", "believes"),
     [
-        (False, True, 1, True),  # anybody may read, so the batch was whole whoever owned the lease
+        (False, True, 1, True),  # any reader may read, so the batch was whole whoever owned the lease
         (True, True, 1, True),
-        (True, True, 2, False),  # another may have had the link
-        (True, False, 1, False),  # and here nobody could tell
+        (True, True, 2, False),  # another reader may have been connected
+        (True, False, 1, False),  # and here that cannot be known
         (False, False, 2, True),
     ],
 )

@@ -35,7 +35,7 @@ READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
     DYNAMO: (dynamo, {"dynamodb.tableName": "t"}),
     HUBS: (event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
 }
-"""How each source reads its options, and what it cannot do without."""
+"""How each source reads its options, and which options it requires."""
 
 UNTOLD = {
     KINESIS: {*WITHOUT_EFFECT},
@@ -45,10 +45,10 @@ UNTOLD = {
         *("eventhubs.receiverTimeout", "eventhubs.operationTimeout", "eventhubs.useExclusiveReceiver"),
     },
 }
-"""Options of other connectors, which the page tells of where it speaks of these."""
+"""Options of other connectors, which the page describes along with these connectors."""
 
 INNER = {"lease.readerJobs"}
-"""Told by `register` alone."""
+"""Set by `register` only."""
 
 
 def tables() -> dict[str, set[str]]:
@@ -169,7 +169,7 @@ OWN: dict[str, tuple[Tried, ...]] = {
         ("maxEventsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
     ),
 }
-"""Name, value, where that is to be seen, by default and with the value."""
+"""Name, value, how to read the result, and the results by default and with the value."""
 
 ELSEWHERE = {
     "test_spark_roles.py": {"kinesis.dynamodb.endpointUrl"},
@@ -179,7 +179,7 @@ ELSEWHERE = {
     "test_reader_jobs.py": {"lease.to"},
     "test_subscribed_queries.py": {"kinesis.consumerType", "kinesis.consumerName"},
 }
-"""What goes with another option, with a file or a service, by the file of tests that tries it."""
+"""Options that need another option, a file or a service, by the test file that tries them."""
 
 
 def test_every_option_is_tried() -> None:

@@ -340,7 +340,7 @@ def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.L
             connection.connect(listener.place)
             connection.sendall(WISH.pack(1, 1) + b"x")
             (job,) = started(session, 1)
-        # Closed with what was said unread, it is reset.
+        # If it is closed with unread data, it is reset.
         assert session.cancelled.get(timeout=PATIENCE) == job.group
     assert caplog.messages == []
 

@@ -64,7 +64,7 @@ def told_by(stream: Stream, *said: bytes) -> list[bytes]:
             assert heard.read(len(b"secret")) == b"secret"
             assert heard.readline().startswith(b'{"Hello"')
             planner.sendall(b"".join(said))
-            planner.shutdown(socket.SHUT_WR)  # it hears to the end what is said
+            planner.shutdown(socket.SHUT_WR)  # the reader reads everything up to here
             lines = heard.readlines()
         thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -231,7 +231,7 @@ def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str 
 def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that reaches the port cannot take a query's shards or report rows without the token."""
     for module, name in ((pool_module, "REQUEST_SECONDS"), (connection, "SILENT_SECONDS")):
-        monkeypatch.setattr(module, name, 100 * PATIENCE)  # no door closes by itself
+        monkeypatch.setattr(module, name, 100 * PATIENCE)  # no connection closes by a timeout
     with a_pool() as (pool, _), connected(pool, said) as stranger:
         assert closed_by_pool(stranger)
         assert pool.connected == ()
@@ -251,12 +251,12 @@ def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pyt
 )
 def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One faulty reader neither ends the query nor leaves it waiting."""
-    monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)  # no door closes by itself
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)  # no connection closes by a timeout
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as good:
         opening = opened(pool)
         with connected(pool, pool.token + said) as bad:
             if said.count(b"\n") < 2 and len(said) <= LINE_BYTES and said.startswith(HELLO):
-                bad.shutdown(socket.SHUT_WR)  # half a line: more may come
+                bad.shutdown(socket.SHUT_WR)  # the rest of a half line may still come
             assert closed_by_pool(bad)
         good.sendall(line_of(reported(5, opening=opening.number)))
         assert news.event.wait(PATIENCE)
@@ -304,20 +304,20 @@ def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others(caplog: p
     with a_pool() as (pool, news):
         with connected(pool, pool.token + HELLO) as dying:
             opening = opened(pool)
-            news.look = lambda: opening.gone  # who is woken finds it gone
+            news.look = lambda: opening.gone  # it is gone by the time of the news
             dying.sendall(line_of(reported(3, opening=opening.number))[:-5])
         assert news.event.wait(PATIENCE)
         assert (opening.gone, news.seen) == (True, [True])
         with connected(pool, pool.token + HELLO):
             assert not opened(pool).gone
-            # Before this one goes too, of which the same is said.
+            # Counted before this reader goes too, because that logs the same line.
             assert caplog.text.count("is gone: its 1 shards are read by others") == 1
 
 
 def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a query does not wait for readers, and a reader that connects later is turned away."""
     for name in ("FIRST_SECONDS", "SILENT_SECONDS"):
-        monkeypatch.setattr(pool_module, name, 100 * PATIENCE)  # no door closes by itself
+        monkeypatch.setattr(pool_module, name, 100 * PATIENCE)  # no connection closes by a timeout
     with a_pool() as (pool, _):
         pool.stop()
         with pytest.raises(SourceUnavailable):
@@ -685,7 +685,7 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
         source_spec, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place
     )
     way.begin(lambda _key: None)
-    # What the planner has read by itself goes by its own transport, readers or not.
+    # Rows that the planner has read itself go by its own transport, with or without readers.
     (rows,) = way.transport.partitions(1, [[pa.RecordBatch.from_pydict({"data": [b"x"]})]])
     assert isinstance(rows, FetchedRows)
     assert [batch.num_rows for batch in read(rows)] == [1]

@@ -28,9 +28,9 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"
 TABLE = "spark-app"
-"""As the page calls them. The stream is made anew for each test, and a lease table is of one of them."""
+"""The names on the page. The stream is recreated for each test, and a lease table belongs to one stream."""
 Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Runs the text of a recipe, with more of an environment."""
+"""Runs the text of a recipe, with additional environment variables."""
 
 
 def block(kind: str, sign: str) -> str:
@@ -93,12 +93,12 @@ def cluster(
                 check=False,
                 timeout=900,
             )
-            if LATE not in done.stderr:  # a machine that is too busy is no fault of the recipe
+            if LATE not in done.stderr:  # the recipe is not at fault if the machine is too busy
                 break
         return done
 
     yield run
-    with suppress(ClientError):  # where nothing ran there is no table
+    with suppress(ClientError):  # if nothing ran, there is no table
         boto3.client("dynamodb", endpoint_url=dynalite_url).delete_table(TableName=TABLE)
 
 
@@ -126,7 +126,7 @@ def beside(orders: Path) -> str:
     """Return a Python that has this project's dependencies, but not the project."""
     python = without_anything(orders / "beside")
     (site,) = (orders / "beside").glob("lib/python*/site-packages")
-    installed = Path(pyspark.__file__).parents[1]  # a folder that is named so has its own .pth files passed over
+    installed = Path(pyspark.__file__).parents[1]  # .pth files in a folder that is added this way are ignored
     (site / "installed.pth").write_text(f"{installed}\n", encoding="utf-8")
     asked = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
     told = subprocess.run(asked, cwd=orders, capture_output=True, text=True, check=False).stderr
@@ -144,7 +144,7 @@ def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhe
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
     done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **asked)
     assert done.returncode != 0
-    (*_, last) = filter(None, done.stdout.splitlines())  # spark-submit hands on what the program says there
+    (*_, last) = filter(None, done.stdout.splitlines())  # where spark-submit passes on what the program prints
     assert "leasehold is here without what it needs" in last
     assert last.endswith("(venv-pack and --archives, see docs/spark.md), or install it everywhere")
     done = cluster(recipe, PYSPARK_PYTHON=beside, **asked)

@@ -86,7 +86,7 @@ def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> Non
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
     assert (again.offset["i"], table.noted()) == ("fake:2000", {"fake:2000"})
-    # From then on it is a stream as any other, whether the option stays or not.
+    # From then on it is a stream like any other, with or without the option.
     fill(table, "newer", 1)
     last = table.query(again)
     last.until(lambda query: len(query.rows) >= 3)
@@ -131,7 +131,7 @@ def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(
         table.query(query).plan()
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
-    # The leases note the new stream by then, and the offset that named none is of the former one all the same.
+    # By then the leases name the new stream, but the offset without a name is still of the former one.
     assert again.offset["r"].keys() == {"a", "b"}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 
 Answer = Callable[[int], dict[str, Any]]
-"""Of the n-th request."""
+"""Returns the response to the n-th request."""
 
 
 def refused(code: str) -> ClientError:
@@ -98,5 +98,5 @@ def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answe
     assert most_within(client.records, 10.0) <= 45
     assert most_within(client.records, 1.0) <= 5
     assert most_within(client.iterators, 1.0) <= 2
-    # The opposite mistake: what has records waiting is asked as often as it may be.
+    # The opposite mistake: a shard with waiting records is read as often as allowed.
     assert len(client.records) >= (SECONDS * 4 if answer is busy else SECONDS / 4)

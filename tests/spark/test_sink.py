@@ -114,7 +114,7 @@ class TestSpark:
         """A query that is killed after its sink has written does not have its rows processed twice."""
         through(query(spark, given, tmp_path), 1)
         last = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
-        # As if it had been killed before it wrote that this batch is done: then no later one was planned either.
+        # As if it was killed before it logged that this batch is done; then no later batch was planned either.
         for log, first in (("commits", last), ("offsets", last + 1)):
             for path in (tmp_path / log).iterdir():  # each number, and its checksum
                 number = path.name.strip(".").removesuffix(".crc")
@@ -127,7 +127,7 @@ class TestSpark:
         rows, records = written(kinesis_client, stream), had(kinesis_client, stream)
         assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
         assert sorted(record.data for record in records) == sorted(set(rows))
-        # Even and odd numbers are a partition each, whose tasks run side by side: each keeps its own order.
+        # Even and odd numbers are a partition each. Their tasks run in parallel, and each keeps its own order.
         for key, part in product(map(str, range(7)), range(2)):
             mine = [int(record.data) for record in records if record.partition_key == key]
             numbers = [number for number in mine if number % 2 == part]

@@ -287,7 +287,7 @@ class Feeding(Reading):
         self.mend()
         self.stream.denied.clear()
         self.store_faults = 0
-        # A page each time, and what a start, its faults and the last commit take.
+        # One page per turn, and some turns for the start, its faults and the last commit.
         for _ in range(60 + len(self.stream.records["a"]) // PAGE):
             if self.over or self.feed.holding.releasing:
                 break

@@ -139,7 +139,7 @@ def test_a_lease_stolen_between_plan_and_commit_costs_a_repetition_and_no_more(p
     place.stream.put("b", "more")
     query.until(lambda query: sorted(set(query.rows)) == everything(place.stream))
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
-    # What the sink had already is not read again: its end was further than the thief's.
+    # Rows that the sink already had are not read again, because they end after the thief's.
     assert len(query.rows) == 51
 
 
@@ -404,7 +404,7 @@ def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatc
         loop.tick()
     assert loop.unfinished == {}
     taken = store.write(StealLease(store.get(["a"])[0], "thief"))
-    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  by which it hears of that
+    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
     loop.tick()
     assert loop.unfinished == {"a": "thief owns it and does not renew it"}
     assert isinstance(taken, Done)

@@ -86,7 +86,7 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
     done = job.parquet("out", now=True)
     assert job.written("out") == stream.sent
     assert '"behindMs"' in done.recentProgress[-1]["sources"][0]["latestOffset"]
-    # By the process that read, which Spark does not wait for; nobody else would free them.
+    # Freed by the reader process, for which Spark does not wait; no other process would free them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
     ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
     assert ended | job.checkpoints() == job.tips("out") | ended
@@ -176,7 +176,7 @@ def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, 
     until(lambda: set(job.written("one", "two")) == set(stream.sent), "the other goes on alone")
     two.stop()
     until(lambda: job.owners() == [""] * 4, "all is released")
-    # What is asked away is committed first, so moves between the living repeat nothing.
+    # A requested lease is committed first, so moves between living workers repeat nothing.
     assert len(job.written("one", "two")) - len(stream.sent) <= 200
 
 

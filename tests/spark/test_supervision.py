@@ -176,7 +176,7 @@ def test_waits_grow_until_a_batch_is_done() -> None:
     """A query that fails at once does not flood its services, and one that has worked restarts without a long wait."""
     lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
-    done = [Query(lost) for _ in range(60)]  # waits are drawn: eight may all be short
+    done = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
     run(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0

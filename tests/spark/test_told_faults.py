@@ -12,7 +12,7 @@ def test_a_fault_within_a_text_is_bounded_and_in_one_line() -> None:
     found = []
     for path in sorted(Path(root).rglob("*.py")):
         for handler in ast.walk(ast.parse(path.read_text())):
-            # A process that lacks our packages has Python's own word alone.
+            # A process that lacks our packages has only Python's own message.
             if (
                 isinstance(handler, ast.ExceptHandler)
                 and handler.name
