@@ -53,8 +53,8 @@ class Feed:
 
     def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
         """Return what the present stream took, and what was handled of former ones, by key and digest."""
-        told = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
-        return told + self.sent[self._former :]
+        handled = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
+        return handled + self.sent[self._former :]
 
     def _run(self) -> None:
         while not self._ended.wait(PUT_SECONDS):

@@ -179,7 +179,7 @@ class Fleet(Stage):
 
     def _properties(self, worker: str) -> Path:
         """Write the properties file of a daemon; `unruly_daemon` gets the source and the store as arguments."""
-        told = {
+        properties = {
             "executableName": f"{sys.executable} {CHILD}",
             "streamName": self.stream.name,
             "applicationName": "chaos",
@@ -190,7 +190,7 @@ class Fleet(Stage):
             "timeoutInSeconds": f"{TIMEOUT_SECONDS}",
         }
         file = self.folder / f"{worker}.properties"
-        file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+        file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
         return file
 
     def _none_left(self, process: str) -> None:
@@ -203,12 +203,12 @@ class Fleet(Stage):
 
     def groups(self) -> dict[str, int]:
         """Return the process group of each worker, and that of the operator's command."""
-        found = {
+        groups = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
             if process in self._children
         }
-        return found | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
+        return groups | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
         """Return whether every shard is read by its owner, and the workers' counts differ by one at most."""
@@ -220,10 +220,10 @@ class Fleet(Stage):
     def ended_badly(self) -> list[str]:
         """Return the processes that did not end as they were told."""
         badly = [process for process, state in self.workers.items() if "status" in state]
-        told = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+        faults = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
         for process in self.processes.values():
             self._none_left(process)
-        return [*told, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
+        return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
     def swap_ended(self, within_seconds: float) -> None:
         """Let the operator finish once all workers run; record a fault if the swap does not end, or is incomplete.
@@ -253,8 +253,8 @@ class Fleet(Stage):
 
         The same is true while a store does not respond when it is opened, because no leases are held then.
         """
-        said = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
-        return bool(said) and (UNOPENED not in said or (self.folder / f"{process}.writes").stat().st_size > 0)
+        log = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
+        return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
     def touched(self) -> int:
@@ -279,11 +279,11 @@ class Fleet(Stage):
 
     def _look(self) -> None:
         # If the table does not respond, it is read later. What processes have written is read before.
-        kept = [place.table.kept for place in self.places.values()]
+        services = [place.table.kept for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
         try:
-            if not any(each and each.paused for each in kept):
+            if not any(each and each.paused for each in services):
                 super()._look()
                 return
         except (OutcomeUnknown, StoreError):  # over a line without faults
@@ -439,9 +439,9 @@ class Fleet(Stage):
             until = time.monotonic() + LEASE_SECONDS
             while time.monotonic() < until:
                 with suppress(OutcomeUnknown):
-                    found = self.store.list().leases
-                    shards |= {lease.shard for lease in found}
-                    if not [row for row in found if isinstance(self.store.write(DeleteLease(row)), Lost)]:
+                    rows = self.store.list().leases
+                    shards |= {lease.shard for lease in rows}
+                    if not [row for row in rows if isinstance(self.store.write(DeleteLease(row)), Lost)]:
                         break
         self.history.answers += [
             WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)

@@ -381,14 +381,14 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
     options.add_argument("--only", default="", help="play only faults whose names contain this (all)")
     options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
-    given = vars(options.parse_args())
-    if given["consumer"] == "multilang" and (given["source"] != "kinesis" or given["to"]):
+    arguments = vars(options.parse_args())
+    if arguments["consumer"] == "multilang" and (arguments["source"] != "kinesis" or arguments["to"]):
         options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
-    kept = given.pop("folder")
+    kept = arguments.pop("folder")
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
-    wanted = Wanted(**given)
+    wanted = Wanted(**arguments)
     to_stderr(f"{wanted}")
     with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
         place = kept or Path(folder)

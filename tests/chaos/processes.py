@@ -27,8 +27,8 @@ def descendants(of: int) -> Iterator[int]:
     for place in PROC.iterdir():
         with suppress(ValueError, OSError):
             # The name is in brackets and may contain brackets; the parent's id is the second word after them.
-            told = (place / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(told[1]), []).append(int(place.name))
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(place.name))
     todo = [of]
     while todo:
         started = parents.get(todo.pop(0), [])

@@ -41,18 +41,18 @@ def main() -> int:
     options.add_argument("runs", type=int, nargs="?", default=20, help="how many (%(default)s)")
     options.add_argument("--first", type=int, default=1, help="the first seed (%(default)s)")
     options.add_argument("--seconds", type=float, default=45.0, help="for which faults are played (%(default)s)")
-    given = options.parse_args()
+    arguments = options.parse_args()
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     outcomes: list[Outcome] = []
-    for seed in range(given.first, given.first + given.runs):
+    for seed in range(arguments.first, arguments.first + arguments.runs):
         with tempfile.TemporaryDirectory(prefix="leasehold-swaps-") as folder:
-            asked = wanted(seed, given.seconds)
+            run_wanted = wanted(seed, arguments.seconds)
             try:
-                outcomes.append(run(asked, Path(folder), to_stderr))
+                outcomes.append(run(run_wanted, Path(folder), to_stderr))
             except NotHere as missing:
-                sys.stdout.write(f"{asked.store} TO {asked.to} IS NOT TRIED: {missing}\n\n")
+                sys.stdout.write(f"{run_wanted.store} TO {run_wanted.to} IS NOT TRIED: {missing}\n\n")
                 continue
         sys.stdout.write(f"{outcomes[-1]}\n\n")
         sys.stdout.flush()

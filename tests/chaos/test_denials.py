@@ -94,12 +94,12 @@ def test_a_process_is_refused_what_it_wants_and_granted_it_again(
     if denied is NoMoreThreads and not threads_can_be_refused():
         pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
     pids: list[int] = []
-    with talking(program, {}, pids) as asked:
-        answers = [asked()]
+    with talking(program, {}, pids) as ask:
+        answers = [ask()]
         short = denied(*pids)
-        answers.append(asked())
+        answers.append(ask())
         short.end()
-        answers.append(asked())
+        answers.append(ask())
     assert answers == ["had", refusal, "had"]
 
 
@@ -107,11 +107,11 @@ def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_pa
     """A stepped clock changes the time of day and not monotonic time, as on real machines."""
     program = "import time\nfor _ in iter(input, ''): print(time.time(), time.monotonic(), flush=True)"
     libc = a_libc(tmp_path)
-    with talking(program, libc.environment("a"), []) as asked:
-        times = [[float(word) for word in asked().split()]]
+    with talking(program, libc.environment("a"), []) as ask:
+        times = [[float(word) for word in ask().split()]]
         for ahead in (STEP_SECONDS, -STEP_SECONDS, 0):
             libc.step("a", ahead)
-            times.append([float(word) for word in asked().split()])
+            times.append([float(word) for word in ask().split()])
     wall, monotonic = zip(*times, strict=True)
     assert [round((later - wall[0]) / STEP_SECONDS) for later in wall] == [0, 1, -1, 0]
     assert max(monotonic) - min(monotonic) < STEP_SECONDS / 2
@@ -137,12 +137,12 @@ for _ in iter(input, ""):
 """
     (tmp_path / "disk").mkdir()
     libc = a_libc(tmp_path)
-    with talking(program, libc.environment("a"), []) as asked:
-        assert asked(str(tmp_path / "disk" / "leases.db")) == "begun"
+    with talking(program, libc.environment("a"), []) as ask:
+        assert ask(str(tmp_path / "disk" / "leases.db")) == "begun"
         answers = []
         for refused in (False, True, False):
             libc.refuse_writes(refused=refused)
-            answers.append(asked())
+            answers.append(ask())
     assert answers == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
 
 

@@ -109,15 +109,15 @@ def outcome(url: str, path: str, patience: float = 20.0) -> str:
 
 def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> None:
     """A partition between one worker and the store does not affect other workers, and ends with its condition."""
-    asked: list[str] = []
-    with a_service(asked) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
+    paths: list[str] = []
+    with a_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
         lines.begin("parted", "a")
         assert [outcome(lines.url(worker), f"/{worker}/1") for worker in "ab"] == ["reset", "201"]
         lines.end("parted", "a")
         assert put(lines.url("a"), "/a/2") == (201, '"7"')
         lines.begin("lost replies", "a")
         assert "reset" in {outcome(lines.url("a"), f"/lost/{number}") for number in range(20)}
-    assert (asked[:2], len(asked)) == (["/b/1", "/a/2"], 22)
+    assert (paths[:2], len(paths)) == (["/b/1", "/a/2"], 22)
     assert 1 < lines.met < 22
 
 
@@ -133,31 +133,31 @@ def test_each_condition_has_a_fault() -> None:
 
 def test_a_line_lets_one_direction_through() -> None:
     """The service gets each request whose response is withheld, and none of those that are withheld themselves."""
-    asked: list[str] = []
-    with a_service(asked) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
+    paths: list[str] = []
+    with a_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
         for what in ONE_WAY:
             lines.begin(what, "a")
             assert outcome(lines.url("a"), f"/{what.replace(' ', '-')}", 0.5) in {"silence", "reset"}
             lines.end(what, "a")
         assert outcome(lines.url("a"), "/after") == "201"
-        until(lambda: len(asked) == 3)
-    assert set(asked) == {"/requests-only", "/writes-unanswered", "/after"}
+        until(lambda: len(paths) == 3)
+    assert set(paths) == {"/requests-only", "/writes-unanswered", "/after"}
 
 
 def test_a_wire_lets_one_direction_through() -> None:
     """Requests that were held back arrive late, as in a network that comes back."""
-    asked: list[str] = []
-    with a_service(asked) as service:
+    paths: list[str] = []
+    with a_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: "a")
         by_wire = f"http://{HOST}:{wire.port}"
         wire.hold("a", requests=True, responses=False)
         assert outcome(by_wire, "/held", 0.5) == "silence"
-        assert asked == []
+        assert paths == []
         wire.let_through("a")
-        until(lambda: asked == ["/held"])
+        until(lambda: paths == ["/held"])
         wire.hold("a", requests=False, responses=True)
         assert outcome(by_wire, "/unanswered", 0.5) == "silence"
-        until(lambda: asked == ["/held", "/unanswered"])
+        until(lambda: paths == ["/held", "/unanswered"])
         wire.cut()
 
 
@@ -183,9 +183,9 @@ def test_a_log_raises_while_it_is_ordered(tmp_path: Path) -> None:
 
 def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
     """A fault on one worker's way to a hub does not affect other workers."""
-    asked: list[str] = []
+    paths: list[str] = []
     names = iter(["b", "a", "a", "a", "a", "a"])
-    with a_service(asked) as service:
+    with a_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: next(names))
         by_wire = f"http://{HOST}:{wire.port}"
         wire.part("a")
@@ -202,8 +202,8 @@ def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
         wire.let_through("a")
         assert outcome(by_wire, "/again") == "201"
         wire.cut()
-    assert {"/b", "/lost", "/again"} <= set(asked)
-    assert "/parted" not in asked
+    assert {"/b", "/lost", "/again"} <= set(paths)
+    assert "/parted" not in paths
 
 
 def test_the_worker_of_a_connection_is_known_by_its_port() -> None:

@@ -58,11 +58,11 @@ class UnsteadyLine(Line):
         self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
 
     def next(self, operation: str) -> Fault | None:
-        told = super().next(operation)
+        fault = super().next(operation)
         for what in sorted(self.conditions):
-            told = told or self._drawn(what, operation)
-        self.met += told is not None
-        return told
+            fault = fault or self._drawn(what, operation)
+        self.met += fault is not None
+        return fault
 
     def _drawn(self, what: str, operation: str) -> Fault | None:
         if what == "parted":

@@ -51,7 +51,7 @@ class WrittenStore(PassingStore):
         os.close(self._file)
 
     def _note(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "sent": sent,
             "verb": VERBS[type(write)],
             "shard": write.lease.shard,
@@ -59,9 +59,9 @@ class WrittenStore(PassingStore):
         }
         if row is not None:
             version, checkpoint = str(row.version), row.checkpoint.order
-            told |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
+            entry |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
         # Each line is one write, so lines of several threads do not mix.
-        os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **told}).encode() + b"\n")
+        os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **entry}).encode() + b"\n")
 
 
 @contextmanager
@@ -76,5 +76,5 @@ def writes_noted(to: Path) -> Iterator[None]:
 
 def answer_of(line: bytes, process: str) -> WriteAnswer:
     """Return the write that this line describes."""
-    told = json.loads(line)
-    return WriteAnswer(process=process, **told | {"checkpoint": tuple(told.get("checkpoint", (0, 0, 0)))})
+    entry = json.loads(line)
+    return WriteAnswer(process=process, **entry | {"checkpoint": tuple(entry.get("checkpoint", (0, 0, 0)))})

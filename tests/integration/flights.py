@@ -168,14 +168,14 @@ def main() -> int:
     options.add_argument("--plain", type=int, default=4_000, help="about how many go unaggregated (%(default)s)")
     options.add_argument("--table", choices=("dynalite", "dynamodb-local"), default="dynalite")
     options.add_argument("--changes", action="store_true", help="also print every change of owner")
-    given = options.parse_args()
+    arguments = options.parse_args()
     with ExitStack() as stack:
         kinesis, dynamodb = stack.enter_context(services())
-        if given.table == "dynamodb-local":
+        if arguments.table == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
-        rows = list(flights(given.rows))
-        verdict = run(kinesis, dynamodb, rows, rate=given.rate, plain=given.plain, told=to_stderr)
-    sys.stdout.write(printed(verdict, changes=given.changes))
+        rows = list(flights(arguments.rows))
+        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, told=to_stderr)
+    sys.stdout.write(printed(verdict, changes=arguments.changes))
     return 0 if verdict.ok else 1
 
 
@@ -184,10 +184,10 @@ def to_stderr(line: str) -> None:
 
 
 def printed(verdict: RunVerdict, *, changes: bool = False) -> str:
-    told = verdict.as_json()
+    report = verdict.as_json()
     if not changes:
-        del told["owner_changes"]
-    return json.dumps(told, indent=2) + "\n"
+        del report["owner_changes"]
+    return json.dumps(report, indent=2) + "\n"
 
 
 if __name__ == "__main__":

@@ -73,13 +73,13 @@ def descendants(pid: int) -> Mapping[int, str]:
     """Return the command lines of all descendants of a process, by process id."""
     listed = subprocess.run(["ps", "-Aww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     parents = {pid}
     while parents:
         rest = [(int(row[0]), row[-1]) for row in rows if int(row[1]) in parents]
-        found |= dict(rest)
+        commands |= dict(rest)
         parents = {each for each, _ in rest}
-    return found
+    return commands
 
 
 def resident_mib(pid: int) -> int:

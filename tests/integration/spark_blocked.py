@@ -68,8 +68,8 @@ class Robber:
         self._store, self.taken = store, 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
-        found = getattr(self._store, name)
-        return partial(self._take, found) if name in {"claim", "steal"} else found
+        attribute = getattr(self._store, name)
+        return partial(self._take, attribute) if name in {"claim", "steal"} else attribute
 
     def _take(self, take: Callable[..., Outcome], lease: Lease, *more: Any) -> Outcome:  # noqa: ANN401  as the store's
         outcome = take(lease, *more)
@@ -174,15 +174,15 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def main() -> int:
-    asked = options("Block a query's sink, and count the leases that it loses.")
-    asked.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
-    given = asked.parse_args()
+    parser = options("Block a query's sink, and count the leases that it loses.")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
+    arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(given))
+        ground = stack.enter_context(a_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-blocked-")))
-        found = blocked(ground, folder, given.seconds)
-    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    return 0 if found.lost == 0 else 1
+        result = blocked(ground, folder, arguments.seconds)
+    sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
+    return 0 if result.lost == 0 else 1
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ class Run:
 
     def until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        said = 0.0
+        next_report = 0.0
         while not holds():
             now = time.monotonic()
             for name, member in list(self.members.items()):
@@ -189,8 +189,8 @@ class Run:
                     continue
                 assert member.running, f"{name} ended by itself; its last words:\n{member.said}"
             assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
-            if now > said:
-                said = now + 10
+            if now > next_report:
+                next_report = now + 10
                 self.told(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
             time.sleep(LOOK_SECONDS)
 
@@ -322,17 +322,17 @@ def printed(found: Found) -> str:
 
 
 def main() -> int:
-    asked = options("Share flights between Spark and plain Python; print what came of it.")
-    asked.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
-    asked.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")
-    asked.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
-    given = asked.parse_args()
+    parser = options("Share flights between Spark and plain Python; print what came of it.")
+    parser.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
+    parser.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
+    arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(given))
-        folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
-        found = tried(ground, list(rows(given.rows)), folder, rate=given.rate, told=to_stderr)
-    sys.stdout.write(printed(found))
-    return 0 if (found.lost, found.strangers, found.windows_differ) == (0, 0, 0) else 1
+        ground = stack.enter_context(a_ground(arguments))
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
+        result = tried(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, told=to_stderr)
+    sys.stdout.write(printed(result))
+    return 0 if (result.lost, result.strangers, result.windows_differ) == (0, 0, 0) else 1
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class Kinesis:
 
     def put(self, data: bytes) -> Mapping[str, int]:
         """Put the data into each open shard, by its first hash key."""
-        found = {}
+        marks = {}
         with closing(client(self.endpoint)) as to:
             for shard in self.stream.shards():
                 if shard.open and shard.hash_range:
@@ -78,8 +78,8 @@ class Kinesis:
                     placed = to.put_record(
                         StreamName=self.stream.name, Data=data, PartitionKey="mark", ExplicitHashKey=hash_key
                     )
-                    found[placed["ShardId"]] = int(placed["SequenceNumber"])
-        return found
+                    marks[placed["ShardId"]] = int(placed["SequenceNumber"])
+        return marks
 
 
 @contextmanager

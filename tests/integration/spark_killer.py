@@ -103,14 +103,14 @@ def told_lines(written: Path) -> list[Any]:
 def note_left(folder: Path) -> None:
     """Wait until no process of an ended application runs; record and kill those that remain."""
     now = seen = time.monotonic()
-    deadline, found = now + LEFT_SECONDS, dict[int, str]()
+    deadline, remaining = now + LEFT_SECONDS, dict[int, str]()
     while now < deadline and now - seen < QUIET_SECONDS:
-        found, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
-        seen = now if found else seen
+        remaining, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
+        seen = now if remaining else seen
         time.sleep(0.1)
     with (folder / "left.jsonl").open("a") as noted:
-        noted.writelines(json.dumps(each) + "\n" for each in found.items())
-    for pid in found:
+        noted.writelines(json.dumps(each) + "\n" for each in remaining.items())
+    for pid in remaining:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

@@ -68,8 +68,8 @@ class Sink:
         path = self.folder / f"{number}.json"
         if not path.exists():
             self.kill(number, "before")
-        found = [list(row) for row in frame.select(*self.columns).collect()]
-        batch = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in found)
+        batch_rows = [list(row) for row in frame.select(*self.columns).collect()]
+        batch = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in batch_rows)
         if path.exists():
             line = json.dumps({"batch": number, "rows": len(batch), "same": batch == json.loads(path.read_text())})
             with (self.folder / "repeated.jsonl").open("a") as repeated:
@@ -90,10 +90,10 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
         killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_EXECUTORS if master else HERE)
         dies = how.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
-        given = dict(each.split("=", 1) for each in words)
+        named = dict(each.split("=", 1) for each in words)
 
         def start() -> StreamingQuery:
-            writer = spark.readStream.format(source).options(**given).load().writeStream.foreachBatch(sink)
+            writer = spark.readStream.format(source).options(**named).load().writeStream.foreachBatch(sink)
             writer = writer.option("checkpointLocation", str(folder / "progress"))
             return (writer if dies else writer.trigger(availableNow=True)).start()
 
@@ -220,30 +220,30 @@ def main() -> int:
     if sys.argv[1:2] == ["--victim"]:
         how, place, source, master, *words = sys.argv[2:]
         return victim(Path(place), source, words, how, master)
-    asked = options("Kill a query between its sink and Spark's commit, again and again.")
-    asked.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
-    asked.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
-    asked.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
-    asked.add_argument("--cluster", action="store_true", help="on a cluster of this machine, its readers on executors")
-    given = asked.parse_args()
-    if given.cluster and not given.readers:
-        asked.error("--cluster: give the number of --readers, too")
+    parser = options("Kill a query between its sink and Spark's commit, again and again.")
+    parser.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
+    parser.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
+    parser.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
+    parser.add_argument("--cluster", action="store_true", help="on a cluster of this machine, its readers on executors")
+    arguments = parser.parse_args()
+    if arguments.cluster and not arguments.readers:
+        parser.error("--cluster: give the number of --readers, too")
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(given))
+        ground = stack.enter_context(a_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
-        master = stack.enter_context(cluster()) if given.cluster else ""
-        found = tried(
+        master = stack.enter_context(cluster()) if arguments.cluster else ""
+        result = tried(
             ground,
             folder,
-            kills=given.kills,
+            kills=arguments.kills,
             told=to_stderr,
-            readers=given.readers,
-            seed=given.seed,
+            readers=arguments.readers,
+            seed=arguments.seed,
             master=master,
         )
-    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    twice = found.doubled if given.readers else 0  # of Event Hubs the last batch may come once more
-    faults = (found.lost, found.repeated - found.same, found.owned, found.left, twice)
+    sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
+    twice = result.doubled if arguments.readers else 0  # of Event Hubs the last batch may come once more
+    faults = (result.lost, result.repeated - result.same, result.owned, result.left, twice)
     return 0 if not any(faults) else 1
 
 

@@ -102,8 +102,8 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
         def ending() -> bool:
             nonlocal said
             for query in spark.streams.active:
-                told = query.lastProgress
-                now = {"run": query.runId, "batch": told and told["batchId"]}
+                progress = query.lastProgress
+                now = {"run": query.runId, "batch": progress and progress["batchId"]}
                 if now != said:
                     said = now
                     sys.stdout.write(json.dumps(now) + "\n")
@@ -249,10 +249,10 @@ class Pipeline:
         came = moments.get(who, lambda: _batches(app) > done)
         _until(lambda: not app.running or came(), app)
         time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
-        found = self._found(app, who, port)
-        if not found:  # nothing of this kind has begun yet
+        pids = self._found(app, who, port)
+        if not pids:  # nothing of this kind has begun yet
             return
-        self.kills += [who] * bool(_struck(found if who == "application" else [chance.choice(found)]))
+        self.kills += [who] * bool(_struck(pids if who == "application" else [chance.choice(pids)]))
         if who == "application":
             _until(lambda: not app.running, app)
 
@@ -306,10 +306,10 @@ def plain(folder: Path, stream: Stream, count: int) -> list[Row]:
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
     try:
-        found = _all(worker, count)
+        lines = _all(worker, count)
     finally:
         worker.kill()
-    return [(key, data.encode()) for key, data in map(json.loads, found)]
+    return [(key, data.encode()) for key, data in map(json.loads, lines)]
 
 
 def kcl(kinesis: str, stream: Stream) -> set[bytes]:
@@ -318,12 +318,12 @@ def kcl(kinesis: str, stream: Stream) -> set[bytes]:
     with closing(client(kinesis)) as to:
         for shard in stream.shards():
             place: Any = {"StreamName": stream.name, "ShardId": shard.id, "ShardIteratorType": "TRIM_HORIZON"}
-            told = to.get_records(ShardIterator=to.get_shard_iterator(**place)["ShardIterator"])
-            while told["Records"] or told["MillisBehindLatest"]:
-                asked += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in told["Records"]]
-                if not (following := told.get("NextShardIterator")):
+            response = to.get_records(ShardIterator=to.get_shard_iterator(**place)["ShardIterator"])
+            while response["Records"] or response["MillisBehindLatest"]:
+                asked += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in response["Records"]]
+                if not (following := response.get("NextShardIterator")):
                     break
-                told = to.get_records(ShardIterator=following)
+                response = to.get_records(ShardIterator=following)
     return {data for kept in kcl_jar.verdicts(asked) for _, _, data, _, _ in kept}
 
 
@@ -360,8 +360,8 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
         begun(start).awaitTermination()
         rows = spark.read.parquet(str(folder / "end"))
         number = f.lpad("sequenceNumber", 60, "0")
-        found = rows.orderBy(number, "subSequenceNumber").select("partitionKey", "data").collect()
-        return [(row[0], bytes(row[1])) for row in found]
+        collected = rows.orderBy(number, "subSequenceNumber").select("partitionKey", "data").collect()
+        return [(row[0], bytes(row[1])) for row in collected]
 
 
 @frozen
@@ -389,7 +389,7 @@ class Outcome:
 def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[[str], None] = to_stderr) -> Outcome:
     """Kill the pipeline this often, and have all readers read its output."""
     sent, stream = pipeline.run(kills, told)
-    given = {
+    readers = {
         "plain": judged(sent, plain(pipeline.folder, stream, len(sent))),
         "spark": judged(sent, by_spark(pipeline.folder, pipeline.kinesis, stream)),
     }
@@ -397,7 +397,7 @@ def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[
     if java:
         seen = kcl(pipeline.kinesis, stream)
         missed = sum(data not in seen for _, data in sent)
-    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), given, missed)
+    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), readers, missed)
 
 
 def main() -> int:
@@ -418,19 +418,19 @@ def main() -> int:
     options.add_argument("--executors", action="store_true", help="each application has an executor, which dies, too")
     what = "a version of PySpark, as 4.0, or '' for the present one; several take turns, see above"
     options.add_argument("--pyspark", action="append", default=[], metavar="VERSION", help=what)
-    asked = options.parse_args()
-    if asked.cluster and any(asked.pyspark):
+    arguments = options.parse_args()
+    if arguments.cluster and any(arguments.pyspark):
         options.error("--cluster: its processes have the present version; use --executors with --pyspark")
     isolate()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
         kinesis, dynamodb = stack.enter_context(services())
-        master = stack.enter_context(cluster()) if asked.cluster else EXECUTORS if asked.executors else ""
-        until = time.monotonic() + 60 * asked.minutes
-        pipeline = Pipeline(folder, kinesis, dynamodb, asked.seed, master, until, versions=asked.pyspark)
-        found = tried(pipeline, asked.kills, java=asked.java)
-    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    return 1 if found.faults else 0
+        master = stack.enter_context(cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
+        until = time.monotonic() + 60 * arguments.minutes
+        pipeline = Pipeline(folder, kinesis, dynamodb, arguments.seed, master, until, versions=arguments.pyspark)
+        result = tried(pipeline, arguments.kills, java=arguments.java)
+    sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
+    return 1 if result.faults else 0
 
 
 if __name__ == "__main__":

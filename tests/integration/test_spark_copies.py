@@ -59,6 +59,6 @@ def test_two_drivers_on_copies_of_a_checkpoint_lose_no_row(kinesis_url: str, dyn
             assert app.wait() == 0, app.said
         finally:
             here.end(app)
-        found = judged(sent, plain(tmp_path, wrote, len(sent)))
-    print(found)  # noqa: T201  shown if it fails, or with -s
-    assert found.lost == 0
+        verdict = judged(sent, plain(tmp_path, wrote, len(sent)))
+    print(verdict)  # noqa: T201  shown if it fails, or with -s
+    assert verdict.lost == 0

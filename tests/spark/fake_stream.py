@@ -111,8 +111,8 @@ class Stream:
             raise SourceUnavailable("the service asks to slow down")
         if lease.shard in self.denied:
             raise SourceError("these credentials may not read it")
-        at = int(start.sequence) if start.numbered else 0
-        begins, throttled = max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
+        position = int(start.sequence) if start.numbered else 0
+        begins, throttled = max(position, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
         reader = FakeReader(self, lease.shard, begins, throttled, made=self.made)
         self.readers.append(reader)
         return reader
@@ -154,10 +154,10 @@ class FakeReader:
         if self.shard in self.stream.refuses or not texts:
             ended = self.shard in self.stream.children and not texts
             return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
-        found = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
+        records = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
-        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(found) * self.stream.undecided
-        return Batch(found, found[-1].position, behind / 1000, 0.01, undecided=undecided)
+        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(records) * self.stream.undecided
+        return Batch(records, records[-1].position, behind / 1000, 0.01, undecided=undecided)
 
     def _record(self, number: int, text: str) -> Record:
         return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")
@@ -248,19 +248,19 @@ class Query:
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
     """Return shard, number and text of each row."""
-    found = batch.to_pydict()
+    values = batch.to_pydict()
     yield from zip(
-        found["shardId"],
-        map(int, found["sequenceNumber"]),
-        (data.decode() for data in found["data"]),
+        values["shardId"],
+        map(int, values["sequenceNumber"]),
+        (data.decode() for data in values["data"]),
         strict=True,
     )
 
 
 def options(path: Path, start: str, **more: str) -> LeaseOptions:
     """Return the options of a group whose leases are in this file."""
-    given = Given({"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more})
-    return lease_options(given, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
+    requested = Given({"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more})
+    return lease_options(requested, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
 
 
 @define

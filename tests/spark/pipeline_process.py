@@ -45,8 +45,8 @@ class Application:
         while self.landed < self.sent:
             line = next(lines, None)
             assert line is not None, f"it ended: {self.words}"
-            told = json.loads(line)
-            self.landed += told["rows"] if told["query"] == "rows-main" else 0
+            event = json.loads(line)
+            self.landed += event["rows"] if event["query"] == "rows-main" else 0
 
     def end(self, number: signal.Signals) -> int:
         """Signal the whole process group, as a terminal does, and return the exit status."""

@@ -114,6 +114,8 @@ def a_reader(
     source_spec = SourceSpec(
         lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts
     )
-    given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
-    chosen = lease_options(given, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
+    requested = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
+    chosen = lease_options(
+        requested, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger"
+    )
     return LeasedReader(source_spec, chosen, opened)

@@ -68,8 +68,8 @@ def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
             assert "tasks fetch rows from 127.0.0.1, port " in application.words
             application.end(signal.SIGINT)
             freed(application)
-    kept = [path.read_bytes() for path in application.folder.rglob("*") if path.is_file()]
-    assert not any(SECRET.encode() in text for text in kept)
+    contents = [path.read_bytes() for path in application.folder.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in contents)
 
 
 def shown(port: int) -> Iterator[str]:

@@ -231,7 +231,9 @@ def test_a_run_goes_on_where_its_lease_table_is_deleted(nightly: Callable[..., N
         if not deleted and any(each.ended for each in leases):
             deleted.extend(each.key for each in leases if isinstance(query.store.write(DeleteLease(each)), Done))
 
-    assert sorted(query.run(delete)) == sorted(text for found in query.stream.records.values() for text in found)
+    assert sorted(query.run(delete)) == sorted(
+        text for texts_of_shard in query.stream.records.values() for text in texts_of_shard
+    )
     assert deleted
 
 

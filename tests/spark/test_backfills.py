@@ -55,14 +55,14 @@ class Kinesis:
 
     def arrivals(self) -> dict[str, int]:
         """Return when each record arrived, in milliseconds."""
-        found: dict[str, int] = {}
+        times: dict[str, int] = {}
         for shard in self.client.list_shards(StreamName=self.name)["Shards"]:
             begin = self.client.get_shard_iterator(
                 StreamName=self.name, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
             )
             for row in self.client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
-                found[row["Data"].decode()] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
-        return found
+                times[row["Data"].decode()] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
+        return times
 
 
 def data(rows: DataFrame, column: str = "data") -> list[str]:

@@ -102,9 +102,9 @@ def batch(ground: Ground, since: Position | None, until: Position | None, tasks:
     """Return the rows of each task."""
     made = SlicedReader(ground, Bounds(since, until, tasks, "kinesis"), cores=1)
     parts = made.partitions()
-    found = [rows_in(list(made.read(part))) for part in parts]
-    assert found == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
-    return found
+    rows = [rows_in(list(made.read(part))) for part in parts]
+    assert rows == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
+    return rows
 
 
 def in_time(stream: Stream, since: int, until: int) -> list[str]:
@@ -146,12 +146,12 @@ def test_a_batch_has_each_record_of_its_time_once(
     for number, times in enumerate(shards):
         ground.stream.put(f"s{number}", times, size, ended=not number)
     for since in (at_timestamp(SINCE), None):
-        found = batch(ground, since, until, tasks)
+        rows_by_task = batch(ground, since, until, tasks)
         first = 0 if since is None else SINCE
         wanted = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
         if not tells_last and until != at_timestamp(UNTIL):
             wanted = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
-        assert sorted(each for rows in found for each in rows) == wanted
+        assert sorted(each for rows in rows_by_task for each in rows) == wanted
 
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
@@ -280,9 +280,9 @@ def test_a_query_needs_a_time_to_end_at() -> None:
 def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
     """Return a query over the slice, with its leases in this file."""
     spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
-    given = Given({"lease.durationMs": "2000"})
+    settings = Given({"lease.durationMs": "2000"})
     position = {"initial_position": start, "timestamp_ms": cut.since_ms}
-    return SlicedQuery(spec, lease_options(given, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut)
+    return SlicedQuery(spec, lease_options(settings, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut)
 
 
 def run_query(query: SlicedQuery) -> list[str]:

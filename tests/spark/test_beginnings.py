@@ -29,8 +29,8 @@ from leasehold.stores.urls import open_store
 
 def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:
     """Return the error that a query ends with, without Spark's own account of it."""
-    given = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
-    rows = spark.readStream.format("kinesis-leased").options(**given)
+    all_options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
+    rows = spark.readStream.format("kinesis-leased").options(**all_options)
 
     def start() -> StreamingQuery:
         writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(folder / "progress"))
@@ -47,8 +47,8 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
 @pytest.mark.xdist_group("spark")
 def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     """The user does not have to look for the cause in three Python tracebacks."""
-    said = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
-    sentence, *more = said.splitlines()
+    error = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
+    sentence, *more = error.splitlines()
     assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in sentence
     assert [line for line in more if "SQLSTATE" not in line] == []
 
@@ -63,9 +63,9 @@ def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
     """A typing error must not create a table, which costs money and is never deleted."""
     leases, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
     options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{leases}"}
-    said = refusal(spark, tmp_path, {"availableNow": True}, options)
-    assert f"SourceError: stream '{name}': " in said.splitlines()[0]
-    assert "Traceback" not in said
+    error = refusal(spark, tmp_path, {"availableNow": True}, options)
+    assert f"SourceError: stream '{name}': " in error.splitlines()[0]
+    assert "Traceback" not in error
     assert not leases.exists()
 
 
@@ -73,9 +73,9 @@ def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
 @pytest.mark.xdist_group("spark")
 def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Such a query would end without a row, so a job would never make progress."""
-    said = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
-    assert "trigger(availableNow=True) reads what is there now" in said.splitlines()[0]
-    assert "Traceback" not in said
+    error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
+    assert "trigger(availableNow=True) reads what is there now" in error.splitlines()[0]
+    assert "Traceback" not in error
     assert not (tmp_path / "leases.db").exists()
 
 
@@ -111,15 +111,15 @@ def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: 
 
 def test_a_table_that_does_not_answer_is_asked_once() -> None:
     """The user does not wait twice as long to learn that a service cannot be reached."""
-    asked: list[bool] = []
+    openings: list[bool] = []
 
     def opened(_url: str, *, create: bool) -> Store:
-        asked.append(create)
+        openings.append(create)
         raise OutcomeUnknown("no answer")
 
     with pytest.raises(OutcomeUnknown):
         lease_table(opened, "dynamodb://leases", Stream({}), create=True)
-    assert asked == [False]
+    assert openings == [False]
 
 
 def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> Non
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
     bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
     done = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
-    said = (
+    expected = (
         f"ImportError: No module named 'leasehold': the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON"
     )
-    assert said in done.stderr.splitlines()[-1]
+    assert expected in done.stderr.splitlines()[-1]

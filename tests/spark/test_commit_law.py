@@ -43,10 +43,10 @@ class Shaky(Mortal):
     lost = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
-        found = super().__getattr__(name)
+        attribute = super().__getattr__(name)
         if self.lost and name in {"write", "get"}:
-            return self._losing(found)
-        return found
+            return self._losing(attribute)
+        return attribute
 
     def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
         def called(*given: Any, **named: Any) -> None:  # noqa: ANN401  as above
@@ -161,11 +161,11 @@ class Spark(RuleBasedStateMachine):
             noted = self.store.write(AnnotateLease(taken.lease, INCARNATION, self.stream.incarnation() or SETTLED))
             assert isinstance(noted, Done)
             begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
-            found = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
-            if found:
-                moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(found[-1]))))
+            handled = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
+            if handled:
+                moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(handled[-1]))))
                 assert isinstance(moved, Done)
-                self.elsewhere |= {(shard, number, str(self.stream.made)) for number in found}
+                self.elsewhere |= {(shard, number, str(self.stream.made)) for number in handled}
             if not stays:
                 self.store.write(ReleaseLease(self.store.get([shard])[0], "thief"))
 
@@ -186,7 +186,7 @@ class Spark(RuleBasedStateMachine):
         """Records may repeat only if another worker had the lease in between, or a range was given up."""
         if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
             return
-        rows = [row for found in self.sink.values() for row in found]
+        rows = [row for batch_rows in self.sink.values() for row in batch_rows]
         assert len(rows) == len(set(rows)), f"twice: {sorted(row for row in rows if rows.count(row) > 1)}"
 
     def teardown(self) -> None:

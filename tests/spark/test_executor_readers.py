@@ -57,12 +57,12 @@ class Program:
 
     def rows(self, count: int) -> list[tuple[str, str, str]]:
         """Return the rows that the program prints until there are this many."""
-        found: list[tuple[str, str, str]] = []
-        while len(found) < count:
-            said = self.say()
-            assert isinstance(said, list)
-            found += [(shard, number, text) for shard, number, text in said]
-        return found
+        rows: list[tuple[str, str, str]] = []
+        while len(rows) < count:
+            line = self.say()
+            assert isinstance(line, list)
+            rows += [(shard, number, text) for shard, number, text in line]
+        return rows
 
     def readers(self, least: int) -> set[int]:
         """Return the reader processes once there are this many."""
@@ -115,7 +115,7 @@ def test_readers_on_executors_bring_every_record_once_though_they_are_killed(
         rows += program.rows(40)
         left = program.readers(2)
         program.tell()
-        rows += [row for said in iter(program.say, 0) for row in said]  # type: ignore[attr-defined]  # 0: no job is left
+        rows += [row for batch in iter(program.say, 0) for row in batch]  # type: ignore[attr-defined]  # 0: no job is left
         until(lambda: not left & set(sockets(None, LISTENS).values()), "no reader is left", PATIENCE)
         program.tell()
         assert program.process.wait(240) == 0

@@ -241,12 +241,12 @@ def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> No
     ahead = an_ahead()
     ahead.pace, ahead.feeds = evolve(ahead.pace, rows=rows, bytes=size), 101
     _, feed = a_feed(Stream({"a": ["x"] * 30}), ahead)
-    found = 0
+    rows_taken = 0
     for now in range(9):
         feed.step(float(now))
         chunk = feed.take(10_000, 1 << 20)
-        found += chunk.count if chunk is not None else 0
-    assert found == 30
+        rows_taken += chunk.count if chunk is not None else 0
+    assert rows_taken == 30
 
 
 def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:

@@ -44,9 +44,9 @@ def got(part: FetchedRows) -> list[int]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RowServer]:
     """Return a server that keeps everything in memory."""
-    found = RowServer(ADDRESS, PLENTY, str(tmp_path))
-    yield found
-    found.close()
+    row_server = RowServer(ADDRESS, PLENTY, str(tmp_path))
+    yield row_server
+    row_server.close()
 
 
 @pytest.mark.parametrize("most", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
@@ -118,8 +118,8 @@ def test_a_driver_that_cannot_be_reached_is_named() -> None:
     """The message names the address, so that a closed firewall is not taken for a fault of the stream."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    told = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
-    with pytest.raises(RuntimeError, match=told):
+    expected = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
+    with pytest.raises(RuntimeError, match=expected):
         got(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
 
 
@@ -249,10 +249,10 @@ def test_rows_that_cannot_be_read_again_are_told_with_their_reason(caplog: pytes
     here.again = again
     with pytest.raises(
         RuntimeError, match=r"^batch 3: rows .* cannot be read again: .*\(Kinesis asks to slow down\)$"
-    ) as told:
+    ) as raised:
         got(here.promised(3, 0))
     here.close()
-    assert passing(told.value) == CAUSES["nothing was read for"]
+    assert passing(raised.value) == CAUSES["nothing was read for"]
     assert (
         "batch 3: TimeoutError: batch 3: nothing was read for 300 s of a (Kinesis asks to slow down)" in caplog.messages
     )

@@ -34,8 +34,8 @@ class Subscribed(Stream):
         self.subscriptions += 1
         numbers = [next(self._numbers) for _ in range(ROWS)]
         rows = [{"SequenceNumber": str(each), "Data": b"x", "PartitionKey": "k"} for each in numbers]
-        told = {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(numbers[-1] + 1)}
-        return {"EventStream": Events({"SubscribeToShardEvent": told})}
+        event = {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(numbers[-1] + 1)}
+        return {"EventStream": Events({"SubscribeToShardEvent": event})}
 
     def open(self, lease: Lease, start: Position) -> FakeReader:
         """Return the reader that `kinesis.consumerType` asks for."""

@@ -117,9 +117,9 @@ class ViewedAnswers(Answers):
         """Return all records at once, each time again."""
         body = cbor2.dumps({"Records": self.records})
         views = scan() or pytest.skip("there is no compiler of C")
-        found = views.viewed(body)
-        assert found is not None
-        *shown, sealed, _begin, _end = found
+        response = views.viewed(body)
+        assert response is not None
+        *shown, sealed, _begin, _end = response
         return super().get_records(**asked) | {
             "Records": RowViews(body, cast("Any", shown), views.columns, sealed=sealed)
         }

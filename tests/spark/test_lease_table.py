@@ -59,9 +59,9 @@ def table(dynalite_url: str, dynalite_client: DynamoDBClient) -> Iterator[str]:
 @pytest.mark.parametrize("segments", [1, 3])
 def test_spark_counts_what_one_process_counts(spark: SparkSession, table: str, segments: int) -> None:
     """Each part of the table is counted exactly once."""
-    found = counted(lease_table(spark, table, segments))
-    assert distribution(found.tallies) == distribution(tallies(LEASES))
-    assert found.malformed == 1
+    counts = counted(lease_table(spark, table, segments))
+    assert distribution(counts.tallies) == distribution(tallies(LEASES))
+    assert counts.malformed == 1
 
 
 def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -
     store.close()
     frame = lease_table(spark, f"sqlite://{tmp_path}/l.db")
     assert frame.columns[IDLE] == "idle"
-    found = [_without(IDLE, row) for row in frame.orderBy("key").collect()]
-    assert found == [_without(IDLE, lease) for lease in expected]
+    rows = [_without(IDLE, row) for row in frame.orderBy("key").collect()]
+    assert rows == [_without(IDLE, lease) for lease in expected]
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def test_a_task_reads_every_kind_of_table(urls: dict[str, str], kind: str, filte
     reader = LeaseTable({"path": url, "segments": "4", "pushFilters": filters}).reader(StructType())
     if isinstance(reader, FilteringReader):  # what only DynamoDB can leave out, Spark leaves out itself
         assert list(reader.pushFilters([OWNED_BY])) == [OWNED_BY]
-    told = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
+    copied = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
     (part,) = reader.partitions()
-    assert sorted(_without(IDLE, found) for found in told.read(part)) == [_without(IDLE, lease) for lease in expected]
+    assert sorted(_without(IDLE, found) for found in copied.read(part)) == [_without(IDLE, lease) for lease in expected]
 
 
 def _without(column: int, values: Row | tuple[Any, ...]) -> list[Any]:
@@ -116,8 +116,8 @@ def test_a_filter_on_the_owner_reaches_dynamodb(spark: SparkSession, table: str)
     """A query for one worker's leases does not transfer the whole table, and loses no rows."""
     spark.conf.set(PUSHDOWN, "true")
     try:
-        found = lease_table(spark, table, 2).where("owner = 'west-0' and not ended")
-        assert sorted(lease.key for lease in found.collect()) == ["t-00", "t-02", "t-04", "t-06", "t-08"]
+        rows = lease_table(spark, table, 2).where("owner = 'west-0' and not ended")
+        assert sorted(lease.key for lease in rows.collect()) == ["t-00", "t-02", "t-04", "t-06", "t-08"]
     finally:
         spark.conf.unset(PUSHDOWN)
 
@@ -126,8 +126,8 @@ def test_each_part_is_asked_for_the_owner(table: str) -> None:
     """The filter reaches each part: Spark's own filter would hide that it was ignored."""
     reader = FilteringReader(table, 3)
     assert list(reader.pushFilters([OWNED_BY])) == [OWNED_BY]
-    told = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
-    parts = [told.read(part) for part in reader.partitions()]
+    copied = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
+    parts = [copied.read(part) for part in reader.partitions()]
     assert sorted(key for part in parts for key, *_ in part) == ["t-01", "t-03", "t-05", "t-07"]
 
 

@@ -183,10 +183,10 @@ def test_batches_of_one_ownership_touch_each_other_and_an_end_is_final(happening
             stands |= ends
             for key, each in offset.ranges:
                 seen.setdefault((key, epochs[key]), []).append(each)
-    for found in seen.values():
-        assert all(one.ends == two.begins for one, two in pairwise(found))
-        assert all(each.begins.order <= each.ends.order for each in found)
-        assert not any(each.ends.ended for each in found[:-1])
+    for ranges in seen.values():
+        assert all(one.ends == two.begins for one, two in pairwise(ranges))
+        assert all(each.begins.order <= each.ends.order for each in ranges)
+        assert not any(each.ends.ended for each in ranges[:-1])
 
 
 def _end(stood: Position, step: Step) -> Position:

@@ -34,8 +34,8 @@ Answer = Batch | Exception
 
 def records(*numbers: int) -> Batch:
     """Return a read that brings these records."""
-    found = tuple(Record(b"r", str(number)) for number in numbers)
-    return Batch(found, found[-1].position, 0.0, 0.01)
+    batch_records = tuple(Record(b"r", str(number)) for number in numbers)
+    return Batch(batch_records, batch_records[-1].position, 0.0, 0.01)
 
 
 def _turns(answers: Iterable[Answer]) -> list[Answer]:
@@ -243,9 +243,9 @@ def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) ->
     """In a sparse part of a shard many reads are empty, although the range goes on."""
     trial = Trial(Script([*[ALL_READ] * 120, *between, *[ALL_READ] * 120, records(3)]))
     again = trial.repetition()
-    found = numbers(again)
-    assert found is not None
-    assert found[-1] == "3"
+    sequence_numbers = numbers(again)
+    assert sequence_numbers is not None
+    assert sequence_numbers[-1] == "3"
     assert again.answers == 241
 
 
@@ -420,8 +420,8 @@ def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up()
     trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, text_of(trial.wanted)))
     quiet = Range(Position("3"), Position("3"), 1)
     offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", quiet)))
-    found = replayed(offset, trial.place, Waiting(10.0))
-    assert {key: rows["sequenceNumber"].to_pylist() for key, rows in found.items()} == {"a": ["3"]}
+    batch = replayed(offset, trial.place, Waiting(10.0))
+    assert {key: rows["sequenceNumber"].to_pylist() for key, rows in batch.items()} == {"a": ["3"]}
     assert [lease.key for lease, _ in trial.script.opened] == ["a"]
 
 
@@ -453,8 +453,8 @@ def test_a_wait_is_told_what_is_left_and_every_tenth_look_is_said(
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
         replayed(Offset(1, (("a", trial.wanted),)), trial.place, looks)
     assert looks.told == [({"a": "it does not answer"}, 0)] * most
-    told = [each.getMessage() for each in caplog.records]
-    assert told == ["the repeated batch waits for a (it does not answer)"] * said
+    messages = [each.getMessage() for each in caplog.records]
+    assert messages == ["the repeated batch waits for a (it does not answer)"] * said
 
 
 def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() -> None:
@@ -462,8 +462,8 @@ def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() ->
     keys = [f"shard-{number:02}" for number in range(16)]
     script = Script([records(3)] * 16, together=Barrier(16))
     trial = Trial(script)
-    found = replayed(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Waiting(10.0))
-    assert sorted(found) == keys
+    batch = replayed(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Waiting(10.0))
+    assert sorted(batch) == keys
     assert {name.rpartition("_")[0] for name in script.threads} == {"leasehold-replay"}
 
 

@@ -53,14 +53,14 @@ INNER = {"lease.readerJobs"}
 
 def tables() -> dict[str, set[str]]:
     """Return the options in each table of the page's last part."""
-    found, names = dict[str, set[str]](), set[str]()
+    by_table, names = dict[str, set[str]](), set[str]()
     for line in PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].splitlines():
         first, _, rest = line.strip("|").partition("|")
         if rest.strip() == "default |":
-            names = found.setdefault(first.strip(" `"), set())
+            names = by_table.setdefault(first.strip(" `"), set())
         elif line.startswith("| `"):
             names |= set(re.findall(r"`([^`]+)`", first))
-    return found
+    return by_table
 
 
 def known(source: str) -> set[str]:
@@ -74,8 +74,8 @@ def known(source: str) -> set[str]:
 @pytest.mark.parametrize("source", READS)
 def test_the_page_has_every_option_and_no_other(source: str) -> None:
     """A user can find every option, and none that would end the query."""
-    told = tables()
-    assert known(source) - INNER - UNTOLD[source] == told[ALL] | told[source]
+    on_page = tables()
+    assert known(source) - INNER - UNTOLD[source] == on_page[ALL] | on_page[source]
 
 
 def lease(name: str) -> Callable[[Any], Any]:
@@ -199,7 +199,7 @@ def test_every_option_is_tried() -> None:
 def test_an_option_does_what_the_page_says_of_it(source: str, tried: Tried) -> None:
     read, need = READS[source]
     name, value, look, default, expected = tried
-    given = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
-    by_default, found = look(read(given)), look(read({**given, name: value}))
+    options = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
+    by_default, found = look(read(options)), look(read({**options, name: value}))
     assert (by_default, found) == (default, expected)
     assert by_default != found

@@ -30,7 +30,7 @@ KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
 
 def test_a_kcl_application_is_joined_by_its_name() -> None:
     """A query meets the Java workers whose table it shares."""
-    asked = kinesis_options(
+    parsed = kinesis_options(
         {
             **KINESIS,
             "kinesis.region": "eu-west-1",
@@ -40,21 +40,28 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
             "lease.durationms": "20000",
         }
     )
-    assert (asked.stream, asked.region, asked.lease.store) == ("s", "eu-west-1", "dynamodb://orders?region=eu-west-1")
-    assert (asked.lease.config.rules, asked.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
-    assert asked.lease.config.initial_position == TRIM_HORIZON
+    assert (parsed.stream, parsed.region, parsed.lease.store) == (
+        "s",
+        "eu-west-1",
+        "dynamodb://orders?region=eu-west-1",
+    )
+    assert (parsed.lease.config.rules, parsed.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
+    assert parsed.lease.config.initial_position == TRIM_HORIZON
 
 
 def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
     """A stream of another account can be read with a lease table of one's own."""
     arn = "arn:aws:iam::123456789012:role/reader"
     named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
-    asked = kinesis_options({**KINESIS, **named})
-    assert {name: asked.place[name] for name in ("role_arn", "external_id")} == {"role_arn": arn, "external_id": "x-17"}
-    assert asked.lease.store == "dynamodb://orders?profile=leases"
-    asked = kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
+    parsed = kinesis_options({**KINESIS, **named})
+    assert {name: parsed.place[name] for name in ("role_arn", "external_id")} == {
+        "role_arn": arn,
+        "external_id": "x-17",
+    }
+    assert parsed.lease.store == "dynamodb://orders?profile=leases"
+    parsed = kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
     assert (
-        asked.lease.store
+        parsed.lease.store
         == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
     )
     elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
@@ -64,9 +71,9 @@ def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
 
 def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
     """A query on a laptop is not given as much of a stream as one on a large cluster."""
-    asked = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
-    assert asked.lease.config.rules == Minimal(max_leases=80)
-    assert [asked.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
+    parsed = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
+    assert parsed.lease.config.rules == Minimal(max_leases=80)
+    assert [parsed.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
     with pytest.raises(ValueError, match=r"or lease\.maxLeases, not both"):
         kinesis_options({**KINESIS, "lease.maxLeases": "3", "lease.maxLeasesPerCore": "2"})
 
@@ -77,8 +84,8 @@ def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
 )
 def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     """A query that is moved from another connector starts at the same time."""
-    asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert asked.lease.config.initial_position == at_timestamp(1_700_000_000_000)
+    parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert parsed.lease.config.initial_position == at_timestamp(1_700_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -112,21 +119,21 @@ def test_a_bad_option_is_named(name: str, value: str, said: str) -> None:
     """The user does not have to guess which of thirty options is wrong."""
     with pytest.raises(ValueError, match="option") as caught:
         kinesis_options({**KINESIS, name: value})
-    told = str(caught.value)
-    assert told.lower().startswith(f"option {name}")
-    assert said in told
+    message = str(caught.value)
+    assert message.lower().startswith(f"option {name}")
+    assert said in message
 
 
 def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Secrets do not reach logs or errors, and may also be in a file."""
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
-    asked = event_hubs_options(store)
-    assert (asked.namespace, asked.hub, asked.group) == ("namespace.servicebus.windows.net", "h", "$Default")
-    assert "hush" not in repr(asked)
+    parsed = event_hubs_options(store)
+    assert (parsed.namespace, parsed.hub, parsed.group) == ("namespace.servicebus.windows.net", "h", "$Default")
+    assert "hush" not in repr(parsed)
     file.write_text(CONNECTION.replace("EntityPath=h", "EntityPath=another") + "\n")
-    found = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
-    assert (found.hub, found.secret) == ("another", file.read_text().strip())
+    from_file = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
+    assert (from_file.hub, from_file.secret) == ("another", file.read_text().strip())
 
 
 @pytest.mark.parametrize(
@@ -260,13 +267,13 @@ def test_shards_begin_where_each_is_told_to() -> None:
         '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
         '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "1700000000000"}, "default": "EARLIEST"}'
     )
-    asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert asked.starts == {
+    parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert parsed.starts == {
         "shardId-1": Position("4957", 2**31 - 1),
         "shardId-2": TRIM_HORIZON,
         "shardId-3": at_timestamp(1_700_000_000_000),
     }
-    assert asked.bounds.begins == TRIM_HORIZON
+    assert parsed.bounds.begins == TRIM_HORIZON
     for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
             kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})

@@ -68,8 +68,8 @@ def ran(
     records: DataFrame, place: OutputPlace, *, also: tuple[str, ...] = (), windows: bool = True
 ) -> list[dict[str, Any]]:
     """Return the progress of a run over everything that is there."""
-    told = run(records, RECIPE, place, also, windows=windows, once=True)
-    return [each.json for each in told if isinstance(each, BatchProgress)]
+    events = run(records, RECIPE, place, also, windows=windows, once=True)
+    return [each.json for each in events if isinstance(each, BatchProgress)]
 
 
 @pytest.mark.more
@@ -80,8 +80,8 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
     put(tmp_path / "b", first[60:], 60)  # the other application reads the last third again
     put(tmp_path / "b", [record(600)], 1000)  # moves the watermark past all others
     out = f"{tmp_path}/out"
-    told = ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
-    told += ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
+    progress = ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
+    progress += ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
     again = ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
 
     rows = spark.read.parquet(f"{out}/rows/one")
@@ -89,7 +89,7 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
     assert sorted(text for (text,) in dead) == sorted(BAD)
     assert rows.where("kind = 'row'").select("row.delay").distinct().count() == 90
     assert rows.count() == 94
-    assert [line["unparsable"] for line in told if line["query"] == "rows-one"] == [4]
+    assert [line["unparsable"] for line in progress if line["query"] == "rows-one"] == [4]
     assert sum(line["rows"] for line in again) == 0
 
     everything = rows.unionByName(spark.read.parquet(f"{out}/rows/two"))
@@ -109,10 +109,10 @@ def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark:
     out = f"{tmp_path}/out"
     one = run(arriving(spark, tmp_path / "a"), RECIPE, OutputPlace(out, "one"), ("two",), windows=True, once=False)
     batches = (each for each in one if isinstance(each, BatchProgress))
-    told = [next(batches)]
+    progress = [next(batches)]
     ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
-    while sum(line.rows for line in told if line.query == "windows") < 61:
-        told.append(next(batches))
+    while sum(line.rows for line in progress if line.query == "windows") < 61:
+        progress.append(next(batches))
     assert sorted(query.name for query in spark.streams.active) == ["rows-one", "windows"]
     one.close()
     assert spark.streams.active == []
@@ -174,10 +174,10 @@ class Endless(Idler):
 def test_a_pipeline_asked_to_end_looks_no_further() -> None:
     """An interrupt may be lost between two calls to Java, so the pipeline also checks for it."""
     looks: list[None] = []
-    told = pipeline_run.finished(
+    events = pipeline_run.finished(
         [cast("StreamingQuery", Endless())], 1, lambda: looks.append(None), lambda: len(looks) == 2
     )
-    assert list(told) == TOLD
+    assert list(events) == TOLD
     assert len(looks) == 2
 
 
@@ -213,17 +213,17 @@ def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, 
 @pytest.mark.parametrize("when", ["loads", "starts"])
 def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, fault: str, tries: int) -> None:
     """A wrong option is not tried again, and a machine without Python only a few times."""
-    found = list[int]()
+    starts = list[int]()
 
     def start() -> StreamingQuery:
-        found.append(0)
+        starts.append(0)
         if when == "loads":
             raise OSError(fault)
         return cast("StreamingQuery", Late(fault))
 
     with pytest.raises(OSError, match=fault) if when == "loads" else nullcontext():
         assert str(pipeline_run.begun(start).exception()) == fault
-    assert len(found) == tries
+    assert len(starts) == tries
 
 
 def _sorted(windows: DataFrame) -> list[Any]:
@@ -237,10 +237,10 @@ def test_csv_and_events_of_a_hub_land_too(spark: SparkSession) -> None:
         [{"body": body, "partition": "7", "sequenceNumber": 3} for body in (b"2026-01-01T00:00:00Z,4", b"never,x")],
         EVENT_HUBS,
     )
-    found = landed(frame, recipe)
-    assert found.schema.simpleString() == spark.createDataFrame([], recipe.landed_schema).schema.simpleString()
-    told = [(row.shardId, row.sequenceNumber, row.row and row.row.delay, row.data) for row in found.collect()]
-    assert told == [("7", "3", 4, None), ("7", "3", None, b"never,x")]
+    landed_rows = landed(frame, recipe)
+    assert landed_rows.schema.simpleString() == spark.createDataFrame([], recipe.landed_schema).schema.simpleString()
+    columns = [(row.shardId, row.sequenceNumber, row.row and row.row.delay, row.data) for row in landed_rows.collect()]
+    assert columns == [("7", "3", 4, None), ("7", "3", None, b"never,x")]
 
 
 @pytest.mark.services

@@ -171,10 +171,10 @@ def started(session: Session, number: int) -> list[Job]:
 
 def test_as_many_readers_as_were_asked_for_are_kept_until_the_query_is_gone() -> None:
     """A reader that ends is replaced until the query is gone, and then no reader holds a slot."""
-    session, told = Session(), Queue[str]()
+    session, messages = Session(), Queue[str]()
     with listening(session) as listener:
         readers = ExecutorReaders(listener.place)
-        readers.begin(2, a_spec(), told.put)
+        readers.begin(2, a_spec(), messages.put)
         first, second = started(session, 2)
         assert ({first.place, second.place}, first.group == second.group) == ({0, 1}, True)
         assert first.described == f"leasehold: reader {first.place} reads ahead for a query, for as long as it runs"
@@ -182,8 +182,8 @@ def test_as_many_readers_as_were_asked_for_are_kept_until_the_query_is_gone() ->
             first.end(outcome)
             (again,) = started(session, 1)
             why = " ".join(str(outcome).split())
-            said = told.get(timeout=PATIENCE)
-            assert (again.place, said) == (
+            news = messages.get(timeout=PATIENCE)
+            assert (again.place, news) == (
                 first.place,
                 f"reader {first.place} ended with {why}, starting another in 0.0 s",
             )
@@ -266,8 +266,8 @@ def test_a_program_that_says_nothing_is_waited_for_a_while(monkeypatch: pytest.M
 
 def test_a_program_that_forks_listens_on() -> None:
     """The exit of a child process does not remove the socket that queries of the program use."""
-    told = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout
-    assert told == "True\n"
+    output = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout
+    assert output == "True\n"
 
 
 def test_a_program_that_ends_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.Mo
 def test_that_a_reader_has_ended_is_told_before_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query learns at once why a reader ended; the pause comes only before the next start."""
     monkeypatch.setattr(keeping, "AGAIN_SECONDS", (10 * PATIENCE, 10 * PATIENCE))
-    told = Queue[str]()
+    messages = Queue[str]()
 
     class Ending(KeptReaders):
         def _live(self, place: int) -> str:
@@ -323,11 +323,11 @@ def test_that_a_reader_has_ended_is_told_before_the_pause(monkeypatch: pytest.Mo
             """End the reader."""
 
         def _tell(self, text: str) -> None:
-            told.put(text)
+            messages.put(text)
 
     readers = Ending(1)
     readers.begin()
-    assert told.get(timeout=PATIENCE).startswith("reader 0 ended with status 0")
+    assert messages.get(timeout=PATIENCE).startswith("reader 0 ended with status 0")
     readers.close()
 
 
@@ -391,16 +391,16 @@ def test_a_query_waits_for_its_program_as_it_asks_and_for_news_of_readers_withou
 @pytest.mark.parametrize("first", ["program", "query"])
 def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -> None:
     """The query then reports its program as gone, and not a cluster without free slots."""
-    told, ended = Queue[str](), Event()
+    messages, ended = Queue[str](), Event()
 
     def program(listening: socket.socket) -> None:
         connection, _ = listening.accept()
-        with connection, connection.makefile("rb") as said:
+        with connection, connection.makefile("rb") as requests:
             connection.sendall(CAPACITY.pack(1, 2))
-            number, size = WISH.unpack(said.read(WISH.size))
-            assert (number, len(said.read(size))) == (1, size)
+            number, size = WISH.unpack(requests.read(WISH.size))
+            assert (number, len(requests.read(size))) == (1, size)
             if first == "query":
-                assert said.read() == b""
+                assert requests.read() == b""
         ended.set()
 
     with socket.socket(socket.AF_UNIX) as listening:
@@ -409,10 +409,11 @@ def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -
         thread = Thread(target=program, args=(listening,))
         thread.start()
         readers = ExecutorReaders(str(tmp_path / "s"))
-        readers.begin(1, a_spec(), told.put)
+        readers.begin(1, a_spec(), messages.put)
         if first == "program":
             assert (
-                told.get(timeout=PATIENCE) == "the program that called register(spark) is gone, and the readers with it"
+                messages.get(timeout=PATIENCE)
+                == "the program that called register(spark) is gone, and the readers with it"
             )
         readers.close()
         assert ended.wait(PATIENCE)
@@ -420,7 +421,7 @@ def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -
     for listens in threading.enumerate():
         if listens.name == "leasehold-jobs":
             listens.join(PATIENCE)
-    assert (told.empty(), readers._connection.fileno()) == (True, -1)  # noqa: SLF001
+    assert (messages.empty(), readers._connection.fileno()) == (True, -1)  # noqa: SLF001
 
 
 def test_a_session_that_is_stopped_starts_nothing_more() -> None:
@@ -485,7 +486,7 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
     lived: float, fresh: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executors lost over months do not add up to a long pause."""
-    told, clock = Queue[str](), count(0.0, lived)
+    messages, clock = Queue[str](), count(0.0, lived)
     monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.001, 30.0))
     monkeypatch.setattr(keeping, "monotonic", lambda: next(clock))
     monkeypatch.setattr(keeping, "Backoff", Doubling)
@@ -499,7 +500,7 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
             """End the reader."""
 
         def _tell(self, text: str) -> None:
-            told.put(text)
+            messages.put(text)
 
     waited = list[float]()
 
@@ -513,7 +514,7 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
     readers = Dying(1)
     readers.begin()
     for _ in range(5):
-        told.get(timeout=PATIENCE)
+        messages.get(timeout=PATIENCE)
     readers.close()
     assert waited[:4] == waits[:4]
     assert waits[:5] == ([0.001] * 5 if fresh else [0.001, 0.002, 0.004, 0.008, 0.016])
@@ -645,12 +646,12 @@ def test_a_package_that_an_executor_lacks_is_named() -> None:
     def lacking() -> None:
         raise ImportError("No module named 'attrs': set PYSPARK_PYTHON")
 
-    session, told = Session(runs=True), Queue[str]()
-    readers = ReaderJobs(cast("SparkContext", session), 1, cloudpickle.dumps(lacking), told.put)  # type: ignore[no-untyped-call]
+    session, messages = Session(runs=True), Queue[str]()
+    readers = ReaderJobs(cast("SparkContext", session), 1, cloudpickle.dumps(lacking), messages.put)  # type: ignore[no-untyped-call]
     readers.begin()
-    said = told.get(timeout=PATIENCE)
+    message = messages.get(timeout=PATIENCE)
     readers.close()
-    assert said == "reader 0 ended with No module named 'attrs': set PYSPARK_PYTHON, starting another in 0.0 s"
+    assert message == "reader 0 ended with No module named 'attrs': set PYSPARK_PYTHON, starting another in 0.0 s"
 
 
 def test_a_long_fault_is_told_shortly() -> None:
@@ -708,8 +709,8 @@ def test_readers_that_leave_no_slot_for_batches_are_warned_of(caplog: pytest.Log
         readers = readers_of(options)
         readers.begin(lambda _key: None)
         readers.close()
-    said = "2 readers leave none of 2 task slots for batches: add executors, or lower lease.readers"
-    assert said in caplog.messages
+    warning = "2 readers leave none of 2 task slots for batches: add executors, or lower lease.readers"
+    assert warning in caplog.messages
 
 
 @pytest.mark.parametrize(("processors", "number"), [(8, 7), (1, 1), (None, 1), (64, READERS_MOST)])

@@ -79,8 +79,8 @@ def test_a_shard_is_closed_by_its_last_step_once_it_is_taken_away_and_once_the_p
     monkeypatch.setattr(reader, "ALIVE_SECONDS", PATIENCE)
     stream = Stream({"a": ["x"], "b": ["y"]})
     opens = [line_of(Open(number, Lease(key), TRIM_HORIZON)) for number, key in enumerate("ab", 1)]
-    said = told_by(stream, *opens, line_of(Close(1)), line_of(Keep(9, ())))
-    assert said[-1] == line_of(BatchKept(9))
+    sent = told_by(stream, *opens, line_of(Close(1)), line_of(Keep(9, ())))
+    assert sent[-1] == line_of(BatchKept(9))
     assert (stream.readings, stream.open_readers, Inline.told) == (2, [], ["drained of 0", "closed"])
 
 
@@ -157,12 +157,12 @@ def test_readers_that_are_ended_are_not_started_again() -> None:
 
 def test_a_batch_is_said_to_be_kept_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks do not come for rows that are not there yet, which the planner would have to read again."""
-    told = list[object]()
+    calls = list[object]()
     one = ShardReader(a_spec(Stream({})))
-    monkeypatch.setattr(one, "_keep", told.append)
-    monkeypatch.setattr(one, "_say", told.append)
+    monkeypatch.setattr(one, "_keep", calls.append)
+    monkeypatch.setattr(one, "_say", calls.append)
     one._obey(Keep(9, ()))  # noqa: SLF001
-    assert told == [Keep(9, ()), BatchKept(9)]
+    assert calls == [Keep(9, ()), BatchKept(9)]
 
 
 def test_a_shard_that_is_taken_away_leaves_no_rows_behind() -> None:

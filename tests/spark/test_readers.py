@@ -95,8 +95,8 @@ def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
     first, rest = buffer.take(6, 600), buffer.take(9, 1 << 62)  # neither a row nor a byte more
     assert first is not None
     assert rest is not None
-    told = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
-    assert told == [(6, TRIM_HORIZON, Position("6"), 2), (3, Position("6"), Position("9"), 3)]
+    chunks = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
+    assert chunks == [(6, TRIM_HORIZON, Position("6"), 2), (3, Position("6"), Position("9"), 3)]
     assert (first.rows.range.epoch, bool(buffer), buffer.count, buffer.bytes) == (7, False, 0, 0)
 
 
@@ -137,14 +137,16 @@ def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() 
 
 def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
     """A reader reads no further ahead than its room allows, so a blocked sink does not fill its memory."""
-    said: list[FromReader] = []
+    reports: list[FromReader] = []
     stream = Stream({"a": [str(number) for number in range(30)]})
-    ahead = ShardReadAhead(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
+    ahead = ShardReadAhead(
+        Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), reports.append, lambda: 1
+    )
     for now in range(5):
         ahead.step(float(now))
-    told = [(piece.rows, piece.ends.sequence) for each in said for piece in each.pieces]  # type: ignore[union-attr]
+    reported_pieces = [(piece.rows, piece.ends.sequence) for each in reports for piece in each.pieces]  # type: ignore[union-attr]
     assert stream.readings == 2
-    assert told == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
+    assert reported_pieces == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
     assert ahead.step(5.0) == 5.0 + ROOM_SECONDS
     taken = ahead.take(2)
     assert taken is not None
@@ -170,33 +172,33 @@ def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
 
 def test_a_reading_without_an_answer_is_not_reported() -> None:
     """A shard whose reads are throttled is not taken for one that is read up."""
-    said: list[FromReader] = []
+    reports: list[FromReader] = []
     stream = Stream({"a": []}, silent={"a"})
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), reports.append, lambda: 1)
     ahead.step(0.0)
     stream.silent.clear()
     ahead.step(1.0)
-    assert said == [ShardReport(1, (), 0.0, 0)]
+    assert reports == [ShardReport(1, (), 0.0, 0)]
 
 
 def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
     """The children of a shard are read only after its end was reported."""
-    said: list[FromReader] = []
+    reports: list[FromReader] = []
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), reports.append, lambda: 1)
     dues = [ahead.step(0.0), ahead.step(1.0)]
     assert dues[1] == math.inf
-    last = said[-1]
+    last = reports[-1]
     assert isinstance(last, ShardReport)
     assert (last.ended, last.pieces[-1].ends) == (True, SHARD_END)
 
 
 def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
     """The planner then gives up the lease, so that another worker can read the shard."""
-    said: list[FromReader] = []
+    reports: list[FromReader] = []
     stream = Stream({"a": []})
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
-    assert (ahead.step(0.0), said) == (math.inf, [ShardFailure(1, "access denied")])
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), reports.append, lambda: 1)
+    assert (ahead.step(0.0), reports) == (math.inf, [ShardFailure(1, "access denied")])
 
 
 class Refusing(Stream):
@@ -404,10 +406,10 @@ def a_planner(stream: Stream) -> Iterator[tuple[socket.socket, IO[bytes], Thread
         thread = Thread(target=ShardReader(spec).run)
         thread.start()
         planner, _ = listening.accept()
-        with planner, planner.makefile("rb") as said:
-            assert said.read(len(b"secret")) == b"secret"
-            assert said.readline().startswith(b'{"Hello"')
-            yield planner, said, thread
+        with planner, planner.makefile("rb") as messages:
+            assert messages.read(len(b"secret")) == b"secret"
+            assert messages.readline().startswith(b'{"Hello"')
+            yield planner, messages, thread
             planner.shutdown(socket.SHUT_RDWR)
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -570,15 +572,15 @@ def test_a_reader_that_sends_another_number_of_rows_fails_the_task(tmp_path: Pat
 
 def the_readers(parent: int) -> list[int]:
     """Return the reader processes of this process."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             ours = (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(parent)
             if ours and b"leasehold.adapters.spark.readers.process" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def records(count: int) -> dict[str, list[str]]:

@@ -128,9 +128,9 @@ def beside(orders: Path) -> str:
     (site,) = (orders / "beside").glob("lib/python*/site-packages")
     installed = Path(pyspark.__file__).parents[1]  # .pth files in a folder that is added this way are ignored
     (site / "installed.pth").write_text(f"{installed}\n", encoding="utf-8")
-    asked = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
-    told = subprocess.run(asked, cwd=orders, capture_output=True, text=True, check=False).stderr
-    assert told.splitlines()[-1] == "ModuleNotFoundError: No module named 'leasehold'"
+    command = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
+    stderr = subprocess.run(command, cwd=orders, capture_output=True, text=True, check=False).stderr
+    assert stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'leasehold'"
     return python
 
 
@@ -139,14 +139,14 @@ def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhe
 ) -> None:
     """The error names the missing package, and the query does not end in the process of its source."""
     source, recipe = wheel(orders / "dist"), block("sh", "--py-files")
-    asked = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
     page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
-    done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **asked)
+    done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **settings)
     assert done.returncode != 0
     (*_, last) = filter(None, done.stdout.splitlines())  # where spark-submit passes on what the program prints
     assert "leasehold is here without what it needs" in last
     assert last.endswith("(venv-pack and --archives, see docs/spark.md), or install it everywhere")
-    done = cluster(recipe, PYSPARK_PYTHON=beside, **asked)
+    done = cluster(recipe, PYSPARK_PYTHON=beside, **settings)
     assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout

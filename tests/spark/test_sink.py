@@ -54,23 +54,23 @@ def had(client: KinesisClient, stream: str) -> list[Record]:
 
 def written(client: KinesisClient, stream: str) -> list[bytes]:
     """Return what the stream contains, as any other reader would get it."""
-    found = list[bytes]()
+    records = list[bytes]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
-        told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
-        found += [user.data for row in told["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
-    return found
+        response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        records += [user.data for row in response["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
+    return records
 
 
 def tags(client: KinesisClient, stream: str) -> list[Tag]:
     """Return the tags of all rows in the stream."""
-    found = list[Tag | None]()
+    seen = list[Tag | None]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
-        told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
-        for row in told["Records"]:
-            found += deaggregate(row["Data"], row["PartitionKey"]).tags
-    return [tag for tag in found if tag is not None]
+        response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        for row in response["Records"]:
+            seen += deaggregate(row["Data"], row["PartitionKey"]).tags
+    return [tag for tag in seen if tag is not None]
 
 
 def numbered(frame: DataFrame, number: str) -> DataFrame:
@@ -95,8 +95,8 @@ def through(running: StreamingQuery, batch: int) -> None:
     def there() -> bool:
         if (fault := running.exception()) is not None:
             raise fault
-        told = running.lastProgress
-        return told is not None and bool(told["batchId"] >= batch)
+        progress = running.lastProgress
+        return progress is not None and bool(progress["batchId"] >= batch)
 
     until(there, "batch", 4 * WAIT)
     running.stop()

@@ -72,8 +72,8 @@ class Faulty:
         names = ["data", "sequenceNumber", "offset"]
         rows = [[each.data for each in records], [each.sequence_number for each in records]]
         kinds = [pa.binary(), pa.string(), pa.string()]
-        found = [*rows, [each.token for each in records]]
-        return pa.record_batch([pa.array(*each) for each in zip(found, kinds, strict=True)], names)
+        columns = [*rows, [each.token for each in records]]
+        return pa.record_batch([pa.array(*each) for each in zip(columns, kinds, strict=True)], names)
 
     def refuse(self) -> None:
         if self.faults:
@@ -138,8 +138,8 @@ class Reading(RuleBasedStateMachine):
     @invariant()
     def a_shard_has_one_reader(self) -> None:
         """A second reader would disconnect the first, or count twice against the limits of the service."""
-        found = self.stream.open_readers if hasattr(self, "stream") else []
-        assert len(found) == len(set(found))
+        shards = self.stream.open_readers if hasattr(self, "stream") else []
+        assert len(shards) == len(set(shards))
 
 
 class Feeding(Reading):
@@ -217,11 +217,11 @@ class Feeding(Reading):
         chunk = self.feed.take(count, size)
         if chunk is None:
             return
-        found, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
-        assert found == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
-        assert len(found) <= count
+        taken, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
+        assert taken == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
+        assert len(taken) <= count
         assert before == self.handed[-1]
-        self.handed.append(before + len(found))
+        self.handed.append(before + len(taken))
         self.ends.append(chunk.ends)
 
     @precondition(lambda self: self.ends)
@@ -334,9 +334,9 @@ class Shelving(Reading):
         self.number += 1
         self.buffers[key] = FarBuffer(self.made.columns)
         self.openings[key] = FarReader(self.number, Lease(key), self.planned[key], lambda _opening: None)
-        asked = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
-        assert isinstance(asked, Open)
-        self.aheads[key] = ShardReadAhead(asked, self.stream, self.spec, self._say, lambda: 2)
+        request = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
+        assert isinstance(request, Open)
+        self.aheads[key] = ShardReadAhead(request, self.stream, self.spec, self._say, lambda: 2)
         self.read_to[key] = self.planned[key]
         self.over.discard(key)
 
@@ -344,13 +344,13 @@ class Shelving(Reading):
         if self.unheard:
             self.unheard -= 1
             raise Refused
-        told = from_reader(line_of(message))
-        assert isinstance(told, ShardReport | ShardFailure)
-        (key,) = [key for key, each in self.openings.items() if each.number == told.opening]
-        if isinstance(told, ShardFailure):
-            self.openings[key].fail(told.text)
+        received = from_reader(line_of(message))
+        assert isinstance(received, ShardReport | ShardFailure)
+        (key,) = [key for key, each in self.openings.items() if each.number == received.opening]
+        if isinstance(received, ShardFailure):
+            self.openings[key].fail(received.text)
         else:
-            self.openings[key].report(told)
+            self.openings[key].report(received)
 
     @rule(count=st.integers(1, 2))
     def unheard_of(self, count: int) -> None:
@@ -385,9 +385,9 @@ class Shelving(Reading):
         if chunk is None:
             return
         before = behind(self.planned[key], self.stream, key)
-        found = self.aheads[key].take(chunk.rows.through)
-        assert found is not None
-        rows = [number for each in found for number in numbers(each)]
+        taken = self.aheads[key].take(chunk.rows.through)
+        assert taken is not None
+        rows = [number for each in taken for number in numbers(each)]
         assert rows == list(range(before + 1, behind(chunk.ends, self.stream, key) + 1))
         assert (chunk.rows.range.begins, chunk.rows.num_rows) == (self.planned[key], len(rows))
         self.planned[key] = chunk.ends
@@ -521,11 +521,11 @@ class Serving(RuleBasedStateMachine):
     def task(self) -> None:
         """The task gets exactly its rows, whichever readers have gone since."""
         assert self.part is not None
-        found: dict[str, list[int]] = {}
+        by_shard: dict[str, list[int]] = {}
         for rows in read(self.part):
             for shard, number in zip(rows["shardId"].to_pylist(), numbers(rows), strict=True):
-                found.setdefault(shard, []).append(number)
-        assert sorted(found.values()) == self.wanted
+                by_shard.setdefault(shard, []).append(number)
+        assert sorted(by_shard.values()) == self.wanted
 
     @rule()
     @precondition(lambda self: self.part is not None)

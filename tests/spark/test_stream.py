@@ -69,12 +69,12 @@ def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Pl
 def test_tasks_that_could_not_be_made_are_made_of_the_same_rows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for a moment does not cost a batch rows that its offset claims."""
     query, faults = place.query(), [OSError("no space left on device")]
-    kept = Transport.partitions
+    partitions = Transport.partitions
 
     def refused(transport: Transport, *given: Any) -> Any:  # noqa: ANN401  as it is
         if faults:
             raise faults.pop()
-        return kept(transport, *given)
+        return partitions(transport, *given)
 
     monkeypatch.setattr(Transport, "partitions", refused)
     end = query.plan()
@@ -190,8 +190,8 @@ def test_a_lease_asked_for_is_given_once_its_batch_is_committed(place: Place) ->
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     lease = query.store.get(["a"])[0]
-    asked = query.store.write(RequestLease(lease, "heir"))
-    assert isinstance(asked, Done)
+    requested = query.store.write(RequestLease(lease, "heir"))
+    assert isinstance(requested, Done)
     query.until(lambda query: query.store.get(["a"])[0].owner == "heir")
     assert query.checkpoints()["a"] == "35"
 
@@ -217,15 +217,15 @@ def test_a_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
     place.stream.put("a", *texts("x", 4000))
     query = place.query(buffer="100")
     assert query.reader.reportLatestOffset() is None
-    told: dict[str, Any] = {}
+    progress: dict[str, Any] = {}
 
     def both_are_told(query: Query) -> bool:
-        told.update(query.reader.reportLatestOffset() or {})
-        return told.get("shards") == 2 and told["behindMsByShard"].keys() == {"a"}
+        progress.update(query.reader.reportLatestOffset() or {})
+        return progress.get("shards") == 2 and progress["behindMsByShard"].keys() == {"a"}
 
     query.until(both_are_told)
-    assert told["behindMs"] == told["behindMsByShard"]["a"] > 0
-    json.dumps(told)
+    assert progress["behindMs"] == progress["behindMsByShard"]["a"] > 0
+    json.dumps(progress)
 
 
 def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
@@ -375,11 +375,11 @@ def test_what_was_read_ahead_grows_no_older_while_it_waits_for_spark(monkeypatch
     start = reader.initialOffset()
     while reader.latestOffset(start, ReadMaxRows(1)) == start:
         pass
-    told = reader.reportLatestOffset()
+    progress = reader.reportLatestOffset()
     clock.now += 5.0
-    assert reader.reportLatestOffset() == told
-    assert told is not None
-    assert told["behindMs"] > 0
+    assert reader.reportLatestOffset() == progress
+    assert progress is not None
+    assert progress["behindMs"] > 0
     reader.stop()
 
 

@@ -132,8 +132,8 @@ def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile
     seen: dict[int, list[list[str]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
-        found = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(found))
+        batch = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
+        seen.setdefault(number, []).append(sorted(batch))
         if number == 1 and len(seen[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
@@ -154,7 +154,7 @@ def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile
     # The thief never renews: its lease expires, is taken back, and nothing of that shard is missing.
 
     def everything() -> list[str]:
-        return sorted({row.split()[2] for found in seen.values() for row in found[-1]})
+        return sorted({row.split()[2] for attempts in seen.values() for row in attempts[-1]})
 
     until(lambda: everything() == stream.sent, "every record")
     again.stop()
@@ -186,8 +186,8 @@ def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: P
     seen: dict[int, list[list[tuple[str, int, str]]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
-        found = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(found))
+        batch = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
+        seen.setdefault(number, []).append(sorted(batch))
         if number == 1 and len(seen[number]) == 1:
             raise OSError("the sink had it all, and fails")
 

@@ -34,8 +34,8 @@ GIVEN = {
 
 def reader_of(source: object) -> object:
     """Return the reader that opens the query's shards, without a request."""
-    found = cast("KinesisSource", source)
-    return getattr(found.reader, "func", found.reader)
+    kinesis_source = cast("KinesisSource", source)
+    return getattr(kinesis_source.reader, "func", kinesis_source.reader)
 
 
 def test_live_reading_subscribes_and_a_repetition_polls() -> None:
@@ -49,8 +49,8 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
 
 def test_what_is_stored_is_polled() -> None:
     """A backfill must not wait at the pace of a subscription, or take one from a query."""
-    given = GIVEN | {"kinesis.endingPosition": "LATEST"}
-    spec, *_ = KinesisLeased(given).asked(given)
+    options = GIVEN | {"kinesis.endingPosition": "LATEST"}
+    spec, *_ = KinesisLeased(options).asked(options)
     with closing(spec.open()) as stored:
         assert not issubclass(cast("type", reader_of(stored)), FanOut)
     assert spec.interval_seconds > 0

@@ -58,9 +58,9 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     rows = spark.read.parquet(str(job.folder / "out")).collect()
     by_number = {int(row.sequenceNumber): row for row in rows}
     assert (len(rows), len(by_number)) == (120, 120)
-    found = [by_number[number] for number in sorted(by_number)]
+    changes = [by_number[number] for number in sorted(by_number)]
     for item in range(5):
-        of_item = [row for row in found if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
+        of_item = [row for row in changes if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
         assert [row.event for row in of_item] == ["INSERT", "MODIFY", "REMOVE"] * 8
         values = [row.newImage and int(json.loads(row.newImage)["n"]["N"]) for row in of_item]
         assert values == [number if each % 3 < 2 else None for each, number in enumerate(range(item, 120, 5))]

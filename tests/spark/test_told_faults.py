@@ -9,7 +9,7 @@ import leasehold.adapters.spark
 def test_a_fault_within_a_text_is_bounded_and_in_one_line() -> None:
     """The error of a query is neither a megabyte of a service's response nor lines that look like the log's."""
     (root,) = leasehold.adapters.spark.__path__
-    found = []
+    messages = []
     for path in sorted(Path(root).rglob("*.py")):
         for handler in ast.walk(ast.parse(path.read_text())):
             # A process that lacks our packages has only Python's own message.
@@ -18,11 +18,11 @@ def test_a_fault_within_a_text_is_bounded_and_in_one_line() -> None:
                 and handler.name
                 and ast.unparse(handler.type or handler) != "ImportError"
             ):
-                found += [
+                messages += [
                     f"{path.name}:{each.lineno}"
                     for each in ast.walk(handler)
                     if isinstance(each, ast.FormattedValue)
                     and isinstance(each.value, ast.Name)
                     and each.value.id == handler.name
                 ]
-    assert found == []
+    assert messages == []
