@@ -59,7 +59,7 @@ def test_every_kind_has_its_turn_and_most_workers_are_left_alone(seed: int) -> N
 
 
 def test_kinds_have_names_of_their_own() -> None:
-    """A summary must not count two faults as one."""
+    """A summary counts each kind separately."""
     for ground in (KinesisGround, HubGround):
         kinds: tuple[FaultKind, ...] = fields_dict(ground)["kinds"].default  # type: ignore[assignment]
         assert len({(kind.what, kind.line) for kind in kinds}) == len(kinds)

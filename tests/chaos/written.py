@@ -23,7 +23,7 @@ Result = Literal["done", "lost", "unknown"]
 
 
 def true_time() -> float:
-    """Return the true seconds since 1970, whatever the process is told; it lags by milliseconds, equally everywhere."""
+    """Return the true seconds since 1970, even if the clock is stepped; it lags by milliseconds, equally everywhere."""
     return time.clock_gettime(TRUE_CLOCK)
 
 

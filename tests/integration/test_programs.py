@@ -23,7 +23,7 @@ def test_a_program_finds_what_it_imports(program: str) -> None:
 
 
 def test_all_kinds_of_programs_are_found() -> None:
-    """If the Makefile were written differently, the pattern might find no programs, and nothing would be tested."""
+    """The pattern still matches the way in which the Makefile starts programs, so that they are tested."""
     assert {"tests/proving/soak.py", "tests/chaos/plain_workers.py", "tests/integration/spark_blocked.py"} <= {
         *PROGRAMS
     }

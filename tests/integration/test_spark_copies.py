@@ -23,7 +23,7 @@ def done_since(folder: Path, before: set[str]) -> list[str]:
 
 @pytest.mark.usefixtures("java")
 def test_two_drivers_on_copies_of_a_checkpoint_lose_no_row(kinesis_url: str, dynalite_url: str, tmp_path: Path) -> None:
-    """Both drivers have the query's id, and a reader must not take the rows of one for repetitions of the other's."""
+    """Both drivers have the query's id, but readers do not take the rows of one for repetitions of the other's."""
     here, there = (
         Pipeline(tmp_path / name, kinesis_url, dynalite_url, 0, "", time.monotonic() + SECONDS, name="copies")
         for name in "ab"

@@ -46,7 +46,7 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
 def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
-    """Tasks on other machines must not look for files of the driver, and web pages must not show secrets."""
+    """Tasks on other machines need no files of the driver, and Spark's web pages show no secret."""
     with tempfile.TemporaryDirectory() as own:
         port = free_port()
         settings = {

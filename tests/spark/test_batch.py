@@ -234,7 +234,7 @@ def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that waits for days would miss the shards that a reshard adds meanwhile."""
+    """A batch does not wait for its end, because it does not see shards that a reshard adds meanwhile."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
@@ -262,14 +262,14 @@ def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, 
 
 
 def test_a_batch_does_not_begin_at_the_present_end() -> None:
-    """Such a batch would always be empty."""
+    """A batch that begins at the present end is always empty, so it is refused."""
     made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"begins with the oldest record or at a time, not at LATEST$"):
         made.partitions()
 
 
 def test_a_query_needs_a_time_to_end_at() -> None:
-    """If the end were the latest record, each worker of a group would end elsewhere."""
+    """The end of a query must be a time, because the latest record differs for each worker of a group."""
     with pytest.raises(ValueError, match=r"^option eventhubs\.endingPosition: a query wants a time, since LATEST"):
         Bounds(None, LATEST, 0, "eventhubs").of_query()
     assert Bounds(LATEST, None, 0, "eventhubs").of_query() is None
@@ -342,14 +342,14 @@ def test_a_query_reads_a_slice_whole_and_once_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_query_that_would_not_end_is_refused(tmp_path: Path) -> None:
-    """A query over a past slice would otherwise idle forever without a message."""
+    """A query over a past slice idles forever with this trigger, so it is refused."""
     query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
     with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
         query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
 def test_the_checkpoint_of_another_slice_is_refused(tmp_path: Path) -> None:
-    """A query of another slice would go on from this one's ends, and miss its first records."""
+    """A query goes on from the ends in its checkpoint, and those of another slice skip its first records."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     before = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()

@@ -60,7 +60,7 @@ def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, 
 def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
     spark: SparkSession, tmp_path: Path, kinesis_url: str
 ) -> None:
-    """A typing error must not create a table, which costs money and is never deleted."""
+    """A typing error creates no table, which costs money and is never deleted."""
     leases, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
     options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{leases}"}
     error = refusal(spark, tmp_path, {"availableNow": True}, options)
@@ -72,7 +72,7 @@ def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Such a query would end without a row, so a job would never make progress."""
+    """With that trigger a query ends without a row, so that a job never makes progress."""
     error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
     assert "trigger(availableNow=True) reads what is there now" in error.splitlines()[0]
     assert "Traceback" not in error

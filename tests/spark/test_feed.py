@@ -44,7 +44,7 @@ def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: i
 
 
 def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
-    """A query of a thousand quiet shards must not look through all of them at each empty response."""
+    """A query of a thousand quiet shards does not look through all of them at each empty response."""
     woken, answers = list[int](), 0
 
     class Told(Condition):

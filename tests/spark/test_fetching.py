@@ -74,7 +74,7 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
 
 
 def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
-    """Every process that reaches the port could otherwise read the stream."""
+    """A process that reaches the port cannot read the stream without the token."""
     part = server.keep(1, 0, [rows(1)])
     with pytest.raises(RuntimeError, match="closed the connection without an answer"):
         got(evolve(part, token=bytes(len(part.token))))
@@ -101,7 +101,7 @@ def believed(written: bytes) -> bool:
 
 
 def test_a_task_whose_connection_ends_early_fails() -> None:
-    """Arrow alone would take a connection that ends between two batches for the end of the rows."""
+    """Arrow alone takes a connection that ends between two batches for the end of the rows."""
     with io.BytesIO() as written:
         Kept.of([rows(1, 2), rows(3)]).write(written)
         stream = written.getvalue()
@@ -181,7 +181,7 @@ def test_a_planner_that_does_not_answer_is_waited_for_a_while(monkeypatch: pytes
 
 @pytest.mark.parametrize("more", [2, 4])
 def test_a_task_that_has_another_number_of_rows_than_was_planned_fails(server: RowServer, more: int) -> None:
-    """Spark would otherwise commit a batch that lacks rows or has some twice."""
+    """Spark commits no batch that lacks rows or has some twice."""
     part, again = server.keep(1, 0, [rows(1, 2)]), server.keep(1, 1, [rows(*range(1, more + 1))])
     with pytest.raises(RuntimeError, match=f"{more} rows came of 3 that were planned"):
         list(read(ReaderRows((part,), 3, again)))
@@ -232,7 +232,7 @@ def test_large_batches_reach_their_task_without_a_copy() -> None:
 
 
 def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
-    """If the planner was killed for its memory, the message must not send the user to the firewall."""
+    """If the planner was killed for its memory, the message does not send the user to the firewall."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):

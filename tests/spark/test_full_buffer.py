@@ -66,7 +66,7 @@ def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], obj
 
 
 def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
-    """The service must not send, and bill, records that a blocked sink does not take."""
+    """The service does not send, and bill, records that a blocked sink does not take."""
     stream, ahead = Subscribed(), an_ahead()
     ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)
     _, feed = a_feed(stream, ahead)
@@ -85,7 +85,7 @@ def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
 
 
 def test_a_reader_on_an_executor_whose_room_is_full_does_not_subscribe_again() -> None:
-    """Readers must not fill their executor's memory while the sink of their query blocks."""
+    """Readers do not fill their executor's memory while the sink of their query blocks."""
     stream, said = Subscribed(), list[FromReader]()
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=ROWS), said.append, lambda: 1)
     for wanted in (1, 2):

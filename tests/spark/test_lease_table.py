@@ -123,7 +123,7 @@ def test_a_filter_on_the_owner_reaches_dynamodb(spark: SparkSession, table: str)
 
 
 def test_each_part_is_asked_for_the_owner(table: str) -> None:
-    """The filter reaches each part: Spark's own filter would hide that it was ignored."""
+    """Each part applies the filter itself; Spark's own filter hides whether it does."""
     reader = FilteringReader(table, 3)
     assert list(reader.pushFilters([OWNED_BY])) == [OWNED_BY]
     copied = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks

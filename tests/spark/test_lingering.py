@@ -31,7 +31,7 @@ BEHIND, AT_TIP = [str(number) for number in range(4000)], [str(number) for numbe
 
 
 def test_a_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
-    """Each batch has a fixed cost in Spark, so when there are many rows, batches must not be small."""
+    """Each batch has a fixed cost in Spark, so batches are large when there are many rows."""
     small, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
     large, late = planned(Stream({"a": list(BEHIND)}))
     assert (small, large > 100) == (10, True)

@@ -61,7 +61,7 @@ def test_numbers_of_any_form_come_back_packed(found: list[Position]) -> None:
 
 
 def test_a_thousand_quiet_shards_are_little_text() -> None:
-    """Each batch writes its offset to the checkpointLocation, so a large stream must not need 150 KB."""
+    """Each batch writes its offset to the checkpointLocation, so it is packed to far less than 150 KB."""
     draw = Random(1)  # noqa: S311  numbers of any kind
     quiet = {
         key: Position(kinesis_number(place, draw))
@@ -91,7 +91,7 @@ def assert_it_comes_back(offset: Offset, least: int) -> None:
 
 @given(offsets, st.randoms())
 def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
-    """Spark compares offsets as texts, and would otherwise plan empty batches forever."""
+    """Spark compares offsets as texts, and plans empty batches as long as they differ."""
     shuffled = list(offset.ranges)
     random.shuffle(shuffled)
     again = evolve(offset, ranges=tuple(shuffled))
@@ -134,7 +134,7 @@ def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() 
 
 
 def test_an_end_of_a_shard_is_believed_only_where_the_stream_is_named() -> None:
-    """An offset of another stream must not end our shards of the same ids."""
+    """An offset of another stream does not end our shards of the same ids."""
     parts = (("a", Range(Position("5"), SHARD_END, 4)), ("b", Range(Position("5"), Position("7"), 4)))
     assert Offset(3, parts).gone_on_from("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
     named = Offset(3, parts, "kinesis://orders")
@@ -228,7 +228,7 @@ def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
 
 
 def test_released_shards_leave_the_offset() -> None:
-    """A later batch must not claim rows that another worker reads."""
+    """A later batch claims no rows that another worker reads."""
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
     after = advance(before, {"b": Held(2, Position("1"))}, {"b": Position("2")})
     assert after == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))

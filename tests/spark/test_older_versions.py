@@ -148,7 +148,7 @@ def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older:
 
 
 def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query of a slice would never end, because Spark asks for one batch of it."""
+    """The query of a slice cannot end here, because such a Spark asks for one batch only."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.TELLS_AVAILABLE_NOW", False)
     options = lease_options(Given({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
     spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads

@@ -258,7 +258,7 @@ def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> No
 
 
 def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
-    """Spark has committed the batch, so without the note the next run would take the range for done."""
+    """Spark commits the batch, and the note tells the next run that the range is not done."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
     assert trial.row.note(UNREAD) == text_of(WANTED)
@@ -372,7 +372,7 @@ def test_a_note_that_is_refused_is_tried_again() -> None:
 
 
 def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
-    """If Spark committed the batch without the note, the next run would take the range for done."""
+    """Spark does not commit a batch whose missing range is not noted, because the next run takes it for done."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 3
     with pytest.raises(OutcomeUnknown, match="lease a: that a range could not be repeated was refused 3 times"):
@@ -414,7 +414,7 @@ def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
 
 
 def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up() -> None:
-    """A sink that has the batch without a range would skip a repetition that has it, so the range stays left out."""
+    """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
     trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, text_of(trial.wanted)))

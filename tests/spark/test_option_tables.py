@@ -73,7 +73,7 @@ def known(source: str) -> set[str]:
 
 @pytest.mark.parametrize("source", READS)
 def test_the_page_has_every_option_and_no_other(source: str) -> None:
-    """A user can find every option, and none that would end the query."""
+    """A user can find every option on the page, and every option on the page is accepted."""
     on_page = tables()
     assert known(source) - INNER - UNTOLD[source] == on_page[ALL] | on_page[source]
 

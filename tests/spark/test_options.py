@@ -148,7 +148,7 @@ def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.M
 def test_a_secret_is_refused_where_spark_would_show_it(
     given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plans would show a signature, and the page of a Connect server any secret."""
+    """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
     with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
         event_hubs_options({**given, "lease.store": "sqlite://x"})
@@ -169,7 +169,7 @@ def test_a_secret_is_refused_where_spark_would_show_it(
     ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
 )
 def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], address: Address | None) -> None:
-    """Tasks connect to an address where the driver listens."""
+    """Tasks connect to an address where the driver listens, and batches are not limited to 4 MB."""
     assert kinesis_options({**KINESIS, **given}).lease.fetch == address
 
 
@@ -195,7 +195,7 @@ def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], addre
     ids=["this machine", "a cluster", "a bound address", "IPv6", "encrypted", "unknown"],
 )
 def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], known: dict[str, str]) -> None:
-    """Rows do not leave a machine that keeps to itself, and use the encryption and the address that Spark has."""
+    """Rows stay on the loopback address of a single machine, and have no address if Spark encrypts its traffic."""
 
     class Session:
         conf = settings
@@ -204,7 +204,7 @@ def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], know
 
 
 def test_a_schema_of_the_users_is_refused_at_once() -> None:
-    """The first batch would otherwise fail in a task, with a message of Spark about Arrow."""
+    """The error comes before the first batch, which fails in a task with Spark's message about Arrow."""
     made = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
     with pytest.raises(ValueError, match=r"^schema: the columns are data, streamName, .* leave out \.schema"):
         made.streamReader(StructType([StructField("data", StringType())]))

@@ -231,7 +231,7 @@ def test_nobody_else_may_enter_where_readers_are_asked_for(monkeypatch: pytest.M
     ids=["none", "too many", "too long", "another protocol"],
 )
 def test_a_job_that_no_query_asks_for_is_not_started(wish: bytes) -> None:
-    """A faulty process must not fill the cluster with jobs, or the program's memory."""
+    """A faulty process cannot fill the cluster with jobs, or the program's memory."""
     session = Session()
     with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
@@ -455,7 +455,7 @@ def a_session(master: str) -> "tuple[SparkSession, list[type]]":
 def test_a_program_listens_where_its_session_is_on_a_cluster(
     master: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers go to the executors of a cluster; on one machine they must not be tasks that take its slots."""
+    """Readers go to the executors of a cluster; on one machine they are not tasks that take its slots."""
     spark, kinds = a_session(master)
     with listening(Session()) as listener:
         monkeypatch.setattr(jobs, "listener", lambda: listener)
@@ -601,7 +601,7 @@ class Doubling(Backoff):
 
 
 def test_a_task_that_does_not_reach_the_planner_says_where_it_is() -> None:
-    """The error is reported once, in words; otherwise Spark would retry the task four times and print a Java trace."""
+    """The error is reported once, in words, instead of by four attempts of the task and a Java trace."""
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
     task = ReaderTask()
@@ -747,13 +747,13 @@ def test_another_number_of_readers_is_refused(text: str) -> None:
 
 
 def test_a_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
-    """Spark finds a repeated batch by its leases' epochs, so after a move the batch's rows would be left out."""
+    """A repeated batch is recognized by its leases' epochs, so after a move its rows are left out."""
     with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
         lease({"lease.to": "sqlite:///there.db"})
 
 
 def test_auto_is_refused_where_readers_are() -> None:
-    """On Event Hubs, readers of the same shard would disconnect one another."""
+    """`auto` is refused on Event Hubs, where readers of the same shard disconnect one another."""
     hub = {"eventhubs.namespace": "n", "eventhubs.name": "h", "lease.store": "sqlite:///s.db"}
     with pytest.raises(ValueError, match=r"^option lease\.readers: not supported"):
         event_hubs_options({**hub, "lease.readers": "auto", "lease.fetchHost": HOST})

@@ -118,7 +118,7 @@ def test_what_a_planner_says_leaves_at_once() -> None:
 def test_a_reader_process_ends_at_once_however_its_reading_ended(
     fault: OSError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that waits for a response of the service must not keep the process alive."""
+    """A thread that waits for a response of the service does not keep the process alive."""
     told = list[object]()
 
     class Reading:

@@ -102,7 +102,7 @@ def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
 
 @pytest.mark.parametrize("ends", [(3, 2), (3, 3)], ids=["before", "again"])
 def test_a_report_of_another_range_is_refused(ends: tuple[int, ...]) -> None:
-    """A faulty reader must not add rows twice or move a checkpoint back."""
+    """A faulty reader cannot add rows twice or move a checkpoint back."""
     opening = an_opening()
     with pytest.raises(ValueError, match="was reported behind 3"):
         opening.report(reported(*ends))
@@ -548,7 +548,7 @@ def test_a_task_goes_on_where_its_reader_died(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_read_again_fail_the_task(tmp_path: Path) -> None:
-    """The checkpoint would otherwise mark rows as done that no sink has."""
+    """The checkpoint marks no rows as done that no sink has."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (_, _transport, part):
         stream.trimmed["a"] = 5

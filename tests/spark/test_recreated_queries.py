@@ -108,7 +108,7 @@ def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: 
 
 
 def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table) -> None:
-    """The query's offsets count records of the old stream, so they must not mark those of the new one as read."""
+    """The query's offsets count records of the old stream, and do not mark those of the new one as read."""
     query = table.query(more=ANEW)
     table.read_up(query)
     table.stream.make_anew("a", "b")

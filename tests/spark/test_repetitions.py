@@ -46,7 +46,7 @@ def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True
 @SUNK
 @FLUSHING
 def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
-    """Spark must not commit a batch that lacks a range, or a second kill would lose or double it."""
+    """Spark commits no batch that lacks a range, so that a second kill neither loses nor doubles it."""
     crash = crashed(place, sunk=sunk)
     place.stream.throttled["a"] = 8
     query = again(place, crash, **{"lease.flushOnIdle": flush})
@@ -56,7 +56,7 @@ def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool
 
 
 def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
-    """On Event Hubs, a reader under the present epoch would disconnect the shard's owner."""
+    """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.Place(MemoryStore(), stream, columns("fake"), exclusive=True)
     rows = replay.Repetition(Lease("a", epoch=9), wanted, where, Event()).rows()
@@ -107,7 +107,7 @@ def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, f
 def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
-    """A sink that has the batch without the range would skip a repetition that has it."""
+    """A sink that has the batch without the range skips a repetition that has it."""
     monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
@@ -135,7 +135,7 @@ def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
 
 
 def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) -> None:
-    """The partition's next owner must not begin after records that no sink has."""
+    """The partition's next owner does not begin after records that no sink has."""
     crash = crashed(place, sunk=False, rereadable=False)
     place.stream.numbers = True
     place.stream.refuses.add("a")

@@ -27,7 +27,7 @@ def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
 def test_a_batch_that_was_not_committed_comes_again_the_same(
     place: Place, caplog: pytest.LogCaptureFixture, sunk: bool
 ) -> None:
-    """A sink that skips a batch it knows would lose rows that only the repetition had."""
+    """A repeated batch has the same rows, because a sink may skip a batch it knows."""
     crash = crashed(place, sunk=sunk)
     place.stream.put("a", "came meanwhile")
     place.stream.put("b", "this too")

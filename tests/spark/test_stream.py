@@ -112,7 +112,7 @@ def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> 
 
 
 def test_a_planned_batch_is_repeated_exactly_whatever_came_since(place: Place) -> None:
-    """A sink that skips a batch it knows would lose rows that only the repetition had."""
+    """A repeated batch has the same rows, because a sink may skip a batch it knows."""
     first = place.query(maxRowsPerTrigger="7")
     before = first.batch()
     one = first.offset
@@ -144,7 +144,7 @@ def test_a_lease_stolen_between_plan_and_commit_costs_a_repetition_and_no_more(p
 
 
 def test_a_commit_is_refused_while_another_worker_owns_the_lease(place: Place) -> None:
-    """A late commit would overtake the owner, whose records would be skipped after a crash."""
+    """A late commit does not overtake the owner, whose records are skipped otherwise after a crash."""
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     query = place.query()
     query.until(lambda query: len(query.rows) == 10)
@@ -268,7 +268,7 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
 
 
 def test_a_task_of_another_source_is_refused(place: Place) -> None:
-    """Returning an empty batch would hide the mistake and lose its rows."""
+    """The mistake is not hidden by an empty batch, which loses the rows."""
     with pytest.raises(TypeError, match=r"^InputPartition is no partition of this source$"):
         list(place.query().reader.read(InputPartition(0)))
 
@@ -320,7 +320,7 @@ def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: p
 
 
 def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a query measured since the last export is sent when the query ends."""
+    """Measurements since the last export are sent when the query ends."""
     ended = list[bool]()
 
     @contextmanager

@@ -39,7 +39,7 @@ def reader_of(source: object) -> object:
 
 
 def test_live_reading_subscribes_and_a_repetition_polls() -> None:
-    """A repeated batch must not take the subscription from the shard's owner."""
+    """A repeated batch does not take the subscription from the shard's owner."""
     spec, *_ = KinesisLeased(GIVEN).asked(GIVEN)
     assert spec.again is not None
     with closing(spec.open()) as live, closing(spec.again()) as again:
@@ -48,7 +48,7 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
 
 
 def test_what_is_stored_is_polled() -> None:
-    """A backfill must not wait at the pace of a subscription, or take one from a query."""
+    """A backfill does not wait at the pace of a subscription, and takes none from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
     spec, *_ = KinesisLeased(options).asked(options)
     with closing(spec.open()) as stored:

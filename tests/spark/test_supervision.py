@@ -151,7 +151,7 @@ def test_a_fault_of_a_disk_is_raised() -> None:
 
 
 def test_what_would_come_again_is_raised() -> None:
-    """Retrying does not help after a mistake of the user."""
+    """Retrying does not help after a user's mistake."""
     with pytest.raises(ValueError, match="no such column"):
         run(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
 

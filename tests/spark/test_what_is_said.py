@@ -22,7 +22,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A query that loses a thousand shards at once must not log 24 KB for each batch."""
+    """A query that loses a thousand shards at once does not log 24 KB for each batch."""
     query = place.query()
     query.until(lambda query: len(query.rows) == 8)
     for shard in place.stream.records:
