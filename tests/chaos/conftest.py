@@ -1,4 +1,4 @@
-"""The files of tests/fleet and tests/multilang, which chaos builds on."""
+"""Make the modules of tests/fleet and tests/multilang importable, because chaos builds on them."""
 
 import sys
 from pathlib import Path

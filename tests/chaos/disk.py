@@ -1,4 +1,4 @@
-"""A small disk of its own for a file of leases, which can be filled up, and a writer who does not let go of it."""
+"""A small disk for a file of leases, which can be filled up, and a writer that locks the file."""
 
 import sqlite3
 import subprocess
@@ -15,9 +15,9 @@ PIECE = b"\0" * 4096
 
 @define
 class Disk:
-    """A folder, which is a disk in memory where this user may mount one.
+    """A folder, which is a disk in memory if this user may mount one.
 
-    small  whether it is one, and so can be full
+    small  whether it is such a disk, and so can be filled
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class Disk:
 
     @contextmanager
     def mounted(self) -> Iterator[Self]:
-        """Make it, and take it down."""
+        """Make the folder, and remove it after the block."""
         self.folder.mkdir(parents=True)
         mount = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
         with suppress(OSError):
@@ -43,7 +43,7 @@ class Disk:
                 subprocess.run(("umount", "--lazy", str(self.folder)), check=True)
 
     def fill(self) -> None:
-        """Leave no room on it."""
+        """Fill the disk up."""
         with suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as ballast:
             while ballast.write(PIECE):
                 pass
@@ -52,14 +52,14 @@ class Disk:
         (self.folder / "ballast").unlink()
 
     def hold(self) -> None:
-        """Begin to write, and do not end."""
+        """Begin a write transaction and keep it open."""
         self._lock = sqlite3.connect(self.file, isolation_level=None)
         self._lock.execute("PRAGMA busy_timeout = 2000")
-        with suppress(sqlite3.OperationalError):  # another wrote all that time: then nobody is held up
+        with suppress(sqlite3.OperationalError):  # another wrote all that time, so the file isn't locked here
             self._lock.execute("BEGIN IMMEDIATE")
 
     def let_go(self) -> None:
-        """End it without having written anything."""
+        """End the transaction without writing anything."""
         if self._lock is not None:
             with closing(self._lock):
                 self._lock = None

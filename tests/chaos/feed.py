@@ -1,4 +1,4 @@
-"""The producer of a run: it puts records all the time, and notes what the stream has acknowledged and when."""
+"""The producer of a run, which puts records all the time, and records what the stream has acknowledged and when."""
 
 import time
 from collections.abc import Collection
@@ -11,16 +11,16 @@ from leasehold_lab.judge.events import Incident, Sent
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
-"""A busy machine's stand-in that takes longer lets requests of workers time out, too."""
+"""If the stand-in of a busy machine takes longer, workers' requests may time out too."""
 END_SECONDS = 30.0
-"""How long what is being put may take on a busy machine."""
+"""How long the last put may take on a busy machine."""
 
 
 @define
 class Feed:
-    """Puts records all the time, but while it is held up.
+    """Puts records all the time, except while it is held up.
 
-    slow  when the stream itself took its time, over a line on which nothing is the matter
+    slow  when the stream itself took its time, over a connection without faults
     """
 
     ground: Ground
@@ -34,12 +34,12 @@ class Feed:
     _thread: Thread | None = None
 
     def begin(self) -> None:
-        """Put, from a thread of its own."""
+        """Start putting records in a thread."""
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Put nothing more; what is being put has been put then, or the run is void."""
+        """Stop putting records. If the last put does not end in time, the run is void."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -48,13 +48,13 @@ class Feed:
                 self.failed.append("the feed did not end: what it put last may be missing")
 
     def stream_ended(self) -> None:
-        """The stream that took the records so far is no more."""
+        """Note that the stream that took the records so far is gone."""
         self._former, self.anew = len(self.sent), time.time()
 
     def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
-        """What the living stream took, and what was handed over of former ones, by key and digest."""
-        told = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
-        return told + self.sent[self._former :]
+        """Return what the present stream took, and what was handled of former ones, by key and digest."""
+        handled = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
+        return handled + self.sent[self._former :]
 
     def _run(self) -> None:
         while not self._ended.wait(PUT_SECONDS):
@@ -64,7 +64,7 @@ class Feed:
                 began = time.time()
                 try:
                     put = list(self.ground.put())
-                except Exception as error:  # noqa: BLE001  the run is void then, and says so
+                except Exception as error:  # noqa: BLE001  the run is then reported as void
                     self.failed.append(f"the feed ended: {error!r}")
                     return
                 now = time.time()

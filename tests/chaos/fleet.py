@@ -1,4 +1,4 @@
-"""A fleet of worker processes on a stage, and how each kind of fault is caused to it and mended."""
+"""A fleet of worker processes, and how each kind of fault is caused and ended."""
 
 import math
 import os
@@ -57,9 +57,9 @@ STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 LOG_RAISES = FaultKind(ORDER, seconds=(6.0, 10.0))
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
-"""Faults that explain nothing by themselves: others are noted as they befall, or nobody should notice.
+"""Faults that explain nothing by themselves, because they are recorded elsewhere, or should not be noticeable.
 
-A clock is noticed only where a service is told the time: tokens and signatures are good for an hour, or less.
+A stepped clock is only noticed by services that get the time: tokens and signatures are valid for an hour at most.
 """
 OF_WORKERS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
@@ -67,19 +67,19 @@ OF_WORKERS = (
 )
 OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
 OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
-"""In the place of what handlers do."""
+"""Faults of children, in place of those of handlers."""
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * END_SECONDS
-"""How long after the order a child may be at its deed: until it is killed."""
+"""How long after the order a child may misbehave before it is killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
 UNOPENED = "the store does not answer yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
-"""How long the others may take to finish a sleeper's shards, and to delete their leases, after it was to wake."""
+"""How long after its wake-up time others may take to finish a sleeper's shards and delete their leases."""
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
-    """The faults of a table and of the lines to it; some of a disk want a libc put before the workers' own."""
+    """Return the faults of a table and of the lines to it; some disk faults need a libc preloaded into the workers."""
     if table.kept is None:
         full = (DISK_FULL,) if table.disk and table.disk.small else ()
         return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
@@ -95,29 +95,29 @@ class Place:
     lines: Lines | Wired | None = None
 
     def url(self, worker: str) -> str:
-        """The store's URL for this worker."""
+        """Return the store's URL for this worker."""
         return self.table.url.format(endpoint=self.endpoint(worker))
 
     def environment(self, worker: str) -> dict[str, str]:
-        """The secrets of this worker."""
+        """Return the secrets of this worker."""
         return self.table.environment(self.endpoint(worker))
 
     def endpoint(self, worker: str) -> str:
-        """Where this worker finds the service."""
+        """Return where this worker finds the service."""
         return self.lines.url(worker) if self.lines else ""
 
 
 @define(kw_only=True)
 class Fleet(Stage):
-    """Workers by id; a process of one is called by the id, a "#" and a number.
+    """Workers by id; a process is named by its worker's id, a "#" and a number.
 
-    ground     what they read
-    places     where their leases are ("store"), and where these are to go in a swap ("goal"), by a fault's line
-    libc       the one put before that of the workers, if it could be made
+    ground     the stream that the workers read
+    places     the table of the leases ("store") and the target of a swap ("goal"), by a fault's line
+    libc       the libc that is preloaded into the workers, if it could be built
     multilang  whether workers are `leasehold multilang`, with children
-    operator   who swaps the tables, if anybody
-    processes  the last one of each worker
-    leaving    by worker: the process that was told to end
+    operator   the operator that swaps the tables, if there is one
+    processes  the last process of each worker
+    leaving    the process that was told to end, by worker
     """
 
     ground: Ground
@@ -133,11 +133,11 @@ class Fleet(Stage):
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _slept: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
-    """The processes that were refused threads, memory or their file, and may end of it after the fault is over, too."""
+    """The processes that were denied threads, memory or their file, and may end because of that even later."""
 
     @property
     def table(self) -> Table:
-        """Where the leases are, or were at the beginning."""
+        """The table of the leases at the beginning."""
         return self.places["store"].table
 
     # Workers
@@ -178,8 +178,8 @@ class Fleet(Stage):
         self._deny(worker)
 
     def _properties(self, worker: str) -> Path:
-        """The file of a daemon; where it reads, and where its leases are, `unruly_daemon` is told besides."""
-        told = {
+        """Write the properties file of a daemon; `unruly_daemon` gets the source and the store as arguments."""
+        properties = {
             "executableName": f"{sys.executable} {CHILD}",
             "streamName": self.stream.name,
             "applicationName": "chaos",
@@ -190,11 +190,11 @@ class Fleet(Stage):
             "timeoutInSeconds": f"{TIMEOUT_SECONDS}",
         }
         file = self.folder / f"{worker}.properties"
-        file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+        file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
         return file
 
     def _none_left(self, process: str) -> None:
-        """Note what a process that is gone has left behind, of whatever kind."""
+        """Record processes that a process has left behind."""
         setting, until = f"CHAOS_TOLD={self.folder / f'{process}.told'}", time.monotonic() + ORPHAN_SECONDS
         while (left := list(with_setting(setting))) and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
@@ -202,33 +202,33 @@ class Fleet(Stage):
             self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
 
     def groups(self) -> dict[str, int]:
-        """The process group of each worker, and that of the operator's command."""
-        found = {
+        """Return the process group of each worker, and that of the operator's command."""
+        groups = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
             if process in self._children
         }
-        return found | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
+        return groups | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
-        """Whether every shard is read by its owner, and no two workers own numbers that differ by more than one."""
+        """Return whether every shard is read by its owner, and the workers' counts differ by one at most."""
         owned = Counter(lease.owner for lease in self.leases)
         counts = [owned[worker] for worker in self.processes]
         read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
         return read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
 
     def ended_badly(self) -> list[str]:
-        """The processes that in the end did not end as they were told."""
+        """Return the processes that did not end as they were told."""
         badly = [process for process, state in self.workers.items() if "status" in state]
-        told = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+        faults = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
         for process in self.processes.values():
             self._none_left(process)
-        return [*told, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
+        return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
     def swap_ended(self, within_seconds: float) -> None:
-        """Let the operator finish once everybody is there, and note it where the swap does not end, or not whole.
+        """Let the operator finish once all workers run; record a fault if the swap does not end, or is incomplete.
 
-        Who joins a swap that is over is told that its store is another one.
+        A worker that joins after the swap is told that its store is another one.
         """
         if self.operator is None:
             return
@@ -249,20 +249,20 @@ class Fleet(Stage):
         super().abandon()
 
     def _had_begun(self, process: str) -> bool:
-        """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded.
+        """Return whether the process had logged anything: before that, a signal ends it while it is being loaded.
 
-        So it does while a store does not answer to its opening: nothing is held then.
+        The same is true while a store does not respond when it is opened, because no leases are held then.
         """
-        said = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
-        return bool(said) and (UNOPENED not in said or (self.folder / f"{process}.writes").stat().st_size > 0)
+        log = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
+        return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
     def touched(self) -> int:
-        """How many requests faulty lines have touched."""
+        """The number of requests that faulty lines have touched."""
         return self.ground.touched + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:
-        """Take in what has been written since, and see to who has ended."""
+        """Read what has been written since, and handle processes that have ended."""
         self._look()
         self.ground.known({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
@@ -278,15 +278,15 @@ class Fleet(Stage):
         self.watched(self)
 
     def _look(self) -> None:
-        # A table that does not answer is looked at later; what processes have written was taken in before.
-        kept = [place.table.kept for place in self.places.values()]
+        # If the table does not respond, it is read later. What processes have written is read before.
+        services = [place.table.kept for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
         try:
-            if not any(each and each.paused for each in kept):
+            if not any(each and each.paused for each in services):
                 super()._look()
                 return
-        except (OutcomeUnknown, StoreError):  # by a line on which nothing is the matter
+        except (OutcomeUnknown, StoreError):  # over a line without faults
             note = "the store itself did not answer"
             self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
         for tail in self._tails:
@@ -300,7 +300,7 @@ class Fleet(Stage):
             self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
 
     def _ended_by_itself(self, process: str, child: Child) -> None:
-        """A worker that is refused threads, memory or its file may end, and say so; its owner would start it anew."""
+        """Restart the worker, which may only end by itself if it was denied threads, memory or its file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
@@ -312,7 +312,7 @@ class Fleet(Stage):
     # Faults
 
     def begin(self, fault: Fault) -> None:
-        """Cause it, and remember that."""
+        """Cause a fault, and record it."""
         began = time.time()
         subject = self._cause(fault)
         if self._is_felt(fault.kind.what):
@@ -327,12 +327,12 @@ class Fleet(Stage):
         return what not in UNFELT or (what in STEPS and dated)
 
     def _deny(self, worker: str) -> None:
-        """Remember the present process of this worker, if anything is refused it."""
+        """Remember the present process of this worker if it is denied anything."""
         if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._lasting):
             self._denied.add(self.processes[worker])
 
     def _cause(self, fault: Fault) -> str:
-        """Cause it; what it befalls, "" where that is everybody."""
+        """Cause the fault, and return what it hits, or "" if it hits everything."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
             return self._cause_on_the_way(fault)
@@ -347,7 +347,7 @@ class Fleet(Stage):
         return worker
 
     def _cause_to_worker(self, what: str, worker: str) -> None:
-        # A worker that still drains has no process that the next fault could befall.
+        # A worker that still drains has no process for the next fault.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
         match what:
@@ -360,7 +360,7 @@ class Fleet(Stage):
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
             case "no more descriptors" | "no more memory":
-                # A program that is being loaded needs some, and ends without them as any other does.
+                # A program that is being loaded needs some, and ends without them like any other program.
                 self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
                 refused = NoMore.memory if what == NO_MEMORY.what else NoMore.descriptors
                 self._short[worker] = refused(self._children[process].pid)
@@ -422,14 +422,14 @@ class Fleet(Stage):
         return worker
 
     def _on_line(self, fault: Fault) -> tuple[KeptService | None, Lines | Wired | None]:
-        """The service that this fault concerns, and the workers' lines to it; those to a stream are its ground's."""
+        """Return the service that this fault concerns, and the workers' lines to it, except those to a stream."""
         if fault.kind.line == "stream":
             return self.ground.kept, None
         place = self.places.get(fault.kind.line)
         return (place.table.kept, place.lines) if place else (None, None)
 
     def _empty_table(self) -> None:
-        """Delete every row, or the file, behind the back of all."""
+        """Delete every row, or the file, without the workers' knowledge."""
         sent = time.time()
         shards = {lease.shard for lease in self.leases}
         if self.table.disk is not None:
@@ -439,19 +439,19 @@ class Fleet(Stage):
             until = time.monotonic() + LEASE_SECONDS
             while time.monotonic() < until:
                 with suppress(OutcomeUnknown):
-                    found = self.store.list().leases
-                    shards |= {lease.shard for lease in found}
-                    if not [row for row in found if isinstance(self.store.write(DeleteLease(row)), Lost)]:
+                    rows = self.store.list().leases
+                    shards |= {lease.shard for lease in rows}
+                    if not [row for row in rows if isinstance(self.store.write(DeleteLease(row)), Lost)]:
                         break
         self.history.answers += [
             WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
         ]
 
     def mend(self, fault: Fault) -> None:
-        """Mend it; what was caused late, or lasts for a while by itself, is remembered for as long as it lasted.
+        """End the fault; if it starts late or goes on by itself, the incident lasts accordingly longer.
 
-        A line to a store that lets one direction through explains only what happens at its beginning and its end: in
-        between, other workers are to have the shards (L-one-way).
+        A line to a store that lets one direction through explains only what happens at its beginning and its end. In
+        between, other workers must get the shards (L-one-way).
         """
         self._mend(fault)
         if (incident := self._lasting.pop(fault, None)) is not None:

@@ -1,4 +1,4 @@
-"""The streams that chaos befalls, each fed by the driver, and read by each worker over a line of its own."""
+"""The streams of chaos runs, each fed by the driver, and read by each worker over a line of its own."""
 
 import json
 from collections import Counter
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 SHARDS = 6
 KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
-"""Who watches and feeds the fleet, by lines that never fail."""
+"""The name under which the driver watches and feeds the fleet, over lines that never fail."""
 KEEP_SECONDS = 2.5
-"""The stand-in keeps its streams as of a second ago."""
+"""The stand-in saves its streams every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
-"""The stream is deleted, and made again under its name; what it has taken by then is owed to nobody any more."""
+"""The stream is deleted and recreated; records that it took before need not arrive any more."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
 SLEEPS = tuple(FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim"))
-"""A shard is split or merged while its worker is stopped, which wakes once the shard's lease is deleted.
+"""A shard is split or merged while its worker is stopped; the worker wakes once the shard's lease is deleted.
 
-In a trim the shard is split, and by then the stream has dropped it, too.
+In a trim the shard is split, and the stream has dropped it too by then.
 """
 GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
-"""In the place of a restart of the hubs, which keep events in memory: every connection breaks, and none is taken."""
+"""Replaces a restart of the hubs, which keep events in memory: every connection breaks, and none is accepted."""
 
 
 class Ground(Protocol):
     """A stream, and how it fails.
 
-    kinds  the faults of it and of the lines to it
-    dated  whether it, or the client of it, refuses what was signed at quite another time
+    kinds  the faults of the stream and of the lines to it
+    dated  whether the stream, or its client, rejects what was signed at a very different time
     """
 
     kinds: Sequence[FaultKind]
@@ -63,27 +63,27 @@ class Ground(Protocol):
 
     @property
     def stream(self) -> Stream:
-        """What a stage asks of it."""
+        """The stream as the stage needs it."""
         ...
 
     def put(self) -> Iterator[Sent]:
-        """Put a few records, and answer once it has acknowledged them."""
+        """Put a few records, and return once the stream has acknowledged them."""
         ...
 
     def known(self, shards: set[str]) -> None:
-        """These have leases by now."""
+        """Take note of the shards that have leases by now."""
         ...
 
     def source(self, worker: str) -> str:
-        """Its URL, over this worker's line."""
+        """Return the stream's URL over this worker's line."""
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """What workers need to know besides."""
+        """Return the additional environment of the workers."""
         ...
 
     def begin(self, what: str, worker: str) -> str:
-        """A fault begins; what it befalls, where that is not the worker."""
+        """Begin a fault, and return what it hits if that is not the worker."""
         ...
 
     def end(self, what: str, worker: str) -> None: ...
@@ -94,22 +94,22 @@ class Ground(Protocol):
 
     @property
     def touched(self) -> int:
-        """How many requests faulty lines have touched."""
+        """The number of requests that faulty lines have touched."""
         ...
 
     def told(self, event: ReadingEvent) -> ReadingEvent:
-        """The event as the judge compares it with what was sent."""
+        """Return the event in the form in which the judge compares it with what was sent."""
         ...
 
 
 @define
 class Numbered:
-    """Makes records: each carries its key, and how many of the key came before."""
+    """Makes records with their key, and how many records of the key came before."""
 
     counts: Counter[str] = Factory(Counter)
 
     def next(self, keys: Sequence[str]) -> list[tuple[Sent, bytes]]:
-        """One of each of these keys."""
+        """Make one record of each of these keys."""
         made = []
         for key in keys:
             self.counts[key] += 1
@@ -139,16 +139,16 @@ class KinesisGround:
     )
 
     def put(self) -> Iterator[Sent]:
-        """One record of each key."""
+        """Put one record of each key."""
         made = self._numbered.next(KEYS)
         put(self._client, self.stream.name, [(sent.key, data) for sent, data in made])
         return (sent for sent, _ in made)
 
     def known(self, shards: set[str]) -> None:
-        """Children are put into as soon as they are there."""
+        """Do nothing: children get records as soon as they exist."""
 
     def source(self, worker: str) -> str:
-        """The stream by the line of this worker."""
+        """Return the stream's URL over this worker's line."""
         return (
             f"kinesis://{self.stream.name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={self.lines.url(worker)}"
         )
@@ -157,7 +157,7 @@ class KinesisGround:
         return {}
 
     def begin(self, what: str, worker: str) -> str:
-        """On the line of the worker; a restart, or a stream anew, is done at once."""
+        """Begin the fault on the worker's line; a restart and a recreated stream are done at once."""
         if what == ANEW.what:
             name = self.stream.name
             self._client.delete_stream(StreamName=name)
@@ -171,7 +171,7 @@ class KinesisGround:
         return worker
 
     def end(self, what: str, worker: str) -> None:
-        """On the line of the worker, if it was one's."""
+        """End the fault on the worker's line, if it hit one."""
         if worker:
             self.lines.end(what, worker)
 
@@ -199,7 +199,7 @@ class KinesisGround:
 
 
 def _whole(file: Path) -> bytes:
-    """What the stand-in has written, which writes it anew every second, and may be ended in the middle."""
+    """Return what the stand-in has written, retrying because it rewrites the file every second and may be cut off."""
     while True:
         with suppress(ValueError):
             kept = file.read_bytes()
@@ -209,7 +209,7 @@ def _whole(file: Path) -> bytes:
 
 @contextmanager
 def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
-    """A stream of its own in a service of its own."""
+    """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
     kept = KeptService(partial(kinesis_local, folder / "kinesis"))
     with ExitStack() as stack:
@@ -246,30 +246,30 @@ class HubGround:
 
     @property
     def stream(self) -> Stream:
-        """As a stage has it."""
+        """The hub as the stage needs it."""
         return cast("Stream", self._hub)
 
     def put(self) -> Iterator[Sent]:
-        """A few records into each partition; a partition is to the judge what a key is."""
+        """Put a few records into each partition, which the judge treats as their key."""
         for partition in self._fed:
             made = self._numbered.next((partition,) * 3)
             self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in made])
             yield from (sent for sent, _ in made)
 
     def known(self, shards: set[str]) -> None:
-        """A new partition is put into once it has a lease: it is found within five minutes, or by who starts."""
+        """Feed a new partition once it has a lease. Running workers find it within five minutes, new ones at once."""
         self._fed = tuple(sorted(shards)) or self._fed
 
     def source(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
-        """The hub by the wire."""
+        """Return the hub's URL over the wire."""
         return self._hub.url
 
     def environment(self) -> Mapping[str, str]:
-        """The key of the hub."""
+        """Return the hub's key."""
         return {HUB_CONNECTION: self._hubs.connection_string()}
 
     def begin(self, what: str, worker: str) -> str:
-        """On the wire, for this worker; or to one partition, or of the hub."""
+        """Begin the fault on the wire for this worker, on one partition, or on the hub."""
         self._turn += 1
         partition = str(self._turn % self._hub.partitions)
         match what:
@@ -293,28 +293,28 @@ class HubGround:
         return worker
 
     def end(self, what: str, worker: str) -> None:
-        """On the wire, where a worker has one fault at a time."""
+        """End the fault on the wire, where a worker has one fault at a time."""
         if what == GONE.what:
             self.wire.mend()
         else:
             self.wire.let_through(worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        """Partitions are never closed."""
+        """Do nothing: partitions are never closed."""
 
     @property
     def touched(self) -> int:
-        """The wire carries bytes, and knows no requests."""
+        """0, because the wire carries bytes and knows no requests."""
         return 0
 
     def told(self, event: ReadingEvent) -> ReadingEvent:
-        """Its key is the partition."""
+        """Return the event with the partition as its key."""
         return evolve(event, key=event.shard)
 
 
 @contextmanager
 def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
-    """A hub in a process of its own; `name_of` says whose connection comes from a port."""
+    """Make a hub in a process of its own; `name_of` returns the owner of the connection from a port."""
     with event_hubs({}) as hubs:
         wire = Wire(hubs.service.port, name_of)
         by_wire = evolve(hubs, address=f"localhost:{wire.port}")

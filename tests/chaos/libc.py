@@ -1,4 +1,4 @@
-"""Clocks that are stepped, and a disk that is read-only, for workers alone: by a libc that is put before theirs."""
+"""Stepped clocks and a read-only disk for workers only, through a libc that is preloaded into them."""
 
 import mmap
 import shutil
@@ -13,12 +13,12 @@ from attrs import define
 SOURCE = Path(__file__).with_name("unkind_libc.c")
 NUMBERS = struct.Struct("=qq")
 STEP_SECONDS = 7200
-"""Beyond the hour for which tokens of the SDKs are good."""
+"""More than the hour for which tokens of the SDKs are valid."""
 
 
 @define
 class UnkindLibc:
-    """What each worker is told, which it sees at once.
+    """What the preloaded libc of each worker returns; changes take effect at once.
 
     disk  the folder that can be made read-only
     """
@@ -29,7 +29,7 @@ class UnkindLibc:
 
     @classmethod
     def made(cls, folder: Path, workers: Sequence[str], disk: Path) -> Self:
-        """Compile it, and tell everybody the truth; `disk` need not be there."""
+        """Compile the library, without any faults; `disk` need not exist."""
         library = folder / "unkind_libc.so"
         subprocess.run(
             ("cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(SOURCE), "-ldl"), check=True
@@ -37,16 +37,16 @@ class UnkindLibc:
         return cls(library, disk, {worker: _numbers(folder / f"{worker}.libc") for worker in workers})
 
     def environment(self, worker: str) -> dict[str, str]:
-        """The variables of a process of this worker."""
+        """Return the environment variables of a process of this worker."""
         place, _ = self._told[worker]
         return {"LD_PRELOAD": str(self._library), "CHAOS_LIBC": str(place), "CHAOS_DISK": f"{self._disk}/"}
 
     def step(self, worker: str, seconds: int) -> None:
-        """Its time of day is ahead by so much; 0: it is right."""
+        """Set the worker's time of day ahead by this much, or right with 0."""
         self._tell(worker, 0, seconds)
 
     def refuse_writes(self, *, refused: bool) -> None:
-        """Whether the disk is read-only, for all of them."""
+        """Make the disk read-only or writable for all workers."""
         for worker in self._told:
             self._tell(worker, 1, refused)
 
@@ -64,5 +64,5 @@ def _numbers(place: Path) -> tuple[Path, mmap.mmap]:
 
 
 def libc_can_be_put_before() -> bool:
-    """Whether there is a compiler."""
+    """Return whether there is a compiler."""
     return shutil.which("cc") is not None

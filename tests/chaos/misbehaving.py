@@ -1,8 +1,8 @@
-"""`leasehold consume --events` whose handler and log do as a file says: they raise, or the handler is slow or hangs.
+"""`leasehold consume --events` with a handler and a log that raise, are slow or hang when a file says so.
 
     python tests/chaos/misbehaving.py ORDERS WRITES SOURCE …
 
-WRITES takes a line for each write of its leases. Whatever time of day the process is told, lines carry the true one.
+WRITES gets a line for each write of its leases. Lines contain the true time, whatever time of day the process sees.
 """
 
 import sys
@@ -21,12 +21,12 @@ SLOW_SECONDS, LOOK_SECONDS = 3.0, 0.1
 
 
 class MisbehavingLines(EventLines):
-    """Reads before each batch what to do; nothing is written of a batch that is refused."""
+    """Reads its orders before each batch; nothing is written of a batch that is refused."""
 
     orders = Path()
 
     def handle(self, delivery: Delivery) -> None:
-        """Hang until told otherwise, raise, wait, or write."""
+        """Hang until ordered otherwise, raise, wait, or write."""
         order = self.orders.read_text()
         while order == "hangs":
             time.sleep(LOOK_SECONDS)
@@ -41,7 +41,7 @@ class MisbehavingLines(EventLines):
 if __name__ == "__main__":
     MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
     RaisingLog(MisbehavingLines.orders).install()
-    # The command has no place for a handler beside --events.
+    # The command takes no handler along with --events.
     with (
         patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),
         writes_noted(writes),

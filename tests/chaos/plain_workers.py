@@ -1,9 +1,9 @@
-"""Plain workers over local services, on which a seed brings down one fault after another; the judge has the last word.
+"""Plain workers over local services, with one fault after another drawn from a seed, and a judge that checks the run.
 
     python tests/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
 
-Records are put all the time. In the end everything is mended, all records are to arrive, and the workers drain.
-The verdict says what was lost, out of order, handed over again or left waiting with no fault to explain it.
+Records are put all the time. In the end all faults are over, all records must arrive, and the workers drain. The
+verdict lists records that were lost, out of order, handled again or left waiting with no fault to explain it.
 """
 
 import argparse
@@ -71,16 +71,16 @@ SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
 CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
-"""Where the lookout itself is gone, all list the table so much later (C8), and only then their clocks start."""
+"""If the lookout itself is gone, workers list the table this much later (C8), and only then their clocks start."""
 NOTICE_SECONDS = 2.0, 6.0
-"""What a machine adds to the time in which a lease passes on, at its ease and when its load is three times too high."""
+"""What a machine adds to the time in which a lease passes on, when idle and when its load is three times too high."""
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
 HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
 
 @frozen
 class Wanted:
-    """A run that is asked for.
+    """The run that was asked for.
 
     Attributes:
         to: The store to which the leases are swapped meanwhile, or "".
@@ -101,14 +101,14 @@ class Wanted:
 
 @frozen
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
-    load     the machine's load average of the last five minutes, at its end
-    limits   by which it was judged
+    load     the machine's load average of the last five minutes, at the end
+    limits   the limits by which the run was judged
     faults   how often each kind was played
     touched  requests that faulty lines touched
-    writes   how many of each outcome
-    slow     how often a service was slow by itself, as the driver saw it
+    writes   the number of writes by outcome
+    slow     how often a service was slow by itself, as seen by the driver
     longest  the record that waited longest, and why
     swap     what the command of a swap did
     """
@@ -206,7 +206,7 @@ def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fl
 
 
 def _watched(places: Mapping[str, Place]) -> Store:
-    """The store for the driver, by lines that never fail."""
+    """Return the store for the driver, over lines that never fail."""
     stores = []
     for place in places.values():
         with patch.dict(os.environ, place.environment(WATCHER)):
@@ -245,7 +245,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
 
 
 def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
-    """The faults that this machine allows; those that it does not are said."""
+    """Return the faults that this machine allows, and print those that it does not."""
     libc, threads = fleet.libc is not None, threads_can_be_refused()
     if not libc:
         told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
@@ -253,7 +253,7 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
     denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
     tables = table_kinds(fleet.table, libc=libc)
-    # What a run is about, and what befalls all who take part in it; the rest is for runs of plain workers.
+    # The faults that every kind of run has; the others are for runs of plain workers.
     tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
     shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
     if fleet.multilang:
@@ -266,13 +266,13 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
 
 
 def notice_seconds() -> float:
-    """What this machine adds to the time in which a lease passes on, by its load of the last minutes."""
+    """Return the time that this machine's recent load adds before a lease passes on."""
     least, most = NOTICE_SECONDS
     return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
 
 
 def limits_now(workers: Sequence[str], capabilities: Capabilities) -> Limits:
-    """The limits of these workers and this layout, by the machine's load of the last minutes."""
+    """Return the limits of these workers and this layout, by the machine's recent load."""
     notice = notice_seconds()
     return Limits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
@@ -299,7 +299,7 @@ class Play:
     _said: float = 0.0
 
     def run(self, faults: Sequence[Fault], workers: Sequence[str]) -> None:
-        """Let everybody join, play the faults, mend everything, and let everything arrive and drain."""
+        """Start all workers, play the faults, end them all, and let everything arrive and drain."""
         fleet = self.fleet
         for worker in workers:
             fleet.join(worker)
@@ -311,10 +311,10 @@ class Play:
             self._go_on(at)
             begun = time.monotonic()
             self._act(fault, over=over)
-            # What takes its time (a restart, a split) puts the rest off, or all of that would come at once.
+            # A slow fault (a restart, a split) postpones the others, which would otherwise come all at once.
             self._began += time.monotonic() - begun
         self._go_on(self.wanted.seconds)
-        # A swap is many requests one after the other, each late by what the machine's load adds.
+        # A swap makes many requests in sequence, and the machine's load delays each.
         fleet.swap_ended(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
@@ -326,7 +326,7 @@ class Play:
     def _act(self, fault: Fault, *, over: bool) -> None:
         if not over:
             self._say(str(fault))
-            # What the stream is asked while it does not answer would have an outcome that nobody knows.
+            # A request to a stream that does not respond would have an unknown outcome.
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:
@@ -381,14 +381,14 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
     options.add_argument("--only", default="", help="play only faults whose names contain this (all)")
     options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
-    given = vars(options.parse_args())
-    if given["consumer"] == "multilang" and (given["source"] != "kinesis" or given["to"]):
+    arguments = vars(options.parse_args())
+    if arguments["consumer"] == "multilang" and (arguments["source"] != "kinesis" or arguments["to"]):
         options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
-    kept = given.pop("folder")
+    kept = arguments.pop("folder")
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
-    wanted = Wanted(**given)
+    wanted = Wanted(**arguments)
     to_stderr(f"{wanted}")
     with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
         place = kept or Path(folder)

@@ -1,4 +1,4 @@
-"""Processes of a fleet on this machine: whose connection one is, and what the system refuses them."""
+"""Processes of a fleet on this machine: which one has a connection, and which resources they are denied."""
 
 import os
 import resource
@@ -14,7 +14,7 @@ LOCAL, INODE = 1, 9
 
 
 def in_group(group: int) -> Iterator[int]:
-    """The processes of this group."""
+    """Yield the processes of this group."""
     for place in PROC.iterdir():
         with suppress(ValueError, ProcessLookupError):
             if os.getpgid(int(place.name)) == group:
@@ -22,13 +22,13 @@ def in_group(group: int) -> Iterator[int]:
 
 
 def descendants(of: int) -> Iterator[int]:
-    """What this process has started, and what that has, each before its own."""
+    """Yield the descendants of a process, parents before their children."""
     parents: dict[int, list[int]] = {}
     for place in PROC.iterdir():
         with suppress(ValueError, OSError):
-            # The name stands in brackets and may have any in it; the parent's id is the second word behind them.
-            told = (place / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(told[1]), []).append(int(place.name))
+            # The name is in brackets and may contain brackets; the parent's id is the second word after them.
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(place.name))
     todo = [of]
     while todo:
         started = parents.get(todo.pop(0), [])
@@ -37,7 +37,7 @@ def descendants(of: int) -> Iterator[int]:
 
 
 def with_setting(setting: str) -> Iterator[int]:
-    """The processes that were started with this `NAME=value` in their environment, and have not ended."""
+    """Yield the running processes that were started with this `NAME=value` in their environment."""
     for place in PROC.iterdir():
         with suppress(ValueError, OSError):
             if f"\0{setting}\0".encode() in b"\0" + (place / "environ").read_bytes() + b"\0":
@@ -45,7 +45,7 @@ def with_setting(setting: str) -> Iterator[int]:
 
 
 def client_at(port: int, groups: Mapping[str, int]) -> str:
-    """Which of these process groups has this port of the loopback address; "" for none of them."""
+    """Return which of these process groups has this port of the loopback address, or "" for none."""
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     sockets = {f"socket:[{row[INODE]}]" for row in rows if int(row[LOCAL].partition(":")[2], 16) == port}
     for name, group in groups.items():
@@ -62,16 +62,16 @@ class NoMoreThreads:
     """A control group that lets the processes of a worker have no more threads than they have."""
 
     def __init__(self, group: int) -> None:
-        """Raises OSError where this user may make none."""
+        """Make the control group. Raises OSError if this user may not."""
         self._folder = PIDS / f"leasehold-chaos-{group}"
         self._folder.mkdir()
         self._move(in_group(group), self._folder)
         (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
 
     def end(self) -> None:
-        """Let them have what they want."""
+        """Remove the limit."""
         (self._folder / "pids.max").write_text("max")
-        # What they have started meanwhile is there, too, in whatever process group.
+        # The control group also has their new children, in whatever process group.
         while there := (self._folder / "cgroup.procs").read_text().split():
             self._move(map(int, there), PIDS / _own_group())
         self._folder.rmdir()
@@ -84,24 +84,24 @@ class NoMoreThreads:
 
 
 SPARE_BYTES = 1 << 20
-"""What a process that gets no more memory has left, so that some step far within it is refused some."""
+"""What a process without more memory has left, so that an allocation deep inside it fails."""
 
 
 def descriptors_of(pid: int) -> int:
-    """One more than the highest that this process has open."""
+    """Return one more than the highest descriptor that this process has open."""
     return max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
 
 
 def memory_of(pid: int) -> int:
-    """The bytes of its data, which are what the system counts, and a little more."""
+    """Return the bytes of the process's data, which the system counts, and a little more."""
     status = (PROC / str(pid) / "status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmData:")) * 1024 + SPARE_BYTES
 
 
 class NoMore:
-    """Limits that let the processes of a worker have no more of something than they have.
+    """Limits that let the processes of a worker have no more of a resource than they have.
 
-    what  the resource, as the system numbers them
+    what  the resource, by the system's number
     used  how much of it a process may have
     """
 
@@ -115,23 +115,23 @@ class NoMore:
 
     @classmethod
     def descriptors(cls, group: int) -> Self:
-        """They open no more files and connections."""
+        """Deny the processes more files and connections."""
         return cls(group, resource.RLIMIT_NOFILE, descriptors_of)
 
     @classmethod
     def memory(cls, group: int) -> Self:
-        """They get no more memory."""
+        """Deny the processes more memory."""
         return cls(group, resource.RLIMIT_DATA, memory_of)
 
     def end(self) -> None:
-        """Let them have what they want; who has gone meanwhile wants nothing."""
+        """Remove the limits of the processes that still run."""
         for pid, limits in self._before.items():
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, self._what, limits)
 
 
 def threads_can_be_refused() -> bool:
-    """Whether this machine has such control groups, and this user may make them."""
+    """Return whether this machine has such control groups, and this user may make them."""
     try:
         (PIDS / "leasehold-chaos").mkdir()
         (PIDS / "leasehold-chaos").rmdir()

@@ -1,4 +1,4 @@
-"""A log that fails while a file orders it: a filter of each logger raises for some lines, a handler for the others."""
+"""A log that fails while a file orders it: a filter of each logger raises for some lines, a handler for others."""
 
 import itertools
 import logging
@@ -15,7 +15,7 @@ RAISED = (
 
 
 class RaisingLog(logging.Handler):
-    """A handler, and a filter, of a user's program.
+    """A handler, and a filter, as a user's program might have.
 
     Attributes:
         orders: The file that holds the present order.
@@ -41,7 +41,7 @@ class RaisingLog(logging.Handler):
                 logger.removeFilter(self._pass)
 
     def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  as the base class has it
-        """Raise if it is ordered."""
+        """Raise if the file orders it."""
         self._raise_if_ordered()
         return True
 

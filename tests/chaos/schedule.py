@@ -1,4 +1,4 @@
-"""What is to befall a fleet, drawn from a seed: the same seed gives the same faults at the same seconds."""
+"""The faults of a run, drawn from a seed: the same seed gives the same faults at the same seconds."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 SPACING_SECONDS = (1.0, 3.0)
 REST_SECONDS = 2.0
-"""How long nothing more befalls a worker, or the services, after a fault."""
+"""How long a worker, or the services, have no further fault after one."""
 
 
 @frozen
@@ -15,9 +15,9 @@ class FaultKind:
     """A fault that a ground can cause.
 
     what     its name
-    line     which line of a worker fails: "store", "stream", or "" where it is no line
-    seconds  the least and the most that it lasts; of a worker that is gone, until it is started again
-    common   whether it befalls a service, and so everybody
+    line     which line of a worker fails: "store", "stream", or "" if it is no line
+    seconds  the shortest and longest duration; for a worker that is gone, until it is started again
+    common   whether it hits a service, and so all workers
     """
 
     what: str
@@ -28,7 +28,7 @@ class FaultKind:
 
 @frozen(order=True)
 class Fault:
-    """One fault: `at` so many seconds after the beginning; `worker` is "" where it befalls everybody."""
+    """One fault, `at` seconds after the beginning; `worker` is "" if it hits all of them."""
 
     at: float
     kind: FaultKind = field(order=False)
@@ -46,10 +46,10 @@ class Fault:
 
 
 def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Sequence[str]) -> tuple[Fault, ...]:
-    """The faults of a run of so many seconds, in order.
+    """Return the faults of a run of this many seconds, in order.
 
-    Every kind has its turn before one comes again. More than half of the workers are left alone at any time, so that
-    whatever a fault takes from the others can be taken over.
+    Every kind comes once before one comes again. More than half of the workers are left alone at any time, so that they
+    can take over what a fault takes from the others.
     """
     draw = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
     busy: dict[str, float] = {}
@@ -75,7 +75,7 @@ def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Seq
 
 
 def _fits(fault: Fault, busy: Mapping[str, float], troubled: int, workers: int) -> bool:
-    """Whether no service is troubled besides, or more than half of the workers stay untroubled."""
+    """Return whether the fault leaves all other services, or more than half of the workers, without a fault."""
     if fault.kind.common:
         return busy.get("", 0.0) <= fault.at
     return bool(fault.worker) and 2 * (troubled + 1) < workers

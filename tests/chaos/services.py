@@ -1,4 +1,4 @@
-"""The services that chaos befalls: each can be paused, and those that keep what they have on a disk, restarted."""
+"""The services of chaos runs: each can be paused, and those that keep their data on a disk can be restarted."""
 
 import os
 import signal
@@ -35,12 +35,12 @@ STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
 
 
 class NotHere(Exception):
-    """This machine has not the service that a run is asked for."""
+    """A service that a run needs is not available on this machine."""
 
 
 @define
 class KeptService:
-    """A running service; `begin` starts it, with what it kept."""
+    """A running service; `begin` starts it, with the data that it kept."""
 
     begin: Callable[[], AbstractContextManager[Service]]
     service: Service = field(init=False)
@@ -51,7 +51,7 @@ class KeptService:
         self.service = self._stack.enter_context(self.begin())
 
     def pause(self) -> None:
-        """It answers nobody from here on."""
+        """Stop the service's processes, so that it responds to no request."""
         self.paused = True
         self._signal(signal.SIGSTOP)
 
@@ -60,7 +60,7 @@ class KeptService:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Its group first, which starts no more; then what has groups of its own, as PostgreSQL does."""
+        """Signal the group first, so that it starts no more processes, then descendants in groups of their own."""
         with suppress(ProcessLookupError):
             os.killpg(self.service.pid, number)
         for pid in descendants(self.service.pid):
@@ -68,7 +68,7 @@ class KeptService:
                 os.kill(pid, number)
 
     def restart(self, between: Callable[[], object] = lambda: None) -> None:
-        """End it, and start it anew on another port; `between` is called while there is none."""
+        """End the service, and start it again on another port; `between` is called in between."""
         if self.service.name == "postgres":  # told to end by another signal, it waits until its clients have gone
             os.kill(next(descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
@@ -82,15 +82,15 @@ class KeptService:
 
 @frozen
 class Table:
-    """Where the leases are.
+    """The table of the leases.
 
-    url      the store's URL, with {endpoint} where the service is named, if it has one
-    kept     the service; None for a file, which is on `disk`
-    secret   what a worker has in its environment besides, likewise
-    refused  what the service refuses requests with
-    dated    whether it refuses requests that were signed at quite another time than its own
-    wired    whether its wire carries bytes of which nothing here knows where a request ends
-    lasts    whether it has after a restart what it had before
+    url      the store's URL, with {endpoint} in place of the service, if it has one
+    kept     the service, or None for a file, which is on `disk`
+    secret   additional environment of a worker, likewise with {endpoint}
+    refused  how the service rejects requests
+    dated    whether it rejects requests that were signed at a very different time
+    wired    whether its wire carries bytes that are not split into requests here
+    lasts    whether it has the same data after a restart
     """
 
     url: str
@@ -103,16 +103,16 @@ class Table:
     lasts: bool = True
 
     def environment(self, endpoint: str) -> dict[str, str]:
-        """The secrets, for this way to the service."""
+        """Return the secrets for this way to the service."""
         return {name: value.format(endpoint=endpoint) for name, value in self.secret.items()}
 
 
 @contextmanager
 def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
-    """A table of its own in a service of its own. Raises NotHere.
+    """Make a table in a service of its own. Raises NotHere.
 
     hub     the namespace and hub it is for, or ""
-    layout  the one it has where that is not the usual one
+    layout  its layout if that is not the usual one
     """
     with ExitStack() as stack:
         name = f"chaos-{uuid4().hex[:8]}"
@@ -135,7 +135,7 @@ def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Ta
 
 
 def watched(url: str) -> Store:
-    """The store, for the driver: a request that is late is given up soon. A busy machine may want several tries."""
+    """Return the driver's store, which gives up late requests soon. A busy machine may need several tries."""
     for _ in range(OPENINGS):
         with suppress(OutcomeUnknown):
             return open_store(url, request_seconds=1.0)
@@ -160,7 +160,7 @@ def _azblob(name: str, hub: str, kept: KeptService) -> Table:
     with ContainerClient.from_connection_string(secret, name) as container:
         container.create_container()
     where = f"eventhub={hub}&group=$Default" if hub else "prefix=app"
-    # The connection string names the port, and each worker has one of its own.
+    # The connection string contains the port, which differs by worker.
     env = {BLOB_CONNECTION: secret.replace(kept.service.url, "{endpoint}")}
     return Table(f"azblob://{AZURITE_ACCOUNT}/{name}?{where}", kept, secret=env)
 

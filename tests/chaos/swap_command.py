@@ -1,4 +1,4 @@
-"""An operator who runs `leasehold swap` again and again: it is killed, sends leases back, and in the end may finish."""
+"""An operator that runs `leasehold swap` repeatedly: it is killed, sends leases back, and in the end may finish."""
 
 import os
 import random
@@ -12,20 +12,20 @@ from attrs import define, field
 from leasehold_lab.demo.child import Child
 
 COMMAND = "command"
-"""Who it is on the lines to the tables."""
+"""The command's name on the lines to the tables."""
 RUN_SECONDS = 1.5, 8.0
-"""Less than it waits at the end of a swap, so that none is over before it may be."""
+"""Less than the command waits at the end of a swap, so that no swap ends before it may."""
 REST_SECONDS = 0.5
 
 
 @define
 class SwapOperator:
-    """The command, one process after the other.
+    """The swap command, one process after the other.
 
     addresses    FROM and TO
-    environment  what the stores want there
+    environment  what the stores need there
     folder       where it writes
-    seed         of how long each may run, and which way it sends the leases
+    seed         decides how long each process may run, and which way it sends the leases
     """
 
     addresses: tuple[str, str]
@@ -38,7 +38,7 @@ class SwapOperator:
     kills: int = 0
     backs: int = 0
     said: str = ""
-    """The last words of one that was refused, or failed."""
+    """The last output of a command that was refused, or failed."""
     _draw: random.Random = field(init=False)
     _child: Child | None = None
     _back: bool = False
@@ -55,17 +55,17 @@ class SwapOperator:
 
     @property
     def group(self) -> int:
-        """Its process group, 0 while there is none."""
+        """The process group of the command, 0 while there is none."""
         return self._child.pid if self._child else 0
 
     @property
     def told(self) -> str:
-        """How far the swap was when one of its processes looked last."""
+        """How far the swap was when one of the processes last read the tables."""
         looks = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
         return "".join(looks).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
-        """Start it where there is none, kill it when its time has come, and take note of its end."""
+        """Start the command if there is none, kill it when its time has come, and record its end."""
         now = time.monotonic()
         child = self._child
         if child is None:
@@ -90,7 +90,7 @@ class SwapOperator:
         self._child, self._until = None, now + REST_SECONDS
 
     def _start(self, now: float) -> None:
-        # It begins with the way to TO: there is nothing to send back before.
+        # The first run goes to TO, because there is nothing to send back yet.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back
         back = ("--back",) if self._back else ()

@@ -1,9 +1,9 @@
-"""Swaps of lease tables under chaos, a seed each: workers, tables and the command itself are killed in the middle.
+"""Swaps of lease tables under chaos, one per seed: workers, tables and the command itself are killed in the middle.
 
     python tests/chaos/swaps.py 20
 
-Each run puts some thousand records while the leases go to TO and back; in the end all of them are to be in TO, and all
-records handed over, in order. The pair of tables goes round with the seed.
+Each run puts some thousand records while the leases go to TO and back. In the end all leases must be in TO, and all
+records handled in order. The pair of tables depends on the seed.
 """
 
 import argparse
@@ -30,29 +30,29 @@ PAIRS = (
 
 
 def wanted(seed: int, seconds: float) -> Wanted:
-    """The run of this seed."""
+    """Return the run of this seed."""
     store, layout, to, to_layout = PAIRS[seed % len(PAIRS)]
     return Wanted(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
 
 
 def main() -> int:
-    """One run after the other; 1 if the judge has something to say about any."""
+    """Run one seed after the other, and return 1 if the judge finds a fault in any."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("runs", type=int, nargs="?", default=20, help="how many (%(default)s)")
     options.add_argument("--first", type=int, default=1, help="the first seed (%(default)s)")
     options.add_argument("--seconds", type=float, default=45.0, help="for which faults are played (%(default)s)")
-    given = options.parse_args()
+    arguments = options.parse_args()
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     outcomes: list[Outcome] = []
-    for seed in range(given.first, given.first + given.runs):
+    for seed in range(arguments.first, arguments.first + arguments.runs):
         with tempfile.TemporaryDirectory(prefix="leasehold-swaps-") as folder:
-            asked = wanted(seed, given.seconds)
+            run_wanted = wanted(seed, arguments.seconds)
             try:
-                outcomes.append(run(asked, Path(folder), to_stderr))
+                outcomes.append(run(run_wanted, Path(folder), to_stderr))
             except NotHere as missing:
-                sys.stdout.write(f"{asked.store} TO {asked.to} IS NOT TRIED: {missing}\n\n")
+                sys.stdout.write(f"{run_wanted.store} TO {run_wanted.to} IS NOT TRIED: {missing}\n\n")
                 continue
         sys.stdout.write(f"{outcomes[-1]}\n\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What the system denies the workers of chaos, or tells them wrongly: disks, threads, clocks; and what is noted."""
+"""What the system denies chaos workers or tells them wrongly (disks, threads, clocks), and how writes are noted."""
 
 import os
 import sqlite3
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
-    """Without it the fault would be one in name alone."""
     with Disk(tmp_path / "disk").mounted() as disk:
         if not disk.small:
             pytest.skip("A FULL DISK IS NOT TRIED: this user may mount none")
@@ -42,7 +41,7 @@ def test_a_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
 
 
 def test_a_file_is_held_until_it_is_let_go(tmp_path: Path) -> None:
-    """Without it the fault would be one in name alone."""
+    """A locked file rejects other writers until the lock is released."""
     with Disk(tmp_path / "disk").mounted() as disk, closing(sqlite3.connect(disk.file, timeout=0.1)) as other:
         disk.hold()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -92,35 +91,34 @@ for _ in iter(input, ""):
 def test_a_process_is_refused_what_it_wants_and_granted_it_again(
     program: str, denied: Callable[..., NoMore | NoMoreThreads], refusal: str
 ) -> None:
-    """Without it the fault would be one in name alone."""
     if denied is NoMoreThreads and not threads_can_be_refused():
         pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
     pids: list[int] = []
-    with talking(program, {}, pids) as asked:
-        answers = [asked()]
+    with talking(program, {}, pids) as ask:
+        answers = [ask()]
         short = denied(*pids)
-        answers.append(asked())
+        answers.append(ask())
         short.end()
-        answers.append(asked())
+        answers.append(ask())
     assert answers == ["had", refusal, "had"]
 
 
 def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_path: Path) -> None:
-    """Without it the fault would be one in name alone, or one that no machine has."""
+    """A stepped clock changes the time of day and not monotonic time, as on real machines."""
     program = "import time\nfor _ in iter(input, ''): print(time.time(), time.monotonic(), flush=True)"
     libc = a_libc(tmp_path)
-    with talking(program, libc.environment("a"), []) as asked:
-        times = [[float(word) for word in asked().split()]]
+    with talking(program, libc.environment("a"), []) as ask:
+        times = [[float(word) for word in ask().split()]]
         for ahead in (STEP_SECONDS, -STEP_SECONDS, 0):
             libc.step("a", ahead)
-            times.append([float(word) for word in asked().split()])
+            times.append([float(word) for word in ask().split()])
     wall, monotonic = zip(*times, strict=True)
     assert [round((later - wall[0]) / STEP_SECONDS) for later in wall] == [0, 1, -1, 0]
     assert max(monotonic) - min(monotonic) < STEP_SECONDS / 2
 
 
 def test_a_disk_is_read_only_and_takes_writes_again(tmp_path: Path) -> None:
-    """Without it likewise; SQLite's answers are those of a disk that the system has made read-only."""
+    """SQLite returns the same errors as on a disk that the system has made read-only."""
     program = """
 import sqlite3
 place = input()
@@ -139,17 +137,17 @@ for _ in iter(input, ""):
 """
     (tmp_path / "disk").mkdir()
     libc = a_libc(tmp_path)
-    with talking(program, libc.environment("a"), []) as asked:
-        assert asked(str(tmp_path / "disk" / "leases.db")) == "begun"
+    with talking(program, libc.environment("a"), []) as ask:
+        assert ask(str(tmp_path / "disk" / "leases.db")) == "begun"
         answers = []
         for refused in (False, True, False):
             libc.refuse_writes(refused=refused)
-            answers.append(asked())
+            answers.append(ask())
     assert answers == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
 
 
 def a_libc(folder: Path) -> UnkindLibc:
-    """One that lies to the process of worker a, once it is told to."""
+    """Return a libc that lies to the process of worker a when told to."""
     if not libc_can_be_put_before():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     return UnkindLibc.made(folder, ("a",), folder / "disk")
@@ -157,7 +155,7 @@ def a_libc(folder: Path) -> UnkindLibc:
 
 @contextmanager
 def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> Iterator[Callable[..., str]]:
-    """A process that answers each line with one, until it is sent an empty one; its id joins `pids`."""
+    """Run a process that answers each line with one, until it gets an empty line; its id is added to `pids`."""
     command = (sys.executable, "-c", program)
     with subprocess.Popen(
         command,
@@ -186,7 +184,7 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
 @pytest.mark.timeout(1800)  # the store of S3 may have to be built
 @pytest.mark.parametrize("store", ["dynamodb", "azblob", "postgres", pytest.param("s3", marks=pytest.mark.more)])
 def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path: Path) -> None:
-    """Without it a restart would be a loss of everything, which no service may do."""
+    """A restart keeps all leases, as it must in any service."""
     with a_table(store, tmp_path, "") as table:
         assert table.kept is not None
 
@@ -211,7 +209,7 @@ def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path
 
 
 def test_each_write_is_noted_with_its_answer(tmp_path: Path) -> None:
-    """Without it the judge would see no writes, and find nothing wrong with them."""
+    """The judge can only find faults in writes that were noted."""
 
     class Store(MemoryStore):
         def write(self, write: Write) -> Outcome:

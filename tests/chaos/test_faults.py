@@ -1,4 +1,4 @@
-"""The parts of chaos: schedules that repeat, lines and wires that fail."""
+"""The parts of chaos runs: schedules that can be repeated, and lines and wires that fail."""
 
 import logging
 import socket
@@ -36,7 +36,7 @@ KINDS = (*OF_WORKERS, *OF_HANDLERS, NO_THREADS, FaultKind("pause", "store", comm
 
 
 def test_a_seed_makes_one_schedule_and_another_seed_another() -> None:
-    """Without it a breach could not be looked for again."""
+    """A run that broke a rule can be repeated."""
     assert schedule(7, 300.0, KINDS, WORKERS) == schedule(7, 300.0, KINDS, WORKERS)
     assert schedule(7, 300.0, KINDS, WORKERS) != schedule(8, 300.0, KINDS, WORKERS)
     first = schedule(7, 300.0, KINDS, WORKERS)[0]
@@ -45,7 +45,7 @@ def test_a_seed_makes_one_schedule_and_another_seed_another() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_has_its_turn_and_most_workers_are_left_alone(seed: int) -> None:
-    """Without it a run may play one fault ten times and another never, or leave nobody to take over."""
+    """No fault is missing from a run, and there are always workers left to take over."""
     faults = schedule(seed, 600.0, KINDS, WORKERS)
     counts = Counter(fault.kind for fault in faults)
     assert set(counts) == set(KINDS)
@@ -59,7 +59,7 @@ def test_every_kind_has_its_turn_and_most_workers_are_left_alone(seed: int) -> N
 
 
 def test_kinds_have_names_of_their_own() -> None:
-    """Without it a summary would count two faults as one."""
+    """A summary counts each kind separately."""
     for ground in (KinesisGround, HubGround):
         kinds: tuple[FaultKind, ...] = fields_dict(ground)["kinds"].default  # type: ignore[assignment]
         assert len({(kind.what, kind.line) for kind in kinds}) == len(kinds)
@@ -68,7 +68,7 @@ def test_kinds_have_names_of_their_own() -> None:
 
 @contextmanager
 def a_service(asked: list[str]) -> Iterator[str]:
-    """A service that answers with what it was asked, and notes it."""
+    """Run a service that records the paths it was asked for."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
@@ -90,7 +90,7 @@ def a_service(asked: list[str]) -> Iterator[str]:
 
 
 def put(url: str, path: str, patience: float = 20.0) -> tuple[int, str | None]:
-    """Put something by this line: the status and the ETag."""
+    """Put something over this line, and return the status and the ETag."""
     with closing(HTTPConnection(HOST, urlsplit(url).port, timeout=patience)) as connection:
         connection.request("PUT", path, b"body")
         answer = connection.getresponse()
@@ -98,7 +98,7 @@ def put(url: str, path: str, patience: float = 20.0) -> tuple[int, str | None]:
 
 
 def outcome(url: str, path: str, patience: float = 20.0) -> str:
-    """How it went, in a word."""
+    """Return the outcome of a put in one word."""
     try:
         return str(put(url, path, patience)[0])
     except TimeoutError:
@@ -108,21 +108,21 @@ def outcome(url: str, path: str, patience: float = 20.0) -> str:
 
 
 def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> None:
-    """Without it a partition between one worker and the store would be one of all, or of nobody."""
-    asked: list[str] = []
-    with a_service(asked) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
+    """A partition between one worker and the store does not affect other workers, and ends with its condition."""
+    paths: list[str] = []
+    with a_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
         lines.begin("parted", "a")
         assert [outcome(lines.url(worker), f"/{worker}/1") for worker in "ab"] == ["reset", "201"]
         lines.end("parted", "a")
         assert put(lines.url("a"), "/a/2") == (201, '"7"')
         lines.begin("lost replies", "a")
         assert "reset" in {outcome(lines.url("a"), f"/lost/{number}") for number in range(20)}
-    assert (asked[:2], len(asked)) == (["/b/1", "/a/2"], 22)
+    assert (paths[:2], len(paths)) == (["/b/1", "/a/2"], 22)
     assert 1 < lines.met < 22
 
 
 def test_each_condition_has_a_fault() -> None:
-    """Without it a run would break off when the seed draws a condition that no line knows."""
+    """Every condition that a seed can draw is known to the lines."""
     with a_service([]) as service:
         felt = ("silence", "silence", "reset", "reset", "503", "201", "reset", "silence", "silence", "silence", "reset")
         for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), felt, strict=True):
@@ -132,37 +132,37 @@ def test_each_condition_has_a_fault() -> None:
 
 
 def test_a_line_lets_one_direction_through() -> None:
-    """The service has each request whose response is withheld, and none of those that are."""
-    asked: list[str] = []
-    with a_service(asked) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
+    """The service gets each request whose response is withheld, and none of those that are withheld themselves."""
+    paths: list[str] = []
+    with a_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
         for what in ONE_WAY:
             lines.begin(what, "a")
             assert outcome(lines.url("a"), f"/{what.replace(' ', '-')}", 0.5) in {"silence", "reset"}
             lines.end(what, "a")
         assert outcome(lines.url("a"), "/after") == "201"
-        until(lambda: len(asked) == 3)
-    assert set(asked) == {"/requests-only", "/writes-unanswered", "/after"}
+        until(lambda: len(paths) == 3)
+    assert set(paths) == {"/requests-only", "/writes-unanswered", "/after"}
 
 
 def test_a_wire_lets_one_direction_through() -> None:
-    """Requests that were held back arrive late, as those of a network that comes back do."""
-    asked: list[str] = []
-    with a_service(asked) as service:
+    """Requests that were held back arrive late, as in a network that comes back."""
+    paths: list[str] = []
+    with a_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: "a")
         by_wire = f"http://{HOST}:{wire.port}"
         wire.hold("a", requests=True, responses=False)
         assert outcome(by_wire, "/held", 0.5) == "silence"
-        assert asked == []
+        assert paths == []
         wire.let_through("a")
-        until(lambda: asked == ["/held"])
+        until(lambda: paths == ["/held"])
         wire.hold("a", requests=False, responses=True)
         assert outcome(by_wire, "/unanswered", 0.5) == "silence"
-        until(lambda: asked == ["/held", "/unanswered"])
+        until(lambda: paths == ["/held", "/unanswered"])
         wire.cut()
 
 
 def test_a_log_raises_while_it_is_ordered(tmp_path: Path) -> None:
-    """Both from a filter and from a handler of the program's own."""
+    """Both a filter and a handler of the program raise."""
     orders = tmp_path / "orders"
     orders.write_text(ORDER)
     log = logging.getLogger("leasehold.test_faults")
@@ -182,10 +182,10 @@ def test_a_log_raises_while_it_is_ordered(tmp_path: Path) -> None:
 
 
 def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
-    """Without it what befalls one worker on its way to a hub would befall all of them."""
-    asked: list[str] = []
+    """A fault on one worker's way to a hub does not affect other workers."""
+    paths: list[str] = []
     names = iter(["b", "a", "a", "a", "a", "a"])
-    with a_service(asked) as service:
+    with a_service(paths) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: next(names))
         by_wire = f"http://{HOST}:{wire.port}"
         wire.part("a")
@@ -202,12 +202,12 @@ def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
         wire.let_through("a")
         assert outcome(by_wire, "/again") == "201"
         wire.cut()
-    assert {"/b", "/lost", "/again"} <= set(asked)
-    assert "/parted" not in asked
+    assert {"/b", "/lost", "/again"} <= set(paths)
+    assert "/parted" not in paths
 
 
 def test_the_worker_of_a_connection_is_known_by_its_port() -> None:
-    """Without it the wire to a hub, which all workers share, could not tell them apart."""
+    """The workers share the wire to a hub, which tells their connections apart by port."""
     talk = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
     with closing(socket.create_server((HOST, 0))) as server:
         command = (sys.executable, "-c", talk, str(server.getsockname()[1]))

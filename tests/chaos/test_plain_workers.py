@@ -1,4 +1,4 @@
-"""Chaos on plain workers, for as long as a test may take: what `make chaos` does for longer."""
+"""Chaos on plain workers, for as long as a test may take; `make chaos` runs it for longer."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ OF_DAEMONS = Wanted(12, 22.0, "kinesis", "dynamodb", consumer="multilang", worke
     ],
 )
 def test_faults_lose_no_record(wanted: Wanted, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Without it faults that only real processes and services have would be met by users."""
+    """The faults are those that only real processes and services have."""
     if wanted.source == "event-hubs":
         request.getfixturevalue("amqp_engine")
     outcome = run(wanted, tmp_path, print)

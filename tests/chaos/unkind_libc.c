@@ -1,7 +1,7 @@
-/* Steps the time of day of one process, and lets it write no file of one folder: what its libc is put behind.
+/* Preloaded before the libc of one process, to step its time of day and to refuse writes to files of one folder.
 
-CHAOS_LIBC names a file of two 64-bit numbers, which its writer may change at any time: how many seconds the time of
-day is ahead, and whether the folder that CHAOS_DISK names takes no writes. Monotonic clocks go on as they are. */
+CHAOS_LIBC names a file of two 64-bit numbers, which may change at any time: how many seconds the time of day is ahead,
+and whether writes to the folder that CHAOS_DISK names are refused. Monotonic clocks are not changed. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
-"""A child of `leasehold multilang` that writes down what it is given, and does as a file says: crashes, hangs, babbles.
+"""A child of `leasehold multilang` that logs what it gets, and crashes, hangs or babbles when a file says so.
 
-It is a program of its own, as a processor of another language would be, and writes the lines of events that the judge
-reads: a record's line before anything else is done with it. CHAOS_TOLD names the file of its daemon's process, and
+It is a program of its own, like a processor in another language. It writes the lines of events that the judge reads,
+each record's line before anything else is done with the record. CHAOS_TOLD names the file of its daemon's process, and
 CHAOS_ORDERS that of its worker.
 """
 
@@ -26,30 +26,30 @@ SLOW_SECONDS = 2.0
 GONE_SECONDS = 10.0
 CHANCE = 0.3
 CHECKPOINTS = 0.3
-"""How many messages are followed by a checkpoint."""
+"""The share of messages that are followed by a checkpoint."""
 
 
 class Told:
-    """The file of one daemon's process, for one shard."""
+    """The event file of one daemon's process, for one shard."""
 
     def __init__(self, to: Path, shard: str) -> None:
         self._to, self._shard = to, shard
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def line(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
-        """One event, or one for each of these records, in one write: lines of several children do not mix."""
+        """Write one event, or one per record, in a single write, so that lines of several children do not mix."""
         event_lines = [{"event": event}] if records is None else [_record(each) for each in records]
         common = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
         os.write(self._file, "".join(json.dumps(common | line) + "\n" for line in event_lines).encode())
 
     def begin(self) -> None:
-        """Say that this child has its shard; that another of this daemon still has it is a fault."""
+        """Record that this child has its shard; it is a fault if another child of this daemon still has it."""
         last = self._to.with_suffix(f".{self._shard}")
         former = int(last.read_text()) if last.exists() else 0
         last.write_text(str(os.getpid()))
         until = time.monotonic() + GONE_SECONDS
         while former and _lives(former) and time.monotonic() < until:
-            time.sleep(0.05)  # it may have been told to end and not be gone yet; it does nothing more
+            time.sleep(0.05)  # it may have been told to end and still be exiting, but it does nothing more
         if former and _lives(former):
             self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former} being one\n")
         self.line("initialize")
@@ -62,7 +62,7 @@ def _record(each: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lives(group: int) -> bool:
-    """Whether anything of this process group is there that is no zombie."""
+    """Return whether this process group has a process that is no zombie."""
     for place in Path("/proc").iterdir():
         try:
             state, _, of_group = (place / "stat").read_text().rpartition(")")[2].split()[:3]
@@ -74,8 +74,8 @@ def _lives(group: int) -> bool:
 
 
 def main(told_to: Path, orders: Path) -> None:
-    """Answer everything, but for what is ordered."""
-    draw = random.Random()  # noqa: S311  when a deed is done
+    """Respond to every message, except as ordered."""
+    draw = random.Random()  # noqa: S311  when to misbehave
     told, done, number = None, "", None
     for line in sys.stdin:
         message = json.loads(line)
@@ -94,7 +94,7 @@ def main(told_to: Path, orders: Path) -> None:
         if deed == "slow":
             time.sleep(SLOW_SECONDS)
         elif deed and deed != "forget":
-            # Before the rest is done, so that whoever takes this message for handled loses something.
+            # Misbehaves before the rest is done, so that a daemon that takes the message for handled loses records.
             misbehave(deed, draw)
         if records[part:]:
             told.line("record", records[part:])
@@ -109,7 +109,7 @@ def main(told_to: Path, orders: Path) -> None:
 
 
 def stored(number: str | None, *, at_end: bool) -> str:
-    """Checkpoint there, or at the end of the shard; at the last chance again, where the store is throttled or away."""
+    """Checkpoint there, or at the end of the shard; at the last chance, retry if the store is throttled or away."""
     for _ in range(5 if at_end else 1):
         error = checkpoint(number)
         if error in {None, "ShutdownException"}:

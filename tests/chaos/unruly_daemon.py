@@ -1,8 +1,8 @@
-"""`leasehold multilang` on the stream and the store of a run, which its .properties have no words for.
+"""`leasehold multilang` on the stream and the store of a run, which a .properties file cannot express.
 
     python tests/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
 
-WRITES takes a line for each write of its leases.
+WRITES gets a line for each write of its leases.
 """
 
 import os
@@ -22,7 +22,7 @@ if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
 
     def consumption(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as the function it stands for
-        """As described, but there, in the cadence of the run, and with streams that are made anew."""
+        """Return the described consumption, with the run's stream, store and cadence, and with recreated streams."""
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
         return consuming.consumption(source, store, handling, options, named)
 

@@ -1,4 +1,4 @@
-"""A line of one worker to one service, which fails for as long as some condition lasts."""
+"""A line of one worker to one service, which fails as long as some condition lasts."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
 from schedule import FaultKind
 
 SLOW_SERVICE = "slow service"
-"""Of a stream alone: a table that answers as late costs its leases, and everybody knows."""
+"""A fault of streams only: a table that responds as late costs the worker its leases, as expected."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
 REQUESTS_ONLY, RESPONSES_ONLY, WRITES_UNANSWERED = ONE_WAY = "requests only", "responses only", "writes unanswered"
 """Faults of a line that carries one direction. Each lasts for longer than a shard may wait for its worker."""
@@ -24,7 +24,7 @@ BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowD
 WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "PUT", "POST", "PATCH", "DELETE"})
 LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
 SHARE = 0.5
-"""How many requests a condition touches that does not touch all."""
+"""The share of requests that a condition touches, unless it touches all."""
 
 
 def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
@@ -39,13 +39,13 @@ def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
 
 @define
 class UnsteadyLine(Line):
-    """Draws what befalls each request while conditions last.
+    """Draws a fault for each request while conditions last.
 
-    seed     of the drawing
-    refused  what the service refuses requests with
+    seed     the seed of the draws
+    refused  how the service rejects requests
     met      how many requests were touched
     conditions
-             of HTTP_FAULTS, ONE_WAY and SLOW_SERVICE, those that last
+             the present ones of HTTP_FAULTS, ONE_WAY and SLOW_SERVICE
     """
 
     seed: str = ""
@@ -58,11 +58,11 @@ class UnsteadyLine(Line):
         self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
 
     def next(self, operation: str) -> Fault | None:
-        told = super().next(operation)
+        fault = super().next(operation)
         for what in sorted(self.conditions):
-            told = told or self._drawn(what, operation)
-        self.met += told is not None
-        return told
+            fault = fault or self._drawn(what, operation)
+        self.met += fault is not None
+        return fault
 
     def _drawn(self, what: str, operation: str) -> Fault | None:
         if what == "parted":
@@ -94,7 +94,7 @@ class Lines:
     @classmethod
     @contextmanager
     def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
-        """Lay them, while the block lasts."""
+        """Set up the lines for the block."""
         with ExitStack() as stack:
             made = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
             for each in made.values():
@@ -102,16 +102,16 @@ class Lines:
             yield cls(made)
 
     def url(self, worker: str) -> str:
-        """Where this worker finds the service."""
+        """Return where this worker finds the service."""
         return self._lines[worker].url
 
     def lead_to(self, url: str) -> None:
-        """The service is there now."""
+        """Connect the lines to the service's new address."""
         for each in self._lines.values():
             each.to = url
 
     def begin(self, what: str, worker: str) -> None:
-        """A condition begins on the line of this worker."""
+        """Begin a condition on the line of this worker."""
         self._lines[worker].conditions.add(what)
 
     def end(self, what: str, worker: str) -> None:
@@ -119,5 +119,5 @@ class Lines:
 
     @property
     def met(self) -> int:
-        """How many requests were touched."""
+        """The number of requests that were touched."""
         return sum(each.met for each in self._lines.values())

@@ -1,4 +1,4 @@
-"""The wire of all workers to a service whose requests nobody here tells apart: what befalls the bytes of one."""
+"""The wire of all workers to a service whose requests are not parsed here, so that faults hit one worker's bytes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from leasehold_lab.standins.node import HOST
 
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
 LOST_REPLIES = "lost replies"
-"""What was sent arrives, and the connection ends with the answer; nobody who logs in meanwhile is answered."""
+"""Requests arrive, and the connection ends with the response; new connections get no response meanwhile."""
 LATE_SECONDS = 0.8
 
 
 @frozen
 class Wired:
-    """As `Lines`, by bytes."""
+    """Offers the same as `Lines`, for bytes."""
 
     wire: Wire
     met: int = 0
@@ -27,7 +27,7 @@ class Wired:
     @classmethod
     @contextmanager
     def laid(cls, to: str, name_of: Callable[[int], str]) -> Iterator[Self]:
-        """Lay it, while the block lasts; `name_of` says whose connection comes from a port."""
+        """Set up the wire for the block; `name_of` returns the owner of the connection from a port."""
         wire = Wire(urlsplit(to).port or 0, name_of)
         try:
             yield cls(wire)
@@ -35,15 +35,15 @@ class Wired:
             wire.cut()
 
     def url(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
-        """Where everybody finds the service."""
+        """Return where all workers find the service."""
         return f"{HOST}:{self.wire.port}"
 
     def lead_to(self, url: str) -> None:
-        """The service is there now."""
+        """Connect the wire to the service's new address."""
         self.wire.to = urlsplit(url).port or 0
 
     def begin(self, what: str, worker: str) -> None:
-        """A fault of WIRE_FAULTS or ONE_WAY, or LOST_REPLIES, begins for this worker."""
+        """Begin a fault of WIRE_FAULTS or ONE_WAY, or LOST_REPLIES, for this worker."""
         match what:
             case "late":
                 self.wire.delay(worker, LATE_SECONDS)

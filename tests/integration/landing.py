@@ -1,4 +1,4 @@
-"""A plain Python worker that lands what it reads beside Spark's applications, in the same columns.
+"""A plain Python worker that lands what it reads next to the Spark applications, in the same columns.
 
 python tests/integration/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
 """
@@ -29,7 +29,7 @@ FIELDS = (
     *(("number", pa.int32()), ("carrier", pa.string()), ("tailnum", pa.string())),
     *(("distance", pa.float64()), ("at", pa.timestamp("us", "UTC"))),
 )
-"""What of a flight is sent, as CSV; `number` is its own among all flights."""
+"""The fields of a flight that are sent, as CSV; `number` is unique among all flights."""
 
 LANDED = pa.schema(
     [
@@ -61,7 +61,7 @@ class Landing:
         name = f"{os.getpid()}-{next(self._numbers)}.parquet"
         hidden = folder / f".{name}"
         pq.write_table(pa.Table.from_pylist(list(rows), LANDED), hidden)
-        hidden.rename(folder / name)  # whoever follows the folder sees whole files only
+        hidden.rename(folder / name)  # readers of the folder see whole files only
 
 
 def _landed(delivery: Delivery, record: Record, row: dict[str, Any] | None) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _landed(delivery: Delivery, record: Record, row: dict[str, Any] | None) -> d
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
-    """A flight's fields; None for what is no flight."""
+    """Return a flight's fields, or None if the record is no flight."""
     fields = data.decode().split(",")
     if len(fields) != len(FIELDS):
         return None

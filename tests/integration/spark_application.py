@@ -1,4 +1,4 @@
-"""An application of Spark as its operator has it: a process with a Java of its own that is killed or stopped."""
+"""A Spark application as its operator sees it: a process with a Java of its own that is killed or stopped."""
 
 import json
 import os
@@ -24,23 +24,23 @@ LOOK_SECONDS = 0.05
 
 
 class Application(Child):
-    """`leasehold pipeline` in a process of its own, its Java and what Java started below it."""
+    """`leasehold pipeline` in a process of its own, with its Java and the processes that Java started."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
-        # Read by the process that starts Java, which is this one's child.
+        # Read by this process's child, which starts Java.
         submit = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
         with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
             super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)
         self._told = Tail(self.out, json.loads)
 
     def progress(self) -> list[dict[str, Any]]:
-        """What it has told of its batches since it was last asked."""
+        """Return the progress that the pipeline has printed since the last call."""
         return self._told.more()
 
     def kill_java(self) -> dict[str, float]:
-        """SIGKILL to its Java alone; by program, how many seconds what hung on it lived on.
+        """Kill its Java with SIGKILL, and return how many seconds its dependents lived on, by program.
 
-        Nobody tells them: each has to notice.
+        Those processes are not notified, so each has to notice by itself.
         """
         below = descendants(self._process.pid)
         java = next(pid for pid, words in below.items() if "org.apache.spark.deploy.SparkSubmit" in words)
@@ -58,11 +58,11 @@ class Application(Child):
 
     @property
     def starved(self) -> bool:
-        """Whether it ended because the machine was too busy to start Python in time."""
+        """Return whether the pipeline ended because the machine was too busy to start Python in time."""
         return not self.running and LATE in self._log.read_text(errors="replace")
 
     def stop(self) -> int:
-        """Ctrl-C: it calls `query.stop()` and ends; its exit status."""
+        """Press Ctrl-C, upon which it calls `query.stop()` and ends, and return its exit status."""
         for pid, words in descendants(self._process.pid).items():
             if "leasehold.adapters.cli.main" in words and "pipeline" in words:
                 os.kill(pid, signal.SIGINT)
@@ -70,20 +70,20 @@ class Application(Child):
 
 
 def descendants(pid: int) -> Mapping[int, str]:
-    """What a process has started, and that in turn: the command line by process id."""
+    """Return the command lines of all descendants of a process, by process id."""
     listed = subprocess.run(["ps", "-Aww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     parents = {pid}
     while parents:
         rest = [(int(row[0]), row[-1]) for row in rows if int(row[1]) in parents]
-        found |= dict(rest)
+        commands |= dict(rest)
         parents = {each for each, _ in rest}
-    return found
+    return commands
 
 
 def resident_mib(pid: int) -> int:
-    """How much memory a process has."""
+    """Return the resident memory of a process."""
     listed = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
     return int(listed.stdout) // 1024
 
@@ -96,7 +96,7 @@ def _program(words: str) -> str:
 
 
 def _lives(pid: int) -> bool:
-    """Whether it runs: one that has ended and that nobody has asked after is gone."""
+    """Return whether a process runs; one that has ended and was not waited for is gone."""
     with suppress(ProcessLookupError, FileNotFoundError):
         return subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False

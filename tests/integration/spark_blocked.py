@@ -2,8 +2,8 @@
 
     python tests/integration/spark_blocked.py --seconds 600
 
-A plain worker shares the stream and would take every lease that stands still. The rows that wait are far more
-than the query may read ahead.
+A plain worker shares the stream and would take every lease that is not renewed. Far more rows wait than the query may
+read ahead.
 """
 
 import json
@@ -44,11 +44,11 @@ SENT, AHEAD = 8_000, 1_000
 
 @frozen
 class Found:
-    """What a run came to.
+    """The result of a run.
 
-    blocked_seconds  for how long the sink stood still
-    held, left       leases of the query when it blocked, and in the end: some may be asked for and given
-    lost             of them taken by the other worker without being given: stolen, or left to expire
+    blocked_seconds  how long the sink was blocked
+    held, left       leases of the query when it blocked, and in the end; some may have been requested and handed off
+    lost             leases of the query that the other worker took without a hand-off, by a steal or after expiry
     gap_seconds      longest time between two writes to one of them, as seen by reading the table
     runner_mib       memory of the process that reads ahead, before and at the end
     """
@@ -62,14 +62,14 @@ class Found:
 
 
 class Robber:
-    """A store as the other worker has it, that counts what is taken of the query and not given."""
+    """The store of the other worker, which counts the leases that it takes from the query without a hand-off."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.taken = store, 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
-        found = getattr(self._store, name)
-        return partial(self._take, found) if name in {"claim", "steal"} else found
+        attribute = getattr(self._store, name)
+        return partial(self._take, attribute) if name in {"claim", "steal"} else attribute
 
     def _take(self, take: Callable[..., Outcome], lease: Lease, *more: Any) -> Outcome:  # noqa: ANN401  as the store's
         outcome = take(lease, *more)
@@ -79,7 +79,7 @@ class Robber:
 
 @define
 class Observer:
-    """Looks at the table again and again."""
+    """Reads the table again and again."""
 
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
@@ -91,12 +91,12 @@ class Observer:
                     times.append((time.monotonic(), str(lease.version)))
 
     def gap(self) -> float:
-        """The longest between two changes of a row."""
+        """Return the longest time between two changes of a row."""
         return max(later[0] - earlier[0] for times in self.seen.values() for earlier, later in pairwise(times))
 
 
 def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
-    """Block a sink for so long."""
+    """Block a sink for this long."""
     blocking, going_on = Event(), Event()
 
     def sink(frame: DataFrame, _number: int) -> None:
@@ -144,7 +144,7 @@ def _options(ground: Ground) -> dict[str, str]:
 
 
 def _watched(ground: Ground, spark: SparkSession, robber: Robber, seconds: float) -> Found:
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
     java = gateway.proc.pid
     runner = next(pid for pid, words in descendants(java).items() if "python_streaming_source_runner" in words)
     mine, taken = _mine(ground), robber.taken
@@ -174,15 +174,15 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def main() -> int:
-    asked = options("Block a query's sink, and count the leases that it loses.")
-    asked.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
-    given = asked.parse_args()
+    parser = options("Block a query's sink, and count the leases that it loses.")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
+    arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(given))
+        ground = stack.enter_context(a_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-blocked-")))
-        found = blocked(ground, folder, given.seconds)
-    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    return 0 if found.lost == 0 else 1
+        result = blocked(ground, folder, arguments.seconds)
+    sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
+    return 0 if result.lost == 0 else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Flights shared by two applications of Spark and a plain Python worker, and what befalls them.
+"""Flights that two Spark applications and a plain Python worker share, with faults on the way.
 
     python tests/integration/spark_flights.py --help
 
-All three land Parquet under one folder; one application also adds up what all have landed, in windows. On the
-way the Java of one application is killed, a shard is split, and the other application's query is stopped.
+All three land Parquet under one folder, and one application also adds up in windows what all have landed. On the way
+the Java of one application is killed, a shard is split, and the query of the other application is stopped.
 """
 
 import json
@@ -38,7 +38,7 @@ LANDING = str(Path(__file__).with_name("landing.py"))
 
 
 def rows(count: int) -> Iterator[Row]:
-    """The first flights, each as one line of CSV."""
+    """Return the first flights, each as one line of CSV."""
     for number, row in enumerate(flights(count)):
         _, *values = json.loads(row.data)
         line = f"{number},{values[9]},{values[11]},{values[15]},{values[18]}"
@@ -47,18 +47,18 @@ def rows(count: int) -> Iterator[Row]:
 
 @frozen
 class Found:
-    """What a run came to.
+    """The result of a run.
 
-    sent, landed  rows, each once
-    lost          sent, and landed nowhere
+    sent, landed  rows, each counted once
+    lost          sent, and not landed
     strangers     landed, and never sent
     duplicates    landed again
-    explained     of these, in a shard that the killed or the stopped application held
+    explained     duplicates in a shard that the killed or the stopped application held
     by            rows landed, by member
-    outlived      seconds for which what hung on the killed Java lived on, by program
-    released      seconds from the kill until none of its leases was owned by it any more
-    windows       how many there are; `windows_differ` of them from the same added up in one go
-    at_tip        unfinished leases that stand at the last record of their shard, of how many
+    outlived      seconds for which processes of the killed Java lived on, by program
+    released      seconds from the kill until the application owned none of its leases any more
+    windows       how many there are; `windows_differ` of them differ from the same sums over all rows at once
+    at_tip        unfinished leases at the last record of their shard, of how many
     """
 
     sent: int
@@ -92,7 +92,7 @@ class Run:
     released: float = 0.0
 
     def application(self, name: str, *more: str) -> None:
-        """Start one; a second time under a name it goes on where it was."""
+        """Start an application; a second start under the same name goes on where the first was."""
         self.given[name] = more
         named = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
         sets = [f"--set={each}" for each in (*named, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
@@ -119,7 +119,7 @@ class Run:
         self.members[name] = Application(name, words, self.folder)
 
     def _again(self, name: str, starved: Application) -> None:
-        """What whoever runs an application would do."""
+        """Start the application again, as its operator would."""
         self.told(f"{name} could not start Python in time, starting it again")
         starved.kill()
         self.application(name, *self.given[name])
@@ -129,7 +129,7 @@ class Run:
         self.members[name] = Child(name, (*words, str(LEASE_SECONDS)), self.folder)
 
     def kill(self, name: str) -> None:
-        """SIGKILL to an application's Java."""
+        """Kill an application's Java with SIGKILL."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
         self._note_held(name)
@@ -146,7 +146,7 @@ class Run:
         application.kill()
 
     def _note_held(self, name: str) -> None:
-        """Its last batch may be in the sink and not committed: others do it again."""
+        """Record the shards that it holds: its last batch may be in the sink and not committed, so others repeat it."""
         self.held |= {lease.shard for lease in self.leases() if _group(lease.owner) == name}
 
     # What is seen
@@ -155,13 +155,14 @@ class Run:
         return [lease for lease in self.ground.table.list().leases if not lease.ended]
 
     def counts(self) -> Counter[str]:
-        """How many each member holds."""
+        """Return how many leases each member holds."""
         return Counter(_group(lease.owner) for lease in self.leases())
 
     def balanced(self) -> bool:
-        """Whether the members hold everything, none more than one lease more than another, each under one name.
+        """Return whether each member has one owner name, and together they hold all leases in a balanced way.
 
-        One lease more of what leases weigh, that is: the rules go by what is read of each.
+        Balanced means that loads differ by one lease at most, in weights, because the rules go by what is read of each
+        lease.
         """
         leases = self.leases()
         known = [lease.weight for lease in leases if lease.weight]
@@ -173,13 +174,13 @@ class Run:
         return full and max(loads.values()) - min(loads.values()) <= max(known, default=1.0)
 
     def settle(self, after: str) -> None:
-        """Wait for balance, and note it."""
+        """Wait for balance, and record it."""
         self.until(self.balanced, f"balance after {after}", SETTLE_SECONDS)
         self.shares[after] = dict(self.counts())
 
     def until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        said = 0.0
+        next_report = 0.0
         while not holds():
             now = time.monotonic()
             for name, member in list(self.members.items()):
@@ -188,8 +189,8 @@ class Run:
                     continue
                 assert member.running, f"{name} ended by itself; its last words:\n{member.said}"
             assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
-            if now > said:
-                said = now + 10
+            if now > next_report:
+                next_report = now + 10
                 self.told(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
             time.sleep(LOOK_SECONDS)
 
@@ -203,7 +204,7 @@ def _group(owner: str | None) -> str:
 
 
 def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
-    """The story; in the end how many leases are at the last record of their shard, and how many there are."""
+    """Run the scenario, and return how many leases are at the last record of their shard, and how many there are."""
     deeds: tuple[tuple[float, str, Callable[[], object]], ...] = (
         (0.0, "one joined", partial(run.application, "one", "--also", "two", "--also", "plain")),
         (0.05, "two joined", partial(run.application, "two", "--no-windows")),
@@ -216,7 +217,7 @@ def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
     for place, (share, what, deed) in enumerate(deeds):
         following = deeds[place + 1][0] if place + 1 < len(deeds) else 1.0
         run.feed.limit = int(following * count)
-        # A little beyond, so that rows are on their way when it happens.
+        # A little more than the share, so that rows are on their way when the fault happens.
         run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
         run.told(what)
         deed()
@@ -230,7 +231,7 @@ def _finish(run: Run) -> tuple[int, int]:
     marks = run.ground.put(MARK)
 
     def at_tip() -> int:
-        # A shard that was split and is not read to its end yet has no mark, and never will be at it.
+        # A shard that was split and is not read to its end has no mark, so its lease never stands at one.
         marked = [lease for lease in run.leases() if lease.key in marks and lease.checkpoint.numbered]
         return sum(int(lease.checkpoint.sequence) >= marks[lease.key] for lease in marked)
 
@@ -268,7 +269,7 @@ def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What counts: files that the sink's own log has, or, where there is none, all."""
+    """Return the files that the sink's own log has or, without a log, all files."""
     logs = list((folder / "_spark_metadata").glob("[0-9]*"))
     if not logs:
         return sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
@@ -284,7 +285,7 @@ def _landed(folder: Path, member: str) -> pd.DataFrame:
 
 
 def _windows(folder: Path) -> Mapping[tuple[str, str], tuple[int, float, float]]:
-    """By day and carrier: records, and the sum and mean of their distances."""
+    """Return records, and the sum and mean of their distances, by day and carrier."""
     if not (folder / "_spark_metadata").exists():
         return {}
     rows = [row for path in _files(folder) for row in pq.ParquetFile(path).read().to_pylist()]
@@ -295,7 +296,7 @@ def _windows(folder: Path) -> Mapping[tuple[str, str], tuple[int, float, float]]
 
 
 def _added_up(sent: Sequence[Row]) -> Mapping[tuple[str, str], tuple[int, float, float]]:
-    """The same of what was sent, in one go and without Spark."""
+    """Return the same for the rows that were sent, computed at once and without Spark."""
     fields = [row.data.decode().split(",") for row in sent]
     table = pd.DataFrame({"day": [each[4][:10] for each in fields], "carrier": [each[1] for each in fields]})
     table["distance"] = [float(each[3]) for each in fields]
@@ -304,7 +305,7 @@ def _added_up(sent: Sequence[Row]) -> Mapping[tuple[str, str], tuple[int, float,
 
 
 def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told: Callable[[str], None]) -> Found:
-    """Play the story over this ground, its files in this folder; what came of it."""
+    """Run the scenario over this ground, with its files in this folder, and return the result."""
     with ExitStack() as stack:
         for name in ("one", "two", "plain"):
             (folder / "rows" / name).mkdir(parents=True)
@@ -321,17 +322,17 @@ def printed(found: Found) -> str:
 
 
 def main() -> int:
-    asked = options("Share flights between Spark and plain Python; print what came of it.")
-    asked.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
-    asked.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")
-    asked.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
-    given = asked.parse_args()
+    parser = options("Share flights between Spark and plain Python; print what came of it.")
+    parser.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
+    parser.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
+    arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(given))
-        folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
-        found = tried(ground, list(rows(given.rows)), folder, rate=given.rate, told=to_stderr)
-    sys.stdout.write(printed(found))
-    return 0 if (found.lost, found.strangers, found.windows_differ) == (0, 0, 0) else 1
+        ground = stack.enter_context(a_ground(arguments))
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
+        result = tried(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, told=to_stderr)
+    sys.stdout.write(printed(result))
+    return 0 if (result.lost, result.strangers, result.windows_differ) == (0, 0, 0) else 1
 
 
 if __name__ == "__main__":

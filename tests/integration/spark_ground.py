@@ -1,4 +1,4 @@
-"""What the acceptance runs of Spark stand on: a stream that is fed flights, and the table its readers share."""
+"""What the acceptance runs of Spark need: a stream that is fed flights, and the table that its readers share."""
 
 import argparse
 import os
@@ -32,8 +32,8 @@ MARK = b"no flight: all that was sent lies before this"
 class Kinesis:
     """A stream of kinesis-local and a table of dynalite or DynamoDB Local.
 
-    format, options  the source, as Spark has it; `url` is the same for a plain worker
-    store, table     the leases: for readers, and opened
+    format, options  the source, as Spark needs it; `url` is the same for a plain worker
+    store, table     the URL of the leases, and the opened table
     """
 
     stream: Stream
@@ -57,7 +57,7 @@ class Kinesis:
         )
 
     def feed(self, rows: Sequence[Row], rate: int) -> KinesisFeed:
-        """Most of them aggregated: the stand-in's work for a record grows with what its shard holds."""
+        """Return a feed that aggregates most rows: the stand-in's work for a record grows with what its shard holds."""
         return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -69,8 +69,8 @@ class Kinesis:
         return True
 
     def put(self, data: bytes) -> Mapping[str, int]:
-        """Each by the first hash key of its shard."""
-        found = {}
+        """Put the data into each open shard, by its first hash key."""
+        marks = {}
         with closing(client(self.endpoint)) as to:
             for shard in self.stream.shards():
                 if shard.open and shard.hash_range:
@@ -78,13 +78,13 @@ class Kinesis:
                     placed = to.put_record(
                         StreamName=self.stream.name, Data=data, PartitionKey="mark", ExplicitHashKey=hash_key
                     )
-                    found[placed["ShardId"]] = int(placed["SequenceNumber"])
-        return found
+                    marks[placed["ShardId"]] = int(placed["SequenceNumber"])
+        return marks
 
 
 @contextmanager
 def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
-    """A stream and a table of their own at two services that are running."""
+    """Make a stream and a table at two running services."""
     name = f"flights-{uuid4().hex[:8]}"
     store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with closing(Stream(kinesis, name, SHARDS)) as stream, closing(open_store(store)) as table:
@@ -93,7 +93,7 @@ def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
 
 @define
 class HubFeed:
-    """Rows on their way into a hub."""
+    """Sends rows to a hub."""
 
     ground: "Hub"
     rows: Sequence[Row]
@@ -115,7 +115,7 @@ class HubFeed:
 
 @frozen
 class Hub:
-    """A local hub, and blobs of azurite in the layout of the Azure SDKs."""
+    """A local hub, and blobs of Azurite in the layout of the Azure SDKs."""
 
     hubs: LocalHubs
     hub: str
@@ -129,22 +129,22 @@ class Hub:
         return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
 
     def feed(self, rows: Sequence[Row], rate: int) -> HubFeed:
-        """A few at a time."""
+        """Return a feed that sends a few rows at a time."""
         return HubFeed(self, rows, rate)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """All of them, now, each to the partition of its key."""
+        """Send all rows now, each to the partition of its key."""
         for partition in range(SHARDS):
             bodies = [row.data.decode() for row in rows if zlib.crc32(row.sent.key.encode()) % SHARDS == partition]
             if bodies:
                 self.hubs.put(self.hub, str(partition), bodies)
 
     def split(self) -> bool:
-        """Partitions stay as they are."""
+        """Do nothing: partitions cannot be split."""
         return False
 
     def put(self, data: bytes) -> Mapping[str, int]:
-        """The number of an event is its place."""
+        """Put the data into each partition; the number of an event is its place."""
         for partition in range(SHARDS):
             self.hubs.put(self.hub, str(partition), [data.decode()])
         return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
@@ -155,9 +155,9 @@ class Hub:
 
 @contextmanager
 def hub_ground(blobs: str) -> Iterator[Hub]:
-    """A hub and a container of their own; how to reach them stands in the environment, which children inherit.
+    """Make a hub and a container; their connection strings are in the environment, which children inherit.
 
-    blobs  the connection string of the blob service that is running
+    blobs  the connection string of the running blob service
     """
     name = f"flights-{uuid4().hex[:8]}"
     with event_hubs({name: SHARDS}) as hubs, patch.dict(os.environ, {BLOB_CONNECTION: blobs}):
@@ -173,7 +173,7 @@ Feed = KinesisFeed | HubFeed
 
 @contextmanager
 def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
-    """The ground that a command's options ask for, services and all."""
+    """Make the ground that a command's options ask for, with its services."""
     with ExitStack() as stack:
         if asked.source == "event-hubs":
             blobs = azurite_connection_string(stack.enter_context(azurite()))
@@ -186,7 +186,7 @@ def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Of a command that stands on such ground."""
+    """Return the argument parser of a command that runs on such ground."""
     parser = argparse.ArgumentParser(description=description)
     what = "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
     parser.add_argument("--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=what)

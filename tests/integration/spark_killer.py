@@ -1,7 +1,7 @@
-"""Kills what an application of Spark consists of, and counts what is left of it.
+"""Kills the parts of a Spark application, and counts what is left of it.
 
-Under a `local` master its readers are children of the process that plans. On a cluster they are tasks: processes of
-Python below executors, which are Java, and which a worker of the cluster starts again.
+On a `local` master its readers are children of the process that plans. On a cluster they are tasks: Python processes
+below executors, which are Java processes that a worker of the cluster restarts.
 """
 
 import json
@@ -28,20 +28,20 @@ HERE = ("reader", "reader", "planner", "application")
 ON_EXECUTORS = ("reader", "reader", "executor", "executor", "planner", "application")
 """Among whom is drawn."""
 LIFETIME = 3
-"""In which batch of a life the application dies if it has not, where it is drawn."""
+"""With drawn kills, the batch in which the application dies if it has not before."""
 MARK = "LEASEHOLD_KILLS"
-"""In the environment of each process of an application: the folder of the run."""
+"""The environment variable with the run's folder, set in each process of an application."""
 LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
-"""How long an application may take to end, and how long nothing must be seen of it: what begins has no mark yet."""
+"""How long an application may take to end, and for how long none of it may be seen: new processes lack the mark."""
 
 
 @define
 class Killer:
-    """Kills once in a batch, and writes down what it kills.
+    """Kills once per batch, and logs what it kills.
 
-    java   that of the application
-    drawn  the seed by which it draws who dies and when; "" for the application, behind every batch
-    among  of whom
+    java   the Java process of the application
+    drawn  the seed that decides who dies and when; "" kills the application after every batch
+    among  the kinds of processes to choose from
     """
 
     folder: Path
@@ -86,38 +86,38 @@ class Killer:
 
 
 def killed(folder: Path) -> list[list[Any]]:
-    """Who was, when, and in which batch."""
+    """Return what was killed, when, and in which batch."""
     return told_lines(folder / "kills.jsonl")
 
 
 def left(folder: Path) -> list[str]:
-    """The command lines of what `note_left` found."""
+    """Return the command lines of what `note_left` found."""
     return [words for _, words in told_lines(folder / "left.jsonl")]
 
 
 def told_lines(written: Path) -> list[Any]:
-    """What stands in a file of JSON, by line; nothing if nobody has written there."""
+    """Return the lines of a JSON file, or nothing if it does not exist."""
     return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
 
 
 def note_left(folder: Path) -> None:
-    """Wait until nothing runs of an application that has ended; what does not end is noted, and killed."""
+    """Wait until no process of an ended application runs; record and kill those that remain."""
     now = seen = time.monotonic()
-    deadline, found = now + LEFT_SECONDS, dict[int, str]()
+    deadline, remaining = now + LEFT_SECONDS, dict[int, str]()
     while now < deadline and now - seen < QUIET_SECONDS:
-        found, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
-        seen = now if found else seen
+        remaining, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
+        seen = now if remaining else seen
         time.sleep(0.1)
     with (folder / "left.jsonl").open("a") as noted:
-        noted.writelines(json.dumps(each) + "\n" for each in found.items())
-    for pid in found:
+        noted.writelines(json.dumps(each) + "\n" for each in remaining.items())
+    for pid in remaining:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """A master and two workers that find what an application's tasks need; its address."""
+    """Start a master and two workers that find what an application's tasks need, and return the address."""
     java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     with spark_cluster({**ENVIRONMENT, **java, **own}, cores=2) as master:

@@ -1,17 +1,17 @@
-"""SIGKILLs aimed at the moment when a sink has a batch and Spark does not know it yet.
+"""SIGKILLs at the moment when a sink has a batch and Spark does not know it yet.
 
     python tests/integration/spark_kills.py --help
 
-The sink runs every frame and then skips a batch whose number it knows, which is the kind that loses what a
-repetition has more than the first time. Each run repeats the batch that the run before was killed in, does one
-more, and is killed in that; the last is let live, over what is there then.
+The sink runs every frame and then skips a batch whose number it knows. Such a sink loses rows that a repeated batch has
+in addition. Each run repeats the batch in which the previous run was killed, does one more, and is killed in that one.
+The last run lives until it has read everything.
 
-With `--readers N` the query is read by so many processes. Then each batch with rows brings a kill that is drawn: of a
-reader, of the process that plans, or of the application, before the sink has the batch or behind it. A run goes on
-without a reader, and ends by the others.
+With `--readers N` that many processes read for the query, and each batch with rows brings a drawn kill of a reader, the
+process that plans, or the application, before or after the sink has the batch. A run survives the kill of a reader, and
+ends with the others.
 
 With `--cluster` the application runs on a master and two workers, its readers are tasks on executors, and executors
-die, too.
+are killed too.
 """
 
 import json
@@ -43,7 +43,7 @@ from leasehold_lab.demo.child import Child
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60
-"""Most of a batch whose kill is drawn."""
+"""The most rows in a batch whose kill is drawn."""
 ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
@@ -54,10 +54,10 @@ COLUMNS = {
 
 @define
 class Sink:
-    """Writes each batch to a file of its number; where there is one, it compares and leaves it.
+    """Writes each batch to a file of its number; if the file exists, compares the batch with it and leaves it.
 
-    kill  called with the number of a new batch that has rows, and "before" the sink reads it, or "behind", when it is
-          written and Spark does not know it yet
+    kill  called with the number of a new batch that has rows, and "before" the sink reads it or "behind" its write,
+          when Spark does not know of it yet
     """
 
     folder: Path
@@ -68,8 +68,8 @@ class Sink:
         path = self.folder / f"{number}.json"
         if not path.exists():
             self.kill(number, "before")
-        found = [list(row) for row in frame.select(*self.columns).collect()]
-        batch = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in found)
+        batch_rows = [list(row) for row in frame.select(*self.columns).collect()]
+        batch = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in batch_rows)
         if path.exists():
             line = json.dumps({"batch": number, "rows": len(batch), "same": batch == json.loads(path.read_text())})
             with (self.folder / "repeated.jsonl").open("a") as repeated:
@@ -83,17 +83,17 @@ class Sink:
 
 
 def victim(folder: Path, source: str, words: Sequence[str], how: str, master: str) -> int:
-    """One application: killed in a new batch, or living until everything is read."""
+    """One application, which is killed in a new batch, or lives until everything is read."""
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
-        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
         killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_EXECUTORS if master else HERE)
         dies = how.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
-        given = dict(each.split("=", 1) for each in words)
+        named = dict(each.split("=", 1) for each in words)
 
         def start() -> StreamingQuery:
-            writer = spark.readStream.format(source).options(**given).load().writeStream.foreachBatch(sink)
+            writer = spark.readStream.format(source).options(**named).load().writeStream.foreachBatch(sink)
             writer = writer.option("checkpointLocation", str(folder / "progress"))
             return (writer if dies else writer.trigger(availableNow=True)).start()
 
@@ -109,14 +109,14 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
 
 @frozen
 class Found:
-    """What a run came to.
+    """The result of a run.
 
     kills     how many there were
-    died      who, and how often
-    repeated  batches that came again, and of these with the very same rows
-    sent      rows; of these `lost` are in no batch
+    died      which processes, and how often
+    repeated  batches that came again, and how many of these had the very same rows
+    sent      rows, of which `lost` are in no batch
     doubled   rows in more than one batch
-    owned     leases still owned in the end
+    owned     leases that still have an owner in the end
     left      processes of an application on a cluster that did not end with it
     """
 
@@ -132,10 +132,10 @@ class Found:
 
 
 class Victim(Child):
-    """One application, whose reading process outlives it for a moment."""
+    """One application, whose reader process outlives it for a moment."""
 
     def leave(self) -> None:
-        """Let what hung on it end by itself: cut off in the middle of a request, it would take dynalite with it."""
+        """Let the remaining processes end by themselves, because a request that is cut off crashes dynalite."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -155,7 +155,7 @@ def tried(
     seed: int = 0,
     master: str = "",
 ) -> Found:
-    """Kill so often, or once more; what came of it. `master` is that of the cluster, if there is one."""
+    """Kill this often, or once more, and return the result. `master` is that of the cluster, if there is one."""
     sent = list[Row]()
     flights = rows(200 * (kills + 1))
     words = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
@@ -176,7 +176,7 @@ def tried(
 
 
 def _lived(folder: Path, source: str, given: Sequence[str], *, how: str, master: str) -> bool:
-    """Whether a life ended as it was to: by a kill, or having read everything."""
+    """Return whether an application ended as planned, by a kill or after reading everything."""
     words = (__file__, "--victim", how, str(folder), source, master, *given)
     with patch.dict(os.environ, {MARK: str(folder)}):
         child = Victim("victim", words, folder)
@@ -220,30 +220,30 @@ def main() -> int:
     if sys.argv[1:2] == ["--victim"]:
         how, place, source, master, *words = sys.argv[2:]
         return victim(Path(place), source, words, how, master)
-    asked = options("Kill a query between its sink and Spark's commit, again and again.")
-    asked.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
-    asked.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
-    asked.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
-    asked.add_argument("--cluster", action="store_true", help="on a cluster of this machine, its readers on executors")
-    given = asked.parse_args()
-    if given.cluster and not given.readers:
-        asked.error("--cluster: give the number of --readers, too")
+    parser = options("Kill a query between its sink and Spark's commit, again and again.")
+    parser.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
+    parser.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
+    parser.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
+    parser.add_argument("--cluster", action="store_true", help="on a cluster of this machine, its readers on executors")
+    arguments = parser.parse_args()
+    if arguments.cluster and not arguments.readers:
+        parser.error("--cluster: give the number of --readers, too")
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(given))
+        ground = stack.enter_context(a_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
-        master = stack.enter_context(cluster()) if given.cluster else ""
-        found = tried(
+        master = stack.enter_context(cluster()) if arguments.cluster else ""
+        result = tried(
             ground,
             folder,
-            kills=given.kills,
+            kills=arguments.kills,
             told=to_stderr,
-            readers=given.readers,
-            seed=given.seed,
+            readers=arguments.readers,
+            seed=arguments.seed,
             master=master,
         )
-    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    twice = found.doubled if given.readers else 0  # of Event Hubs the last batch may come once more
-    faults = (found.lost, found.repeated - found.same, found.owned, found.left, twice)
+    sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
+    twice = result.doubled if arguments.readers else 0  # of Event Hubs the last batch may come once more
+    faults = (result.lost, result.repeated - result.same, result.owned, result.left, twice)
     return 0 if not any(faults) else 1
 
 

@@ -1,22 +1,22 @@
-"""A pipeline from Kinesis by Spark into Kinesis whose processes are killed, and what readers at its end were given.
+"""A Spark pipeline from Kinesis into Kinesis whose processes are killed, and what readers of its output get.
 
     python tests/integration/spark_pipeline_kills.py --help
 
-One application reads a stream and writes another by our sink, kept running by `leasehold.adapters.spark.run`. While the
-line to the stream that it writes to throttles, breaks after a request was carried out, and answers late, and both
-streams are split and merged, its processes are killed, drawn from a seed:
+One application reads a stream and writes another with our sink, kept running by `leasehold.adapters.spark.run`. The
+connection to the output stream throttles, breaks after a request was carried out, and responds late. Both streams are
+resharded. Meanwhile processes of the application are killed, drawn from a seed:
 
-task         a process of Python that writes, once a write is under way
-committer    where Spark has the sink commit a batch: all of it is in the stream, and Spark does not know it yet
-source       where the source plans and reads: the query ends, and `run` starts it again in the same application
-executor     on a cluster, with the tasks that it has
+task         a Python process that writes, during a write
+committer    commits a batch for the sink: all of it is in the stream, and Spark does not know it yet
+source       plans and reads: the query ends, and `run` starts it again in the same application
+executor     on a cluster, with its tasks
 application  the driver and all that it started; it is started again
 
-With `--pyspark` each application has another of these versions of PySpark, in turn, and every second kill is one of the
-application, so that a checkpointLocation goes from version to version. The last application has the present version.
+With `--pyspark` the applications use these versions of PySpark in turn, and every second kill hits the application, so
+that a checkpointLocation goes from version to version. The last application uses the present version.
 
-Nothing else may end the application. Once all rows are through, a plain worker of ours and a query of ours must have
-each row once, and the rows of each key in order; the Java KCL, where it can be had, each row at least once.
+Nothing else may end the application. Once all rows are through, a plain worker of ours and a query of ours must get
+each row once, and the rows of each key in order. The Java KCL, if available, must get each row at least once.
 """
 
 import json
@@ -58,7 +58,7 @@ from leasehold_lab.demo.stage import Stream, client, put, services
 ROUND = 150
 """Rows that are sent between two kills."""
 KEYS = 16
-"""So few that each has rows in every batch, whose order can be judged."""
+"""Few enough that each key has rows in every batch, so that their order can be judged."""
 TRIGGER_ROWS = 50
 LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
@@ -72,17 +72,17 @@ PROCESSES = {
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
     "executor": "CoarseGrainedExecutorBackend",
 }
-"""What stands in their command lines."""
+"""Words of their command lines."""
 AGAIN = re.compile(r"starting it again in .*?: (.*)")
 EXECUTORS = "local-cluster[1,2,600]"
 """The master of an application that starts one executor, of two cores, by itself."""
 MARK = "LEASEHOLD_PIPELINE_KILLS"
 Row = tuple[str, bytes]
-"""Its key, and its number among all that are sent."""
+"""The row's key, and its number among all rows that are sent."""
 
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
-    """Read and write until killed, or told to end by a file; says when a query begins, and each batch that is done."""
+    """Read and write until killed, or told to end by a file; print when a query begins, and each batch that is done."""
     told_whole = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
@@ -102,8 +102,8 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
         def ending() -> bool:
             nonlocal said
             for query in spark.streams.active:
-                told = query.lastProgress
-                now = {"run": query.runId, "batch": told and told["batchId"]}
+                progress = query.lastProgress
+                now = {"run": query.runId, "batch": progress and progress["batchId"]}
                 if now != said:
                     said = now
                     sys.stdout.write(json.dumps(now) + "\n")
@@ -116,7 +116,7 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
 
 @frozen
 class Given:
-    """What a reader at the end was given.
+    """What a reader got in the end.
 
     doubled  rows that came again
     order    keys whose rows did not come in order
@@ -129,7 +129,7 @@ class Given:
 
 
 def judged(sent: Sequence[Row], given: Sequence[Row]) -> Given:
-    """Rows by key, in the order in which a reader had them."""
+    """Compare the rows that a reader got, in its order, with those that were sent."""
     times = Counter(data for _, data in given)
     numbers = defaultdict[str, list[int]](list)
     for key, data in given:
@@ -144,13 +144,13 @@ def judged(sent: Sequence[Row], given: Sequence[Row]) -> Given:
 
 @define
 class Pipeline:
-    """The pipeline under way.
+    """The running pipeline.
 
-    until     when the last life is to begin, at the latest
-    kills     who was killed, in order
+    until     when the last application is to begin, at the latest
+    kills     what was killed, in order
     again     why queries were started again
-    name      begins the names of its streams, and is that of its lease table
-    versions  of PySpark, of which each life has the next; "" for the present one, which the last life has
+    name      the lease table, and the beginning of the streams' names
+    versions  versions of PySpark, which the applications use in turn; "" is the present one, which the last one uses
     """
 
     folder: Path
@@ -166,7 +166,7 @@ class Pipeline:
     name: str = "pipeline"
 
     def run(self, count: int, told: Callable[[str], None]) -> tuple[list[Row], Stream]:
-        """Kill so often, and let the last life end by itself; what was sent, and the stream it should be in."""
+        """Kill this often, let the last application end by itself, and return the sent rows and the output stream."""
         chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
         read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
@@ -217,7 +217,7 @@ class Pipeline:
             return Victim(f"life-{self.lives}", words, self.folder)
 
     def end(self, app: Victim) -> None:
-        """End it, and all that it started."""
+        """End the application, and all that it started."""
         app.kill()
         if self.master:
             note_left(self.folder)
@@ -234,7 +234,7 @@ class Pipeline:
             wrote.merge()
 
     def _kill(self, app: Victim, faulty: Line, chance: Random) -> None:
-        """Whoever is drawn: what writes while it writes, what commits as it begins, others once something was done."""
+        """Kill a drawn process: a task while it writes, a committer as it begins, and others once a batch was done."""
         who = chance.choice(ON_EXECUTORS if self.master else AMONG)
         if len(self.versions) > 1 and len(self.kills) % 2:
             who = "application"
@@ -249,10 +249,10 @@ class Pipeline:
         came = moments.get(who, lambda: _batches(app) > done)
         _until(lambda: not app.running or came(), app)
         time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
-        found = self._found(app, who, port)
-        if not found:  # nothing of this kind has begun yet
+        pids = self._found(app, who, port)
+        if not pids:  # nothing of this kind has begun yet
             return
-        self.kills += [who] * bool(_struck(found if who == "application" else [chance.choice(found)]))
+        self.kills += [who] * bool(_struck(pids if who == "application" else [chance.choice(pids)]))
         if who == "application":
             _until(lambda: not app.running, app)
 
@@ -266,7 +266,7 @@ class Pipeline:
 
 
 def _struck(pids: Sequence[int]) -> int:
-    """How many of these were still there to be killed."""
+    """Kill these processes, and return how many were still there."""
     struck = 0
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -292,7 +292,7 @@ def _until(seen: Callable[[], object], app: Victim, seconds: float = WAIT_SECOND
 
 
 def plain(folder: Path, stream: Stream, count: int) -> list[Row]:
-    """What a plain worker is given, until nothing more comes."""
+    """Return what a plain worker gets, until nothing more comes."""
     handler = folder / "given.py"
     handler.write_text(
         "import json, sys\n"
@@ -306,29 +306,29 @@ def plain(folder: Path, stream: Stream, count: int) -> list[Row]:
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
     try:
-        found = _all(worker, count)
+        lines = _all(worker, count)
     finally:
         worker.kill()
-    return [(key, data.encode()) for key, data in map(json.loads, found)]
+    return [(key, data.encode()) for key, data in map(json.loads, lines)]
 
 
 def kcl(kinesis: str, stream: Stream) -> set[bytes]:
-    """What the Java KCL's own code makes of the records of each shard."""
+    """Return what the Java KCL's own code makes of the records of each shard."""
     asked = list[tuple[bytes, int, int]]()
     with closing(client(kinesis)) as to:
         for shard in stream.shards():
             place: Any = {"StreamName": stream.name, "ShardId": shard.id, "ShardIteratorType": "TRIM_HORIZON"}
-            told = to.get_records(ShardIterator=to.get_shard_iterator(**place)["ShardIterator"])
-            while told["Records"] or told["MillisBehindLatest"]:
-                asked += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in told["Records"]]
-                if not (following := told.get("NextShardIterator")):
+            response = to.get_records(ShardIterator=to.get_shard_iterator(**place)["ShardIterator"])
+            while response["Records"] or response["MillisBehindLatest"]:
+                asked += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in response["Records"]]
+                if not (following := response.get("NextShardIterator")):
                     break
-                told = to.get_records(ShardIterator=following)
+                response = to.get_records(ShardIterator=following)
     return {data for kept in kcl_jar.verdicts(asked) for _, _, data, _, _ in kept}
 
 
 def _all(worker: Child, count: int) -> list[bytes]:
-    """What it has said once there are so many lines and no more have come for a while."""
+    """Return the worker's output once there are this many lines and no more have come for a while."""
     deadline, seen, since = time.monotonic() + WAIT_SECONDS, -1, 0.0
     while time.monotonic() < deadline and worker.running:
         now = _lines(worker)
@@ -341,7 +341,7 @@ def _all(worker: Child, count: int) -> list[bytes]:
 
 
 def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
-    """What a query of ours is given, in the order of the stream."""
+    """Return what a query of ours gets, in the order of the stream."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis,
@@ -360,17 +360,17 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
         begun(start).awaitTermination()
         rows = spark.read.parquet(str(folder / "end"))
         number = f.lpad("sequenceNumber", 60, "0")
-        found = rows.orderBy(number, "subSequenceNumber").select("partitionKey", "data").collect()
-        return [(row[0], bytes(row[1])) for row in found]
+        collected = rows.orderBy(number, "subSequenceNumber").select("partitionKey", "data").collect()
+        return [(row[0], bytes(row[1])) for row in collected]
 
 
 @frozen
 class Outcome:
-    """What became of a pipeline.
+    """The result of a run.
 
-    again  how often a query was started again, by the reason that was said
-    given  what each reader at the end was given, by name
-    kcl    rows that the Java KCL did not find; None if it was not asked
+    again  how often a query was started again, by the logged reason
+    given  what each reader got in the end, by name
+    kcl    rows that the Java KCL did not find, or None if it did not read
     """
 
     kills: dict[str, int]
@@ -382,14 +382,14 @@ class Outcome:
 
     @property
     def faults(self) -> int:
-        """Rows that were lost, or came again or out of order where they must not."""
+        """The number of rows that were lost, and of rows that came again or out of order."""
         return sum(each.lost + each.doubled + each.order for each in self.given.values()) + (self.kcl or 0)
 
 
 def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[[str], None] = to_stderr) -> Outcome:
-    """Kill it so often, and have all readers read what came of it."""
+    """Kill the pipeline this often, and have all readers read its output."""
     sent, stream = pipeline.run(kills, told)
-    given = {
+    readers = {
         "plain": judged(sent, plain(pipeline.folder, stream, len(sent))),
         "spark": judged(sent, by_spark(pipeline.folder, pipeline.kinesis, stream)),
     }
@@ -397,11 +397,11 @@ def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[
     if java:
         seen = kcl(pipeline.kinesis, stream)
         missed = sum(data not in seen for _, data in sent)
-    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), given, missed)
+    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), readers, missed)
 
 
 def main() -> int:
-    """Run it by hand, or be the application."""
+    """Run the program by hand, or as the application."""
     if sys.argv[1:2] == ["--application"]:
         place, source, sink, master = sys.argv[2:]
         return application(Path(place), json.loads(source), json.loads(sink), master)
@@ -418,19 +418,19 @@ def main() -> int:
     options.add_argument("--executors", action="store_true", help="each application has an executor, which dies, too")
     what = "a version of PySpark, as 4.0, or '' for the present one; several take turns, see above"
     options.add_argument("--pyspark", action="append", default=[], metavar="VERSION", help=what)
-    asked = options.parse_args()
-    if asked.cluster and any(asked.pyspark):
+    arguments = options.parse_args()
+    if arguments.cluster and any(arguments.pyspark):
         options.error("--cluster: its processes have the present version; use --executors with --pyspark")
     isolate()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
         kinesis, dynamodb = stack.enter_context(services())
-        master = stack.enter_context(cluster()) if asked.cluster else EXECUTORS if asked.executors else ""
-        until = time.monotonic() + 60 * asked.minutes
-        pipeline = Pipeline(folder, kinesis, dynamodb, asked.seed, master, until, versions=asked.pyspark)
-        found = tried(pipeline, asked.kills, java=asked.java)
-    sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    return 1 if found.faults else 0
+        master = stack.enter_context(cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
+        until = time.monotonic() + 60 * arguments.minutes
+        pipeline = Pipeline(folder, kinesis, dynamodb, arguments.seed, master, until, versions=arguments.pyspark)
+        result = tried(pipeline, arguments.kills, java=arguments.java)
+    sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
+    return 1 if result.faults else 0
 
 
 if __name__ == "__main__":

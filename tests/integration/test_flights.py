@@ -1,4 +1,4 @@
-"""Real flights through three worker processes that are killed, added, and resharded under."""
+"""Real flights through three worker processes that are killed, added, and resharded."""
 
 import pytest
 from flights import flights, printed, run
@@ -7,7 +7,7 @@ from standins.flight_rows import ROWS
 
 
 def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int) -> None:
-    """Send so many rows, print what became of them, and insist that it is good."""
+    """Send this many rows, print the verdict, and check that it is good."""
     rows = list(flights(count))
     verdict = run(kinesis, dynamodb, rows, rate=rate, plain=plain, told=print)
     print(printed(verdict, changes=True))  # noqa: T201  shown if it fails, or with -s
@@ -19,16 +19,17 @@ def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int
 @pytest.mark.services
 @pytest.mark.xdist_group("runs")
 def test_a_slice_survives_a_crash_a_split_and_a_merge(kinesis_url: str, dynalite_url: str) -> None:
-    """Without it the worker, the poller and the table could each be right and lose records between them."""
+    """Worker, poller and table lose no records between them."""
     verdict_of(kinesis_url, dynalite_url, 8000, rate=2000, plain=1200)
 
 
 @pytest.mark.more
 @pytest.mark.timeout(600)
 def test_all_flights_arrive(kinesis_url: str, request: pytest.FixtureRequest) -> None:
-    """Without it what shows only with a year of real keys, busy and rare, would be met by users.
+    """The run includes what only a year of real keys, busy and rare, shows.
 
-    By Amazon's own tables where their licence was accepted: one that only dynalite understands is not DynamoDB's.
+    It uses Amazon's own tables if their license was accepted, because a table that only dynalite understands is not
+    DynamoDB's.
     """
     table: str = request.getfixturevalue("dynamodb_local_url" if opted_in() else "dynalite_url")
     verdict_of(kinesis_url, table, ROWS, rate=5000, plain=4000)

@@ -1,4 +1,4 @@
-"""The programs that the Makefile starts below tests/ find what they import, as they do when nobody collects tests."""
+"""The programs that the Makefile starts below tests/ find what they import, as they do without pytest."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ PROGRAMS = sorted(set(re.findall(r"\(BIN\)/python (tests/\S+\.py)", (ROOT / "Mak
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_finds_what_it_imports(program: str) -> None:
-    """Without it a run of hours, which nothing else starts, would end at its first line on the day it is wanted."""
+    """No other test starts these programs, and a run of hours should not fail at its first import."""
     file = ROOT / program
     code = f"import sys; sys.path[0] = {str(file.parent)!r}; import {file.stem}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -23,7 +23,7 @@ def test_a_program_finds_what_it_imports(program: str) -> None:
 
 
 def test_all_kinds_of_programs_are_found() -> None:
-    """Without it a Makefile that is written in another way would leave nothing to try."""
+    """The pattern still matches the way in which the Makefile starts programs, so that they are tested."""
     assert {"tests/proving/soak.py", "tests/chaos/plain_workers.py", "tests/integration/spark_blocked.py"} <= {
         *PROGRAMS
     }

@@ -23,7 +23,7 @@ def done_since(folder: Path, before: set[str]) -> list[str]:
 
 @pytest.mark.usefixtures("java")
 def test_two_drivers_on_copies_of_a_checkpoint_lose_no_row(kinesis_url: str, dynalite_url: str, tmp_path: Path) -> None:
-    """Both have the query's id: a reader that took the rows of one for those of the other would leave them out."""
+    """Both drivers have the query's id, but readers do not take the rows of one for repetitions of the other's."""
     here, there = (
         Pipeline(tmp_path / name, kinesis_url, dynalite_url, 0, "", time.monotonic() + SECONDS, name="copies")
         for name in "ab"
@@ -59,6 +59,6 @@ def test_two_drivers_on_copies_of_a_checkpoint_lose_no_row(kinesis_url: str, dyn
             assert app.wait() == 0, app.said
         finally:
             here.end(app)
-        found = judged(sent, plain(tmp_path, wrote, len(sent)))
-    print(found)  # noqa: T201  shown if it fails, or with -s
-    assert found.lost == 0
+        verdict = judged(sent, plain(tmp_path, wrote, len(sent)))
+    print(verdict)  # noqa: T201  shown if it fails, or with -s
+    assert verdict.lost == 0

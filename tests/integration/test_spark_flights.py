@@ -14,23 +14,23 @@ pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.
 def test_two_applications_and_a_plain_worker_share_a_stream(
     kinesis_url: str, dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Without it each could be right alone, and rows be lost or counted twice where shards pass between them."""
+    """No row is lost or counted twice where shards move between them."""
     count = 6000
     with kinesis_ground(kinesis_url, dynalite_url) as ground:
-        found = tried(ground, list(rows(count)), tmp_path, rate=2000, told=print)
-    print(found)  # noqa: T201  shown if it fails, or with -s
-    assert (found.sent, found.landed, found.lost, found.strangers) == (count, count, 0, 0)
-    assert found.duplicates == found.explained
-    assert (found.windows_differ, found.at_tip) == (0, (9, 9))
+        result = tried(ground, list(rows(count)), tmp_path, rate=2000, told=print)
+    print(result)  # noqa: T201  shown if it fails, or with -s
+    assert (result.sent, result.landed, result.lost, result.strangers) == (count, count, 0, 0)
+    assert result.duplicates == result.explained
+    assert (result.windows_differ, result.at_tip) == (0, (9, 9))
 
 
 @pytest.mark.usefixtures("java", "amqp_engine")
 def test_a_kill_between_sink_and_commit_loses_no_event(azurite_connection: str, tmp_path: Path) -> None:
-    """Without it a sink that skips the batches it knows would lose what a repetition has more than the first time.
+    """A sink that skips a batch it knows loses no row that only the repetition had.
 
-    Kinesis has tests/spark/test_kills.py for that, which need no JVM.
+    For Kinesis, tests/spark/test_kills.py holds this without a JVM.
     """
     with hub_ground(azurite_connection) as ground:
-        found = killed(ground, tmp_path, kills=1, told=print)
-    print(found)  # noqa: T201  shown if it fails, or with -s
-    assert (found.kills, found.repeated, found.same, found.lost, found.owned) == (1, 1, 1, 0, 0)
+        result = killed(ground, tmp_path, kills=1, told=print)
+    print(result)  # noqa: T201  shown if it fails, or with -s
+    assert (result.kills, result.repeated, result.same, result.lost, result.owned) == (1, 1, 1, 0, 0)

@@ -11,24 +11,23 @@ pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.
 
 @pytest.mark.usefixtures("java")
 def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dynalite_url: str, tmp_path: Path) -> None:
-    """Without this, source, sink and readers could each be right alone, and rows come twice or in another order."""
     pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600)
-    found = tried(pipeline, 4, told=print)
-    print(found)  # noqa: T201  shown if it fails, or with -s
-    assert sum(found.kills.values()) == 4
-    assert {name: each.rows for name, each in found.given.items()} == {"plain": found.sent, "spark": found.sent}
-    assert found.faults == 0
+    result = tried(pipeline, 4, told=print)
+    print(result)  # noqa: T201  shown if it fails, or with -s
+    assert sum(result.kills.values()) == 4
+    assert {name: each.rows for name, each in result.given.items()} == {"plain": result.sent, "spark": result.sent}
+    assert result.faults == 0
 
 
 @pytest.mark.usefixtures("java")
 def test_a_checkpoint_goes_from_version_to_version_of_spark_under_kills(
     kinesis_url: str, dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Without this, an older Spark could lose or repeat rows, or leave a checkpoint that another cannot go on with."""
+    """An older Spark loses and repeats no rows, and leaves a checkpoint that other versions can go on with."""
     versions = ("4.0", "", "4.1", "4.0")
     pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600, versions=versions)
-    found = tried(pipeline, 2 * len(versions) - 1, told=print)
-    print(found)  # noqa: T201  shown if it fails, or with -s
-    assert found.lives > len(versions)
-    assert {name: each.rows for name, each in found.given.items()} == {"plain": found.sent, "spark": found.sent}
-    assert found.faults == 0
+    result = tried(pipeline, 2 * len(versions) - 1, told=print)
+    print(result)  # noqa: T201  shown if it fails, or with -s
+    assert result.lives > len(versions)
+    assert {name: each.rows for name, each in result.given.items()} == {"plain": result.sent, "spark": result.sent}
+    assert result.faults == 0

@@ -1,8 +1,9 @@
-"""A user's program on a cluster: a query whose readers are on executors, until a line is given to it; then it stays.
+"""A user's program on a cluster: a query with readers on executors, which runs until the program reads a line.
 
     python cluster_query.py MASTER STREAM ENDPOINT FOLDER READERS
 
-It prints the rows of each batch, and once the query has stopped how many jobs of the session still run.
+It prints the rows of each batch, and once the query has stopped, the number of jobs that the session still runs. Then
+it stays until it reads another line.
 """
 
 import json

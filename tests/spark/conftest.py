@@ -1,4 +1,4 @@
-"""What pipelines in processes of their own are given: Java and Python, and a stream."""
+"""What pipelines in processes of their own need: Java and Python, and a stream."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ _names = count()
 
 @pytest.fixture(scope="session")
 def java_environment() -> dict[str, str]:
-    """Java, as each process of Spark's is to find it."""
+    """Return the environment in which each Spark process finds Java."""
     try:
         home = java_home()
     except ServiceError as missing:
@@ -37,20 +37,20 @@ def java_environment() -> dict[str, str]:
 
 @pytest.fixture
 def environment(java_environment: dict[str, str]) -> dict[str, str]:
-    """Java, and one Python for driver and executors."""
+    """Return an environment with Java, and one Python for driver and executors."""
     return java_environment | {"PYSPARK_PYTHON": sys.executable}
 
 
 @pytest.fixture(scope="session")
 def master(java_environment: dict[str, str]) -> Iterator[str]:
-    """The address of a cluster of two workers with two cores each; which Python runs tasks each application says."""
+    """Return the address of a cluster of two workers with two cores each; applications choose their tasks' Python."""
     with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as found:
         yield found
 
 
 @pytest.fixture
 def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[KinesisClient, str, Path]]:
-    """A stream, and a folder for everything else."""
+    """Return a stream, and a folder for everything else."""
     name = f"applications-{next(_names)}"
     kinesis_client.create_stream(StreamName=name, ShardCount=SHARDS)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -60,13 +60,13 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
 
 @pytest.fixture(autouse=True)
 def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's setting about faults, as it was before: data sources set it, in a process that they think Spark's."""
+    """Restore Spark's setting about faults, which data sources change in what they take for their own process."""
     monkeypatch.setenv(HIDING, "")
 
 
 @pytest.fixture(autouse=True)
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leave the signals of this process alone: readers, sessions and commands take them over, each for good."""
+    """Restore the signal handlers of this process, which readers, sessions and commands replace for good."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,7 @@ Row = tuple[str, int, str]
 
 @define
 class Sink:
-    """Files, as it were: a batch whose number is there already is skipped, having been read or not."""
+    """A sink that, like files, skips a batch whose number it knows, after reading it or not."""
 
     batches: dict[int, list[Row]] = Factory(dict)
 
@@ -26,12 +26,12 @@ class Sink:
 
 
 def everything(stream: Stream) -> list[Row]:
-    """Every record, as rows have it."""
+    """Return every record as a row."""
     return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
 
 
 def drained(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:
-    """Run batches into the sink until it has everything that others do not have."""
+    """Run batches into the sink until it and `also` have everything."""
     while not set(sink.rows) | set(also) >= set(everything(stream)):
         before = len(query.rows)
         query.batch()
@@ -43,7 +43,7 @@ class Crash:
     """A query that did some batches, planned another, and then was killed.
 
     before, planned  the offsets that Spark remembers
-    rows             of the planned batch
+    rows             the rows of the planned batch
     """
 
     before: dict[str, Any]
@@ -53,7 +53,7 @@ class Crash:
 
 
 def both(planned: dict[str, Any]) -> bool:
-    """Whether a batch has rows of both shards."""
+    """Return whether a batch has rows of both shards."""
     return planned["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in planned["r"].values())
 
 
@@ -67,7 +67,7 @@ def crashed(
     start: str = "TRIM_HORIZON",
     rereadable: bool = True,
 ) -> Crash:
-    """Come to a batch like this, and die; whether its rows were in the sink by then."""
+    """Run a query up to a batch for which `at` is true, and kill it after or before the sink has the rows."""
     query, sink = place.query(start=start, rereadable=rereadable), Sink()
     while len(query.rows) < 2:  # both shards are held and read
         before = len(query.rows)
@@ -82,7 +82,7 @@ def crashed(
         query.reader.commit(query.offset)
         sink.take(planned["n"], query.run(planned))
         query.offset = planned
-        if not split:  # there is always something of both, however slow the reading of one was
+        if not split:  # both shards always have rows, however slowly one is read
             place.stream.put("a", f"a after {planned['n']}")
             place.stream.put("b", f"b after {planned['n']}")
     query.reader.commit(query.offset)
@@ -94,7 +94,7 @@ def crashed(
 
 
 def again(place: Place, crash: Crash, **how: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
-    """Start it again, as Spark does where a batch was planned and is not committed: that batch comes first."""
+    """Start the query again, as Spark does after a batch that was planned and not committed: that batch comes first."""
     query = place.query(crash.before, **how)
     rows = query.run(crash.planned)
     crash.sink.take(crash.planned["n"], rows)

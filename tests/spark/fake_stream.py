@@ -1,4 +1,4 @@
-"""A stream in memory that shards can be added to and ended in, and a reader driven as Spark drives it."""
+"""A stream in memory whose shards can be added and ended, and a reader that is driven as Spark drives it."""
 
 import json
 from collections import Counter
@@ -26,21 +26,21 @@ TRIES = 400
 
 @define
 class Stream:
-    """Records by shard; readings are counted, and each opening is kept with the epoch of its lease.
+    """Records by shard; reads are counted, and each opening is kept with the epoch of its lease.
 
-    refuses  shards of which nothing can be read any more by whoever opens them anew
-    silent   shards whose readings are not even answered
+    refuses  shards whose reads return nothing, as if there were no more records
+    silent   shards whose reads get no response
     throttled, unreachable
-             how many readings of the next reader of a shard are not answered, and how many openings fail
-    late     how many of the next readings of a shard advance its reader, and raise then
-    denied   shards that cannot be read with these credentials, whoever opens them
+             how many reads of the shard's next reader get no response, and how many openings fail
+    late     how many of the next reads of a shard advance its reader and then raise
+    denied   shards that cannot be read with these credentials
     trimmed  the number up to which a shard's records are gone
-    numbers  whether what is latest is told as a number, as event hubs do, or as a time
-    tokens   whether each record has one, without which nobody may open a shard behind it
-    made     when the stream was made; 0: it cannot tell
+    numbers  whether the latest position is a number, as for event hubs, or a time
+    tokens   whether each record has a token, which is needed to open the shard after it
+    made     when the stream was made; 0 if it cannot tell
     undecided
              whether all rows may have come before
-    readers  every reader that was opened; of each is known whether it was closed
+    readers  every reader that was opened, closed or not
     """
 
     records: dict[str, list[str]]
@@ -70,7 +70,7 @@ class Stream:
         self.records |= {child: [] for child in children}
 
     def merge(self, child: str, *parents: str) -> None:
-        """End these shards, and add the one that follows them."""
+        """End these shards, and add the child that follows them."""
         self.children |= dict.fromkeys(parents, (child,))
         self.records[child] = []
 
@@ -79,12 +79,12 @@ class Stream:
         return tuple(parent for parent, children in self.children.items() if shard in children)
 
     def make_anew(self, *shards: str) -> None:
-        """Delete the stream, and make one with these shards under its name; whoever reads the former one is refused."""
+        """Recreate the stream with these shards; readers of the old one are refused."""
         self.made += 1000
         self.records, self.children = {shard: [] for shard in shards}, {}
 
     def incarnation(self) -> str:
-        """Which of the streams of this name it is."""
+        """Return the incarnation of the stream, or "" if it cannot tell."""
         return f"fake:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -94,13 +94,13 @@ class Stream:
         return shard not in self.records
 
     def latest(self, lease: Lease) -> Position:
-        """The last record, or some time."""
+        """Return the number of the last record, or some time."""
         if self.numbers:
             return Position(str(len(self.records[lease.shard])))
         return at_timestamp(1 + len(lease.key))
 
     def open(self, lease: Lease, start: Position) -> "FakeReader":
-        """From just after there, or the oldest record."""
+        """Open just after the position, or at the oldest record."""
         assert not start.ended, "nothing is behind the end"
         assert not self.tokens or start.token == (f"@{start.sequence}" if start.numbered else ""), start
         self.opened.append((lease.shard, lease.epoch))
@@ -111,25 +111,25 @@ class Stream:
             raise SourceUnavailable("the service asks to slow down")
         if lease.shard in self.denied:
             raise SourceError("these credentials may not read it")
-        at = int(start.sequence) if start.numbered else 0
-        begins, throttled = max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
+        position = int(start.sequence) if start.numbered else 0
+        begins, throttled = max(position, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
         reader = FakeReader(self, lease.shard, begins, throttled, made=self.made)
         self.readers.append(reader)
         return reader
 
     @property
     def open_readers(self) -> list[str]:
-        """The shards of the readers that nobody has closed."""
+        """The shards of the readers that are not closed."""
         return [reader.shard for reader in self.readers if not reader.closed]
 
     def close(self) -> None:
-        """Its readers are closed before."""
+        """Close the stream, whose readers are closed before."""
         self.closed = True
 
 
 @define(eq=False)
 class FakeReader:
-    """Reads pages of a shard; the number of a record is its place, from 1. A shard ends behind its last page."""
+    """Reads pages of a shard. The number of a record is its place, from 1, and a shard ends after its last page."""
 
     stream: Stream
     shard: str
@@ -154,10 +154,10 @@ class FakeReader:
         if self.shard in self.stream.refuses or not texts:
             ended = self.shard in self.stream.children and not texts
             return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
-        found = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
+        records = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
-        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(found) * self.stream.undecided
-        return Batch(found, found[-1].position, behind / 1000, 0.01, undecided=undecided)
+        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(records) * self.stream.undecided
+        return Batch(records, records[-1].position, behind / 1000, 0.01, undecided=undecided)
 
     def _record(self, number: int, text: str) -> Record:
         return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")
@@ -194,7 +194,7 @@ class Query:
     rows: list[tuple[str, int, str]] = Factory(list)
 
     def plan(self, limit: ReadLimit | None = None) -> dict[str, Any] | None:
-        """The end of a next batch; None if there is none within a patient time."""
+        """Return the end of the next batch, or None if there is none after `TRIES` attempts."""
         for _ in range(TRIES):
             end = self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit())
             if json.dumps(end) != json.dumps(self.offset):
@@ -202,13 +202,13 @@ class Query:
         return None
 
     def plan_patiently(self) -> dict[str, Any]:
-        """The end of the next batch, however long the processes that read take to start."""
+        """Return the end of the next batch, however long the reader processes take to start."""
         while (end := self.plan()) is None:
             pass
         return end
 
     def run(self, end: dict[str, Any]) -> list[tuple[str, int, str]]:
-        """The rows of the batch that ends there."""
+        """Return the rows of the batch that ends there."""
         parts = self.reader.partitions(self.offset, end)
         rows = sorted(row for part in parts for batch in self.reader.read(part) for row in rows_of(batch))
         self.rows += rows
@@ -226,7 +226,7 @@ class Query:
         return rows
 
     def until(self, true: Callable[["Query"], bool]) -> None:
-        """Run batches until this is so."""
+        """Run batches until the condition is true."""
         for _ in range(TRIES):
             if true(self):
                 return
@@ -238,29 +238,29 @@ class Query:
         raise AssertionError("not in time")
 
     def kill(self) -> None:
-        """SIGKILL: from now on nothing it does reaches the table."""
+        """Kill the query, so that nothing it still does reaches the table."""
         self.life.dead = True
 
     def checkpoints(self) -> dict[str, str]:
-        """How far the leases say."""
+        """Return the checkpoints of the leases."""
         return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
-    """Shard, number and text of each row."""
-    found = batch.to_pydict()
+    """Return shard, number and text of each row."""
+    values = batch.to_pydict()
     yield from zip(
-        found["shardId"],
-        map(int, found["sequenceNumber"]),
-        (data.decode() for data in found["data"]),
+        values["shardId"],
+        map(int, values["sequenceNumber"]),
+        (data.decode() for data in values["data"]),
         strict=True,
     )
 
 
 def options(path: Path, start: str, **more: str) -> LeaseOptions:
-    """Of a group whose leases are in this file."""
-    given = Given({"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more})
-    return lease_options(given, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
+    """Return the options of a group whose leases are in this file."""
+    requested = Given({"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more})
+    return lease_options(requested, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
 
 
 @define
@@ -280,9 +280,9 @@ class Place:
         buffer: str = "9999",
         **more: str,
     ) -> Query:
-        """One more run, going on at this offset."""
+        """Return one more run, which goes on at this offset."""
         life = Mortal(open_store(f"sqlite:///{self.path}"))
-        stream = self.stream  # alone: readers are given what opens it, and the queries have locks
+        stream = self.stream  # not `self`: readers get this closure pickled, and queries hold locks
         source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
         reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
@@ -292,6 +292,6 @@ class Place:
 
     def close(self) -> None:
         for query in self.queries:
-            query.life.dead = False  # the killed see that they have lost everything, and end sooner
+            query.life.dead = False  # a killed query sees that its leases are lost, and ends sooner
             query.reader.stop()
             query.store.close()

@@ -22,7 +22,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 
 @define
 class Hands:
-    """Holds what a worker takes, and leaves it alone."""
+    """Holds the leases that a worker takes, and does nothing with them."""
 
     held: list[Holding] = Factory(list)
 
@@ -30,11 +30,11 @@ class Hands:
         self.held.append(holding)
 
     def release(self, holding: Holding) -> None:
-        """Nothing; the test does it."""
+        """Do nothing; the test releases leases."""
 
 
 def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
-    """As fast as may be."""
+    """Return a pace without limits."""
     return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
 
@@ -44,16 +44,16 @@ def a_feed(
     clock: Callable[[], float] = lambda: 0.0,
     left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
 ) -> tuple[Worker, ShardPrefetcher]:
-    """The feed of the only shard of this stream, its worker having just taken the lease."""
+    """Return the feed of the stream's only shard, whose lease its worker has just taken."""
     hands = Hands()
     config = Config(initial_position=TRIM_HORIZON)
     worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=clock)
     due = 0.0
-    for _ in range(3):  # it looks, makes the lease, and takes it
+    for _ in range(3):  # it lists, creates the lease, and takes it
         due = worker.turn(due)
     return worker, ShardPrefetcher(worker, hands.held[0], ahead, left)
 
 
 def an_ahead() -> ReadAheadState:
-    """For one feed that begins where its lease says."""
+    """Return the state for one feed that begins where its lease says."""
     return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)

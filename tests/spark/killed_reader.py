@@ -1,9 +1,9 @@
-"""A process that drives a reader as Spark does, with Spark's own logs of it, and kills itself where it hurts.
+"""A process that drives a reader as Spark does, with Spark's own logs, and kills itself at a bad moment.
 
     python killed_reader.py FOLDER dies|lives|stops [READERS]
 
-FOLDER holds `stream.json` (records by shard), the leases, and what would be Spark's: `offsets` written before a
-batch is run, `commits` after. The sink runs every batch and then skips one whose number it knows.
+FOLDER holds `stream.json` (records by shard), the leases, and two logs in Spark's place: `offsets`, written before a
+batch is run, and `commits`, written after it. The sink runs every batch and then skips one whose number it knows.
 """
 
 import json
@@ -28,7 +28,7 @@ class Life:
     how: str
 
     def batch(self, number: int, end: dict[str, Any]) -> None:
-        """Run one batch, as Spark does: what it holds is known before, that it is done is known after."""
+        """Run one batch as Spark does: its offset is logged before, and its commit after."""
         self._write("offsets", number, end)
         rows = self.query.run(end)
         known = self.folder / "sink" / str(number)
@@ -52,12 +52,12 @@ class Life:
 
 
 def read(folder: Path, kind: str) -> dict[int, Any]:
-    """What was written of a kind, by batch."""
+    """Return what was written of a kind, by batch."""
     return {int(path.name): json.loads(path.read_text()) for path in (folder / kind).glob("[0-9]*")}
 
 
 def main(folder: Path, how: str, readers: str) -> None:
-    """Repeat what was planned and not done; go on until killed, or until the sink has everything."""
+    """Repeat what was planned and not done, and go on until killed, or until the sink has everything."""
     stream = Stream(json.loads((folder / "stream.json").read_text()))
     offsets, commits = read(folder, "offsets"), read(folder, "commits")
     done = max(commits, default=0)

@@ -23,7 +23,7 @@ SPARK = Path(pyspark.__file__).parent
 
 @define
 class Application:
-    """A pipeline in a process of its own, and what it has told so far."""
+    """A pipeline in a process of its own, and what it has printed so far."""
 
     process: "subprocess.Popen[str]"
     folder: Path
@@ -33,23 +33,23 @@ class Application:
     landed: int = 0
 
     def put(self, minutes: Sequence[int]) -> None:
-        """One record for each, and one that cannot be read."""
+        """Put one record for each number, and one that cannot be parsed."""
         texts = [json.dumps({"at": f"2026-01-01T00:{minute:02}:00Z", "delay": minute}) for minute in minutes]
         for text in (*texts, "bad"):
             self.client.put_record(StreamName=self.stream, Data=text.encode(), PartitionKey=text)
         self.sent += len(texts) + 1
 
     def until_landed(self) -> None:
-        """Read what it tells until everything has come."""
+        """Read what the pipeline prints until everything has come."""
         lines = iter(self.process.stdout or ())
         while self.landed < self.sent:
             line = next(lines, None)
             assert line is not None, f"it ended: {self.words}"
-            told = json.loads(line)
-            self.landed += told["rows"] if told["query"] == "rows-main" else 0
+            event = json.loads(line)
+            self.landed += event["rows"] if event["query"] == "rows-main" else 0
 
     def end(self, number: signal.Signals) -> int:
-        """What it ends with; as from a terminal, its whole group hears of it."""
+        """Signal the whole process group, as a terminal does, and return the exit status."""
         os.killpg(self.process.pid, number)
         return self.process.wait(WAIT)
 
@@ -58,7 +58,7 @@ class Application:
 
     @property
     def words(self) -> str:
-        """What it said on standard error."""
+        """What the pipeline has written to standard error."""
         return (self.folder / "words").read_text()
 
 
@@ -66,7 +66,7 @@ class Application:
 def started(
     place: tuple[KinesisClient, str, Path], command: Sequence[str], environment: dict[str, str], url: str, *more: str
 ) -> Iterator[Application]:
-    """The pipeline, begun by this command, with `more` arguments; it does not outlive the block."""
+    """Start a pipeline with this command and `more` arguments, and end it after the block."""
     client, stream, folder = place
     sets = {"kinesis.streamName": stream, "kinesis.endpointUrl": url, "kinesis.region": "eu-west-1"}
     sets |= {"kinesis.startingPosition": "TRIM_HORIZON", "lease.store": f"sqlite:///{folder}/leases.db"}
@@ -92,7 +92,7 @@ def started(
 
 
 def freed(application: Application) -> None:
-    """Wait until nobody holds a lease, which is long before they would expire."""
+    """Wait until no lease has an owner, which is long before leases would expire."""
     deadline = time.monotonic() + 8
     while any(application.owners()):
         assert time.monotonic() < deadline, (application.owners(), application.words)

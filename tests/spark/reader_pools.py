@@ -1,4 +1,4 @@
-"""Pools of reading processes, and readers that connect to them."""
+"""Pools of reader processes, and readers that connect to them."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 
 def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> ReaderSpec:
-    """What a reader of this stream is given."""
+    """Return what a reader of this stream needs."""
     source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     planner, token = (HOST, pool.port if pool else 1), pool.token if pool else b""
     return ReaderSpec(planner, token, Address(HOST, HOST), source_spec, rows, 1 << 20, 3, 1 << 20, "")
@@ -36,7 +36,7 @@ def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> 
 
 @define
 class News:
-    """Shards of which there is news, each with what there was to see then."""
+    """The shards of which there was news, each with what `look` returned then."""
 
     event: Event = Factory(Event)
     keys: list[str] = Factory(list)
@@ -61,14 +61,14 @@ def a_pool() -> Iterator[tuple[ReaderPool, News]]:
 
 @contextmanager
 def connected(pool: ReaderPool, said: bytes) -> Iterator[socket.socket]:
-    """A peer that says this."""
+    """Connect a peer that sends this."""
     with socket.create_connection((HOST, pool.port), PATIENCE) as connection:
         connection.sendall(said)
         yield connection
 
 
 def closed_by_pool(connection: socket.socket) -> bool:
-    """Whether the pool ends the connection, in a patient time, without a word."""
+    """Return whether the pool ends the connection in time without sending anything."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -79,7 +79,7 @@ HELLO = line_of(Hello(HOST, 1, bytes(32)))
 
 
 def opened(pool: ReaderPool) -> FarReader:
-    """A shard, as soon as there is a reader."""
+    """Open a shard as soon as there is a reader."""
     return pool.open(Lease("a"), TRIM_HORIZON)
 
 
@@ -88,6 +88,6 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def read_for_ever(part: ReaderRows) -> None:
-    """Until it is refused: a reader hears a moment later that a batch is done."""
+    """Read until refused: a reader learns a moment later that a batch is done."""
     while True:
         numbers(read(part))

@@ -13,7 +13,7 @@ from leasehold.adapters.spark.fetching import (
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[FetchedRows]:
-    """A driver that says this much to a task, and goes away."""
+    """Run a driver that sends this much to a task and then goes away."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def send() -> None:

@@ -1,4 +1,4 @@
-"""A query's lease loop and reader on a clock that stands still unless Spark asks for a batch: no thread, no chance."""
+"""A query's lease loop and reader without threads or chance, on a clock that only moves while Spark waits."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ class Steps:
     dues: dict[str, float] = Factory(dict)
 
     def add(self, key: str, step: Step, _instead: object = None) -> None:
-        """One more; it begins at once, or after what stands under this key."""
+        """Add a step, which begins at once, or after the one under this key."""
         self.steps.setdefault(key, []).append(step)
         self.wake(key)
 
@@ -41,7 +41,7 @@ class Steps:
         self.dues[key] = -math.inf
 
     def run(self, now: float) -> None:
-        """All that is due, once."""
+        """Run every step that is due, once."""
         for key in [key for key, due in sorted(self.dues.items()) if due <= now and self.steps[key]]:
             self.dues[key] = self.steps[key][0](now)
             if self.dues[key] == math.inf:
@@ -50,21 +50,21 @@ class Steps:
 
 
 class Stepped(LeaseLoop):
-    """The real loop, but for its threads: it goes on only while Spark waits for rows."""
+    """The real loop without its threads: it goes on only while Spark waits for rows."""
 
     clock = Clock()
 
     def start(self, *, only_now: bool) -> None:
         self._shared.only_now = only_now
         runner = self._runner
-        readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own time
+        readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own clock
         readings.schedule.close(runner.worker.clock())
         self._steps = Steps()
         readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
         self._turn_due = self._renew_due = -math.inf
 
     def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
-        """Have the worker and its shards do what is due until this is so, or so long."""
+        """Run what is due for the worker and its shards until the condition is true or the time is over."""
         end = self.clock.now + seconds
         while self.clock.now < end and not over():
             self.tick()
@@ -81,7 +81,7 @@ class Stepped(LeaseLoop):
 
 
 def stepped(patch: pytest.MonkeyPatch) -> Clock:
-    """Have readers made from now on be stepped; replays wait next to nothing."""
+    """Make the readers of the test stepped; replays hardly wait."""
     clock, numbers = Clock(), count(1)
     Stepped.clock = clock
     for name, value in {
@@ -106,7 +106,7 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
 def a_reader(
     stream: Stream, life: Mortal, *, rereadable: bool, flush: str, starts: Mapping[str, Position] = {}, **more: str
 ) -> LeasedReader:
-    """One more run over this stream, with more options; its store is a process's view of the table."""
+    """Return one more run over this stream, with more options, whose store is one process's view of the table."""
 
     def opened(_url: str, **_how: bool) -> Store:
         return cast("Store", life)
@@ -114,6 +114,8 @@ def a_reader(
     source_spec = SourceSpec(
         lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts
     )
-    given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
-    chosen = lease_options(given, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
+    requested = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
+    chosen = lease_options(
+        requested, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger"
+    )
     return LeasedReader(source_spec, chosen, opened)

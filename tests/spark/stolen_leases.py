@@ -6,10 +6,10 @@ from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 
 def stolen(store: Store, key: str, position: str | None = None) -> None:
-    """Another worker takes a lease, goes on to this position and lets go again."""
+    """Have another worker take a lease, advance it to this position and release it."""
     taken = store.write(StealLease(store.get([key])[0], "thief"))
     assert isinstance(taken, Done)
     if position is not None:
         moved = store.write(CheckpointLease(taken.lease, Position(position)))
-        # Lost: what was committed before goes further.
+        # Lost, because an earlier commit has gone further.
         store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))

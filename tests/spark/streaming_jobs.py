@@ -1,4 +1,4 @@
-"""Streaming queries over a lease table, as jobs."""
+"""Streaming queries over a lease table, grouped as jobs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class Job:
         return self.spark.readStream.format(self.format).options(**options).load()
 
     def parquet(self, name: str, *, now: bool = False) -> StreamingQuery:
-        """A query that writes files; `now` if it is to end with what is there."""
+        """Start a query that writes files; with `now`, wait for it to end with what is there."""
         folder = str(self.folder / name)
         query = self._begun(name, lambda writer: writer.format("parquet").option("path", folder), now=now)
         if now:
@@ -53,7 +53,7 @@ class Job:
         return query
 
     def each(self, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """A query that hands batches to a function."""
+        """Start a query that passes batches to a function."""
         return self._begun(name, lambda writer: writer.foreachBatch(sink))
 
     def _begun(self, name: str, to: Callable[[Writer], Writer], *, now: bool = False) -> StreamingQuery:
@@ -66,7 +66,7 @@ class Job:
         return begun(start)
 
     def rows_in(self, *names: str) -> list[dict[str, Any]]:
-        """Every row of the finished batches of these queries: files count once the sink's own log has them."""
+        """Return every row of the finished batches of these queries: files count once the sink's own log has them."""
         logs = [log for name in names for log in (self.folder / name / "_spark_metadata").glob("[0-9]*")]
         lines = {line for log in logs for line in log.read_text().splitlines()[1:]}
         paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
@@ -74,25 +74,25 @@ class Job:
         return [row for path in sorted(paths) for row in pq.read_table(path, columns=columns).to_pylist()]
 
     def written(self, *names: str) -> list[str]:
-        """The data of every row in these files, doubles included, in order."""
+        """Return the data of every row in these files, duplicates included, in order."""
         return sorted(row["data"].decode() for row in self.rows_in(*names))
 
     def checkpoints(self) -> dict[str, str]:
-        """How far the leases say."""
+        """Return the checkpoints of the leases."""
         return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
 
     def tips(self, name: str) -> dict[str, str]:
-        """The last sequence number of each shard that the sink has."""
+        """Return the last sequence number of each shard that the sink has."""
         return {row["shardId"]: row["sequenceNumber"] for row in sorted(self.rows_in(name), key=_sequence)}
 
     def owners(self) -> list[str]:
-        """Who holds the unfinished leases, each name once for each lease."""
+        """Return the owners of the unfinished leases, each name once per lease."""
         return sorted(lease.owner or "" for lease in self.store.list().leases if not lease.ended)
 
 
 @contextmanager
 def a_job(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> Iterator[Job]:
-    """Queries that do not outlive the test."""
+    """Return a job whose queries end with the test."""
     job = Job(spark, folder, kind, options)
     try:
         yield job

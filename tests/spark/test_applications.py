@@ -1,4 +1,4 @@
-"""`leasehold pipeline` as its users start it: by itself, on a cluster of two workers, and against a Connect server."""
+"""`leasehold pipeline` as its users start it: alone, on a cluster of two workers, and against a Connect server."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ pytestmark = [
 def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    """Without it whoever stops a pipeline would see a traceback, and others wait for its shards."""
+    """The user sees no traceback, and other workers do not wait for the shards."""
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
     with started(place, command, environment, kinesis_url) as application:
         application.put(range(30))
@@ -46,7 +46,7 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
 def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
-    """Without it tasks on other machines would look for files of the driver's, or a web page show who reads."""
+    """Tasks on other machines need no files of the driver, and Spark's web pages show no secret."""
     with tempfile.TemporaryDirectory() as own:
         port = free_port()
         settings = {
@@ -68,12 +68,12 @@ def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
             assert "tasks fetch rows from 127.0.0.1, port " in application.words
             application.end(signal.SIGINT)
             freed(application)
-    kept = [path.read_bytes() for path in application.folder.rglob("*") if path.is_file()]
-    assert not any(SECRET.encode() in text for text in kept)
+    contents = [path.read_bytes() for path in application.folder.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in contents)
 
 
 def shown(port: int) -> Iterator[str]:
-    """What the application's web pages say."""
+    """Return what the application's web pages show."""
     root = f"http://127.0.0.1:{port}"
 
     def page(path: str) -> str:
@@ -89,7 +89,7 @@ def shown(port: int) -> Iterator[str]:
 def test_a_thin_client_runs_a_pipeline_on_a_connect_server(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    """Without it whoever has a server and no Java of their own would have no pipeline."""
+    """A user with a server and no Java can run a pipeline."""
 
     def server(port: int) -> Command:
         settings = {

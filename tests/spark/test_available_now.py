@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict[str, HeldShard], Rows, dict[str, str]]] = {
 def test_a_shard_is_waited_for_only_where_it_can_go_on_without_a_commit(
     feeds: dict[str, HeldShard], leases: Rows, left: dict[str, str]
 ) -> None:
-    """What waits for a commit of this query is not waited for by it (A2 to A4)."""
+    """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
     assert AvailableNow(ME).left(feeds, leases) == left
 
 
@@ -134,7 +134,7 @@ def test_a_child_of_shards_that_were_read_to_their_ends_is_waited_for(
 def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
     *, left: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
 ) -> None:
-    """An end, and a lease that is asked for, are committed as soon as nothing can be taken (A6)."""
+    """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
     how = {"left": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
     assert flush_due(owed=True, **how) is due
     assert not flush_due(owed=False, **how)
@@ -142,7 +142,7 @@ def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
 def test_a_closed_shard_is_read_to_its_end_and_not_to_its_latest_record(*, closed: bool, reached: bool) -> None:
-    """The end of a shard may come one reading after its last record (A1)."""
+    """The end of a shard may come one read after its last record (A1)."""
     tip = ShardTip("a")
     tip.begin(Position("AT_TIMESTAMP", 5), 1.0)
     tip.look(Position("9"), 2.0, 0.0, closed=closed)
@@ -185,7 +185,7 @@ class Nightly:
 
 @pytest.fixture
 def nightly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nightly]:
-    """A query of these shards."""
+    """Return a function that makes a query of these shards."""
 
     def made(records: dict[str, list[str]], **more: Any) -> Nightly:  # noqa: ANN401  as fields have it
         return Nightly(Stream(records), MemoryStore(), stepped(monkeypatch), **more)
@@ -207,7 +207,7 @@ LAYOUTS = {
 def test_a_run_reads_parents_and_children_to_their_ends(
     nightly: Callable[..., Nightly], layout: list[tuple[str, ...]], rows: int, flush: str
 ) -> None:
-    """Whatever was resharded before a run, it reads all shards, parents first, and finishes their leases."""
+    """A run reads all shards, parents first, and finishes their leases, whatever was resharded before it."""
     query = nightly({"a": texts("a", 25), "b": texts("b", 15)}, rows=rows, flush=flush)
     for what, *shards in layout:
         getattr(query.stream, what)(*shards)
@@ -231,12 +231,14 @@ def test_a_run_goes_on_where_its_lease_table_is_deleted(nightly: Callable[..., N
         if not deleted and any(each.ended for each in leases):
             deleted.extend(each.key for each in leases if isinstance(query.store.write(DeleteLease(each)), Done))
 
-    assert sorted(query.run(delete)) == sorted(text for found in query.stream.records.values() for text in found)
+    assert sorted(query.run(delete)) == sorted(
+        text for texts_of_shard in query.stream.records.values() for text in texts_of_shard
+    )
     assert deleted
 
 
 def test_a_lease_that_is_asked_for_is_handed_off_in_the_middle_of_a_run(nightly: Callable[..., Nightly]) -> None:
-    """A hand-off waits for a commit, so a run commits for it, and ends."""
+    """A hand-off waits for a commit, so a run commits for it, and then ends."""
     query = nightly({"a": texts("a", 45), "b": texts("b", 5)}, rows=5, flush="false")
     asked = list[str]()
 

@@ -1,4 +1,4 @@
-"""Batches in a real session over real streams: no lease, many tasks, each record of the time asked for once."""
+"""Batches in a real session over real streams: no leases, many tasks, and each record of the time range once."""
 
 import json
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("
 
 @define
 class Kinesis:
-    """A stream of two shards, and when its records arrived, by their data."""
+    """A stream of two shards, and the arrival times of its records, by their data."""
 
     client: KinesisClient
     url: str
@@ -54,19 +54,19 @@ class Kinesis:
         until(lambda: summary(StreamName=self.name)[active]["StreamStatus"] == "ACTIVE", "active")  # type: ignore[literal-required]
 
     def arrivals(self) -> dict[str, int]:
-        """When each record arrived, in milliseconds."""
-        found: dict[str, int] = {}
+        """Return when each record arrived, in milliseconds."""
+        times: dict[str, int] = {}
         for shard in self.client.list_shards(StreamName=self.name)["Shards"]:
             begin = self.client.get_shard_iterator(
                 StreamName=self.name, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
             )
             for row in self.client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
-                found[row["Data"].decode()] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
-        return found
+                times[row["Data"].decode()] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
+        return times
 
 
 def data(rows: DataFrame, column: str = "data") -> list[str]:
-    """What the rows hold, doubles included."""
+    """Return the data of the rows, duplicates included."""
     return sorted(bytes(row[column]).decode() for row in rows.select(column).collect())
 
 
@@ -74,7 +74,7 @@ def data(rows: DataFrame, column: str = "data") -> list[str]:
 def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str
 ) -> None:
-    """Without it a repair of yesterday's records would miss some, have some twice, or need a lease table."""
+    """A repair of yesterday's records misses none, repeats none, and needs no lease table."""
     stream = Kinesis.made(kinesis_client, kinesis_url)
     stream.put(100)
     stream.split()
@@ -100,7 +100,7 @@ def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
 def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """Without it a repair of a day would not end, take what came later, or be done by each of two queries."""
+    """A repair of a day ends, takes no later record, and is shared by its queries."""
     stream = Kinesis.made(kinesis_client, kinesis_url)
     stream.put(100)
     stream.split()
@@ -133,7 +133,7 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
 @pytest.mark.more
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_batch_of_event_hubs_is_cut_by_time_and_shows_no_secret(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it events would be lost between tasks, or a connection string stand in a plan."""
+    """No event is lost between tasks, and no plan contains a connection string."""
     with event_hubs({"flights": 2}) as hubs:
         secret = tmp_path / "hub.secret"
         secret.write_text(hubs.connection_string("flights"))

@@ -35,9 +35,9 @@ Times = list[float]
 
 @define
 class Stream(ListSource):
-    """A stream whose records arrived when the test says; a time as a start is the first record that arrived then.
+    """A stream whose records arrived at given times; a start time stands for the first record that arrived then.
 
-    tells_last   whether it knows its last number, as a hub does, or its time alone
+    tells_last   whether it knows its last number, as a hub does, or only its time
     unreachable  how many openings fail
     """
 
@@ -46,7 +46,7 @@ class Stream(ListSource):
     unreachable: int = 0
 
     def put(self, name: str, times: Times, size: int = 3, *, ended: bool = False) -> None:
-        """A shard with a record for each of these times, seconds behind `SINCE`."""
+        """Add a shard with a record for each of these times, in seconds after `SINCE`."""
         rows = [
             Record(f"{name}-{number}".encode(), str(number), arrived=SINCE / 1000 + each)
             for number, each in enumerate(times, 1)
@@ -55,7 +55,7 @@ class Stream(ListSource):
         self.shard_logs[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """As a service says: by its clock alone, or by its last record."""
+        """Return the end as a service does, by its clock alone or by its last record."""
         if self.now < until + SETTLE_SECONDS:
             return None
         rows = self.shard_logs[lease.shard].records
@@ -64,11 +64,11 @@ class Stream(ListSource):
         return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock
-        """The present time, as told a while ago."""
+        """Return the present time, as reported a while ago."""
         return at_timestamp(int(self.now * 1000) - TOLD_MS)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """From just after the record, or from the time."""
+        """Open just after the record, or at the time."""
         self.unreachable -= 1
         if self.unreachable >= 0:
             raise SourceUnavailable("not now")
@@ -81,7 +81,7 @@ class Stream(ListSource):
 
 @define
 class Ground:
-    """Where the stream is."""
+    """The source of the batch."""
 
     stream: Stream = field(factory=Stream)
     columns: Columns = field(factory=lambda: columns("fake"))
@@ -99,12 +99,12 @@ def rows_in(found: list[pa.RecordBatch]) -> list[str]:
 
 
 def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
-    """The rows of each task."""
+    """Return the rows of each task."""
     made = SlicedReader(ground, Bounds(since, until, tasks, "kinesis"), cores=1)
     parts = made.partitions()
-    found = [rows_in(list(made.read(part))) for part in parts]
-    assert found == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
-    return found
+    rows = [rows_in(list(made.read(part))) for part in parts]
+    assert rows == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
+    return rows
 
 
 def in_time(stream: Stream, since: int, until: int) -> list[str]:
@@ -119,7 +119,7 @@ positions = st.builds(lambda number, sub: Position(str(number), sub), st.integer
 def test_parts_follow_one_another_without_a_gap(
     begins: Position, marks: list[Position], ends: Position | None, record: Position
 ) -> None:
-    """Without it a record would be in no task, or in two."""
+    """Each record is in exactly one task."""
     parts = between(begins, marks, ends)
     last = (ends or SHARD_END).order
     holding = [part for part in parts if part[0].order < record.order <= (part[1] or SHARD_END).order]
@@ -128,7 +128,6 @@ def test_parts_follow_one_another_without_a_gap(
 
 
 def test_a_time_is_cut_into_equal_parts() -> None:
-    """Without it one task would have most of the records."""
     assert [moments(0, 100, parts) for parts in (1, 2, 4)] == [[], [50], [25, 50, 75]]
 
 
@@ -142,31 +141,31 @@ ends = st.sampled_from([at_timestamp(UNTIL), LATEST, None])
 def test_a_batch_has_each_record_of_its_time_once(
     shards: list[Times], tasks: int, size: int, tells_last: bool, until: Position | None
 ) -> None:
-    """Without it a repair of yesterday's records would miss some, have some twice, or reach into today's."""
+    """A batch misses no record of its time, repeats none, and has none of another time."""
     ground = Ground(Stream(tells_last=tells_last))
     for number, times in enumerate(shards):
         ground.stream.put(f"s{number}", times, size, ended=not number)
     for since in (at_timestamp(SINCE), None):
-        found = batch(ground, since, until, tasks)
+        rows_by_task = batch(ground, since, until, tasks)
         first = 0 if since is None else SINCE
         wanted = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
         if not tells_last and until != at_timestamp(UNTIL):
             wanted = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
-        assert sorted(each for rows in found for each in rows) == wanted
+        assert sorted(each for rows in rows_by_task for each in rows) == wanted
 
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
 def test_no_time_of_arrival_makes_parts_overlap_or_leave_a_gap(
     times: Times, tasks: int, size: int, ended: bool
 ) -> None:
-    """Without it a service whose clocks are far apart would have rows twice, or none where one task has them."""
+    """Even if the clocks of a service are far apart, parts repeat no row and leave none out."""
     ground = Ground()
     ground.stream.put("s", times, size, ended=ended)
     whole = batch(ground, None, at_timestamp(UNTIL), 1)
     parts = [each for rows in batch(ground, None, at_timestamp(UNTIL), tasks) for each in rows]
     assert len(parts) == len(set(parts))
     assert set(parts) <= set(in_time(ground.stream, 0, UNTIL))
-    # Where one task stops at a record that came far too late, those in other parts may still be found.
+    # One task stops at a record that came far too late, but other parts may contain records after it.
     assert {each for rows in whole for each in rows} - set(parts) <= _behind_the_first_late(ground.stream)
 
 
@@ -177,7 +176,7 @@ def _behind_the_first_late(stream: Stream) -> set[str]:
 
 
 def test_few_shards_are_cut_into_parts_and_many_are_not() -> None:
-    """Without it one shard would keep one core busy, or a thousand shards would be looked at for nothing."""
+    """A few shards keep all cores busy, and a thousand shards are not looked up in vain."""
     ground = Ground()
     ground.stream.put("a", [*range(60)])
     ground.stream.put("b", [*range(60)])
@@ -193,14 +192,13 @@ def test_few_shards_are_cut_into_parts_and_many_are_not() -> None:
 
 
 def test_readers_of_one_shard_share_its_requests() -> None:
-    """Without it four tasks would ask one shard twenty times a second, and be refused."""
+    """The tasks of one shard together keep to its request limit."""
     ground = Ground(pause_seconds=0.25)
     ground.stream.put("a", [*range(60)])
     assert {part.pause_seconds for part in planned(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)} == {1.0}
 
 
 def test_a_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a batch over nothing would fail, or never end."""
     ground = Ground()
     assert batch(ground, None, None, 4) == []
     ground.stream.put("a", [])
@@ -214,7 +212,7 @@ def test_a_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytes
 
 
 def test_a_part_goes_on_where_it_was_once_its_source_answers() -> None:
-    """Without it a request that failed would fail the batch, or bring rows twice."""
+    """A failed request neither fails the batch nor repeats rows."""
     ground = Ground()
     ground.stream.put("a", [*range(9)])
     made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
@@ -224,7 +222,7 @@ def test_a_part_goes_on_where_it_was_once_its_source_answers() -> None:
 
 
 def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a task would hang for ever, and its core with it."""
+    """A task does not hang forever, nor keep its core."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
@@ -236,7 +234,7 @@ def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a batch would sit there for days, and miss the shards that a reshard makes meanwhile."""
+    """A batch does not wait for its end, because it does not see shards that a reshard adds meanwhile."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
@@ -257,21 +255,21 @@ def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, said: str) -> None:
-    """Without it a typing error would be an empty batch."""
+    """A typing error is reported, and is not an empty batch."""
     with pytest.raises(ValueError, match="option") as caught:
         Bounds(since, until, 0, "kinesis")
     assert str(caught.value).startswith(said)
 
 
 def test_a_batch_does_not_begin_at_the_present_end() -> None:
-    """Without it a batch would be empty, and say nothing."""
+    """A batch that begins at the present end is always empty, so it is refused."""
     made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"begins with the oldest record or at a time, not at LATEST$"):
         made.partitions()
 
 
 def test_a_query_needs_a_time_to_end_at() -> None:
-    """Without it each worker of a group would end elsewhere."""
+    """The end of a query must be a time, because the latest record differs for each worker of a group."""
     with pytest.raises(ValueError, match=r"^option eventhubs\.endingPosition: a query wants a time, since LATEST"):
         Bounds(None, LATEST, 0, "eventhubs").of_query()
     assert Bounds(LATEST, None, 0, "eventhubs").of_query() is None
@@ -280,15 +278,15 @@ def test_a_query_needs_a_time_to_end_at() -> None:
 
 
 def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
-    """A query over the slice, whose leases are in this file."""
+    """Return a query over the slice, with its leases in this file."""
     spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
-    given = Given({"lease.durationMs": "2000"})
+    settings = Given({"lease.durationMs": "2000"})
     position = {"initial_position": start, "timestamp_ms": cut.since_ms}
-    return SlicedQuery(spec, lease_options(given, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut)
+    return SlicedQuery(spec, lease_options(settings, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut)
 
 
 def run_query(query: SlicedQuery) -> list[str]:
-    """All rows, with Spark's calls in their order."""
+    """Return all rows, making Spark's calls in order."""
     query.prepareForTriggerAvailableNow()
     offset, rows = query.initialOffset(), []
     try:
@@ -303,7 +301,7 @@ def run_query(query: SlicedQuery) -> list[str]:
 
 
 def test_queries_and_workers_share_a_slice_over_a_split_and_all_end(tmp_path: Path) -> None:
-    """Without it a slice would be left unfinished, read twice, or never ended by the query that waits for the rest."""
+    """Each record of the slice is handled, and the query that waits for the rest ends."""
     ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "q", "c"):
         ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
@@ -334,7 +332,7 @@ def test_queries_and_workers_share_a_slice_over_a_split_and_all_end(tmp_path: Pa
 
 
 def test_a_query_reads_a_slice_whole_and_once_by_itself(tmp_path: Path) -> None:
-    """Without it a query that is alone would end at the first tip, with children unread, or repeat rows."""
+    """A query alone in its group also reads the children of a split, and repeats no row."""
     ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "c"):
         ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
@@ -344,14 +342,14 @@ def test_a_query_reads_a_slice_whole_and_once_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_query_that_would_not_end_is_refused(tmp_path: Path) -> None:
-    """Without it a query over yesterday would idle for ever, and say nothing."""
+    """A query over a past slice idles forever with this trigger, so it is refused."""
     query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
     with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
         query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
 def test_the_checkpoint_of_another_slice_is_refused(tmp_path: Path) -> None:
-    """Without it a query of today's slice would go on from yesterday's ends, and miss its first records."""
+    """A query goes on from the ends in its checkpoint, and those of another slice skip its first records."""
     ground = Ground()
     ground.stream.put("a", [1.0])
     before = query_of(ground, tmp_path / "a.db", Slice(TRIM_HORIZON, UNTIL - 1)).initialOffset()

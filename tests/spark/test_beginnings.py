@@ -28,9 +28,9 @@ from leasehold.stores.urls import open_store
 
 
 def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:
-    """What a query ends with, before Spark's own account of it."""
-    given = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
-    rows = spark.readStream.format("kinesis-leased").options(**given)
+    """Return the error that a query ends with, without Spark's own account of it."""
+    all_options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1", **options}
+    rows = spark.readStream.format("kinesis-leased").options(**all_options)
 
     def start() -> StreamingQuery:
         writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(folder / "progress"))
@@ -46,9 +46,9 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it a user would look for the cause in three tracebacks of Python's."""
-    said = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
-    sentence, *more = said.splitlines()
+    """The user does not have to look for the cause in three Python tracebacks."""
+    error = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
+    sentence, *more = error.splitlines()
     assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in sentence
     assert [line for line in more if "SQLSTATE" not in line] == []
 
@@ -60,22 +60,22 @@ def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, 
 def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
     spark: SparkSession, tmp_path: Path, kinesis_url: str
 ) -> None:
-    """Without it each typing error would cost a table, which somebody pays for and nobody dares to delete."""
+    """A typing error creates no table, which costs money and is never deleted."""
     leases, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
     options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{leases}"}
-    said = refusal(spark, tmp_path, {"availableNow": True}, options)
-    assert f"SourceError: stream '{name}': " in said.splitlines()[0]
-    assert "Traceback" not in said
+    error = refusal(spark, tmp_path, {"availableNow": True}, options)
+    assert f"SourceError: stream '{name}': " in error.splitlines()[0]
+    assert "Traceback" not in error
     assert not leases.exists()
 
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it such a query would end without a row, and a job move nothing on for ever."""
-    said = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
-    assert "trigger(availableNow=True) reads what is there now" in said.splitlines()[0]
-    assert "Traceback" not in said
+    """With that trigger a query ends without a row, so that a job never makes progress."""
+    error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
+    assert "trigger(availableNow=True) reads what is there now" in error.splitlines()[0]
+    assert "Traceback" not in error
     assert not (tmp_path / "leases.db").exists()
 
 
@@ -87,19 +87,19 @@ class Unlisted(Stream):
         self.fault = fault
 
     def shards(self) -> NoReturn:
-        """Raise what it was made with."""
+        """Raise the given error."""
         raise self.fault
 
 
 def test_a_stream_that_asks_to_slow_down_keeps_no_query_from_beginning(tmp_path: Path) -> None:
-    """Without it a query would end because it began in a busy moment."""
+    """A throttled request at the start does not end the query."""
     busy = Unlisted(SourceUnavailable("slow down"))
     lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy, create=True).close()
     assert (tmp_path / "leases.db").exists()
 
 
 def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: Path) -> None:
-    """Without it a restart would need the right to list shards, or a table be made that nobody allowed."""
+    """A restart needs no right to list shards."""
     none, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
     with pytest.raises(StoreError, match="there is no file"):
         lease_table(open_store, url, none, create=False)
@@ -110,20 +110,20 @@ def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: 
 
 
 def test_a_table_that_does_not_answer_is_asked_once() -> None:
-    """Without it a user would wait twice as long to hear that a service cannot be reached."""
-    asked: list[bool] = []
+    """The user does not wait twice as long to learn that a service cannot be reached."""
+    openings: list[bool] = []
 
     def opened(_url: str, *, create: bool) -> Store:
-        asked.append(create)
+        openings.append(create)
         raise OutcomeUnknown("no answer")
 
     with pytest.raises(OutcomeUnknown):
         lease_table(opened, "dynamodb://leases", Stream({}), create=True)
-    assert asked == [False]
+    assert openings == [False]
 
 
 def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a defect of ours would be reported as a word, with nothing to find it by."""
+    """A defect of ours can be found from its traceback."""
     monkeypatch.setenv(HIDING, "")
     with pytest.raises(KeyError), told_plainly():
         raise KeyError("shard-0")
@@ -131,7 +131,7 @@ def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.Mon
 
 
 def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> None:
-    """Without it a user would read that there is no module of some name, forty lines into an executor's trace."""
+    """The user learns what to set, and not only that a module is missing on an executor."""
     for name in ("pyspark", "py4j"):
         (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
     source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
@@ -141,7 +141,7 @@ def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> Non
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
     bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
     done = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
-    said = (
+    expected = (
         f"ImportError: No module named 'leasehold': the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON"
     )
-    assert said in done.stderr.splitlines()[-1]
+    assert expected in done.stderr.splitlines()[-1]

@@ -1,8 +1,8 @@
-"""The law of Spark's commit: no record is behind a checkpoint that Spark has not finished with, whatever happens.
+"""The law of Spark's commit: no checkpoint passes a record that Spark has not finished with, whatever happens.
 
 Spark's part is played by a log of offsets, a log of commits and a sink that runs every batch and then skips it if it
-knows its number. Faults, throttles, thefts and kills come as drawn; after each step the leases are compared with what
-the sink has, and in the end everything must be there.
+knows its number. Faults, throttling, steals and kills come as drawn. After each step the leases are compared with what
+the sink has, and in the end every record must be there.
 """
 
 import json
@@ -30,7 +30,7 @@ from leasehold.stores.writes import AnnotateLease, CheckpointLease, ClaimLease, 
 pytestmark = pytest.mark.slow
 
 Row = tuple[str, int, str]
-"""Shard, number, and when the stream was made: one of the same name has the same shards and numbers again."""
+"""Shard, number, and when the stream was made, since a recreated stream has the same shards and numbers again."""
 FAULTS = (StoreError, SourceError, TimeoutError)
 LOOKS, BATCHES_MOST = 30, 60
 
@@ -38,15 +38,15 @@ shards = st.sampled_from("ab")
 
 
 class Shaky(Mortal):
-    """A store as one process sees it, whose next answers may get lost on their way back."""
+    """A store as one process sees it; the next `lost` responses get lost."""
 
     lost = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
-        found = super().__getattr__(name)
+        attribute = super().__getattr__(name)
         if self.lost and name in {"write", "get"}:
-            return self._losing(found)
-        return found
+            return self._losing(attribute)
+        return attribute
 
     def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
         def called(*given: Any, **named: Any) -> None:  # noqa: ANN401  as above
@@ -58,7 +58,7 @@ class Shaky(Mortal):
 
 
 class Killed(Exception):
-    """The process is gone at this moment."""
+    """The process was killed at this moment."""
 
 
 class Spark(RuleBasedStateMachine):
@@ -70,7 +70,7 @@ class Spark(RuleBasedStateMachine):
 
     @initialize(flush=st.sampled_from(["true", "false"]), packed_from=st.sampled_from([2, 64]))
     def begin(self, flush: str, packed_from: int) -> None:
-        """Nothing has been read; offsets are of the readable form, or of both forms in turn."""
+        """Begin with nothing read; offsets have the readable form, or both forms in turn."""
         self.patch = pytest.MonkeyPatch()
         self.clock: Clock = stepped(self.patch)
         self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", packed_from)
@@ -89,7 +89,7 @@ class Spark(RuleBasedStateMachine):
 
     @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), most=st.integers(1, 30))
     def batch(self, dies: str | None, most: int) -> None:
-        """Spark repeats what was planned and not done, or asks for a batch; the process may die on the way."""
+        """Repeat what was planned and not done, or plan a batch, as Spark does; the process may die on the way."""
         try:
             self._batch(dies, most)
         except (Killed, *FAULTS) as fault:
@@ -98,19 +98,19 @@ class Spark(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """Nothing that it does from now on reaches the table."""
+        """Kill the query, so that nothing it still does reaches the table."""
         self.life.dead, self.reader = True, None
 
     @rule(seconds=st.sampled_from([0.5, 3.0]))
     def passes(self, seconds: float) -> None:
-        """The query is idle, or suspended for longer than its leases last."""
+        """Let the query idle, or be suspended for longer than its leases last."""
         self.clock.now += seconds
 
     # What happens to others
 
     @rule(shard=shards, count=st.integers(1, 12))
     def put(self, shard: str, count: int) -> None:
-        """Records come; where the shard was split, to its children."""
+        """Put records, into the children if the shard was split."""
         for key in self.stream.children.get(shard, (shard,)):
             self.stream.put(key, *[str(self.stream.made)] * count)
 
@@ -121,7 +121,7 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards, count=st.integers(1, 6))
     def throttle(self, shard: str, count: int) -> None:
-        """Some readings are not answered."""
+        """Throttle some reads of a shard."""
         self.stream.throttled[shard] = count
 
     @rule(shard=shards, count=st.integers(1, 3))
@@ -130,26 +130,26 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards)
     def falls_silent(self, shard: str) -> None:
-        """Nothing is answered, for longer than the query can wait."""
+        """Stop responding for this shard, or respond again; the query cannot wait that long."""
         self.stream.silent ^= {shard}
 
     @rule(shard=shards)
     def refuse(self, shard: str) -> None:
-        """The service answers that there is nothing, for now."""
+        """Have the service respond that this shard has no more records, or respond normally again."""
         self.stream.refuses ^= {shard}
         self.doubles_allowed = True
 
     @rule(count=st.integers(1, 3))
     def lose_answers(self, count: int) -> None:
-        """Some answers of the lease table get lost."""
+        """Lose some responses of the lease table."""
         self.life.lost = count
 
     @rule(shard=shards, count=st.integers(0, 8), stays=st.booleans())
     def steal(self, shard: str, count: int, *, stays: bool) -> None:
-        """Another worker takes a lease, goes on from its checkpoint, and stays until it expires, or lets go."""
+        """Have another worker take a lease and go on from its checkpoint, until it expires or is released."""
         for lease in self.store.get([shard]):
             if not self._of_this(lease):
-                continue  # a worker of ours reads none of a former stream's
+                continue  # our workers do not read leases of a former stream
             taken = (
                 self.store.write(StealLease(lease, "thief"))
                 if lease.owner
@@ -161,11 +161,11 @@ class Spark(RuleBasedStateMachine):
             noted = self.store.write(AnnotateLease(taken.lease, INCARNATION, self.stream.incarnation() or SETTLED))
             assert isinstance(noted, Done)
             begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
-            found = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
-            if found:
-                moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(found[-1]))))
+            handled = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
+            if handled:
+                moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(handled[-1]))))
                 assert isinstance(moved, Done)
-                self.elsewhere |= {(shard, number, str(self.stream.made)) for number in found}
+                self.elsewhere |= {(shard, number, str(self.stream.made)) for number in handled}
             if not stays:
                 self.store.write(ReleaseLease(self.store.get([shard])[0], "thief"))
 
@@ -173,7 +173,7 @@ class Spark(RuleBasedStateMachine):
 
     @invariant()
     def no_record_is_behind_a_checkpoint_that_nobody_has_finished_with(self) -> None:
-        """Spark has committed it, with the sink, or another worker has done it."""
+        """Each record before a checkpoint is committed with the sink, or was done by another worker."""
         if not hasattr(self, "store"):
             return
         done = {row for number in self.commits for row in self.sink[number]} | self.elsewhere
@@ -183,14 +183,14 @@ class Spark(RuleBasedStateMachine):
 
     @invariant()
     def no_record_comes_twice_to_a_sink_that_skips_what_it_knows(self) -> None:
-        """Unless another worker had the lease in between, or a range was given up."""
+        """Records may repeat only if another worker had the lease in between, or a range was given up."""
         if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
             return
-        rows = [row for found in self.sink.values() for row in found]
+        rows = [row for batch_rows in self.sink.values() for row in batch_rows]
         assert len(rows) == len(set(rows)), f"twice: {sorted(row for row in rows if rows.count(row) > 1)}"
 
     def teardown(self) -> None:
-        """With all faults mended, everything arrives."""
+        """With all faults cleared, every record arrives."""
         if not hasattr(self, "store"):
             return
         self.stream.silent.clear()
@@ -251,7 +251,7 @@ class Spark(RuleBasedStateMachine):
     # What there is
 
     def _of_this(self, lease: Lease) -> bool:
-        """Whether its checkpoint counts records of the stream that is there now."""
+        """Return whether the lease's checkpoint counts records of the current stream."""
         return lease.note(INCARNATION) in {None, SETTLED, self.stream.incarnation()}
 
     def _behind(self, lease: Lease) -> set[Row]:
@@ -268,30 +268,30 @@ class Spark(RuleBasedStateMachine):
 
 
 class EventHubsSpark(Spark):
-    """The same where one reader alone may read a shard: the last batch before a kill may come once more."""
+    """The same where only one reader may read a shard, so the last batch before a kill may come once more."""
 
     rereadable = False
 
 
 class RecreatedSpark(Spark):
-    """The same over a stream that is deleted and made anew under its name, by a query that begins its leases anew."""
+    """The same over a stream that is deleted and recreated, by a query whose leases then begin again."""
 
     made = 1000
     anew: ClassVar = {"lease.ifRecreated": "TRIM_HORIZON"}
 
     @rule(more=st.sampled_from([(), ("e",)]))
     def make_anew(self, more: tuple[str, ...]) -> None:
-        """The records of the former stream are gone; this one has the same shards, and perhaps one more."""
+        """Recreate the stream: its records are gone, and it has the same shards and perhaps one more."""
         self.stream.make_anew("a", "b", *more)
         self.doubles_allowed = True
 
     @rule()
     def shards_are_due(self) -> None:
-        """So much time passes that the shards are listed again."""
+        """Let enough time pass for the shards to be listed again."""
         self.clock.now += SAFETY_SECONDS
 
     def teardown(self) -> None:
-        """Once the shards were listed again, everything of this stream arrives."""
+        """Once the shards were listed again, every record of the current stream arrives."""
         if hasattr(self, "store"):
             self.shards_are_due()
         super().teardown()

@@ -1,4 +1,4 @@
-"""`leasehold pipeline --tables delta`, where a release of Delta meets this Spark; elsewhere its absence is said."""
+"""`leasehold pipeline --tables delta`, if there is a release of Delta for this Spark; if not, the error says so."""
 
 import json
 import signal
@@ -26,11 +26,11 @@ pytestmark = [
 WAIT = 500
 COMMAND = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
 LAST = {"at": "2026-01-02T00:00:00Z", "delay": 0}
-"""So late that every window before it is complete."""
+"""A time so late that every window before it is complete."""
 
 
 def table(folder: Path) -> Iterator[dict[str, Any]]:
-    """Each row of a Delta table, with the values of its partition; read without Delta, by the log alone."""
+    """Return each row of a Delta table, with its partition values, reading the log without Delta."""
     files: dict[str, Any] = {}
     for log in sorted((folder / "_delta_log").glob("*.json")):
         for action in map(json.loads, log.read_text().splitlines()):
@@ -43,7 +43,7 @@ def table(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def until_in(application: Application, folder: Path, rows: int) -> None:
-    """Wait until a table of the application's has so many rows."""
+    """Wait until a table of the application has this many rows."""
     deadline = time.monotonic() + WAIT
     while sum(1 for _ in table(folder)) < rows:
         assert application.process.poll() is None, f"it ended: {application.words}"
@@ -52,7 +52,7 @@ def until_in(application: Application, folder: Path, rows: int) -> None:
 
 
 def skip_without_jars(application: Application) -> None:
-    """The first row, or why there is none: where no jar can be had, Java ends before it starts."""
+    """Wait for the first rows, or skip the test if the jars could not be fetched, since Java then ends at once."""
     while application.process.poll() is None and not (application.folder / "out/rows/main/_delta_log").exists():
         time.sleep(0.2)
     if "unresolved dependency" in application.words:
@@ -62,7 +62,6 @@ def skip_without_jars(application: Application) -> None:
 def test_a_killed_pipeline_has_each_row_once_in_its_delta_tables(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    """Without it rows of Delta tables could come twice or never after a kill, and nobody would know."""
     if find_spec("delta") is None:
         reason = "delta-spark is not installed; its 4.4.1 takes PySpark up to 4.2.0"
         pytest.skip(f"DELTA IS NOT TESTED: {reason}, and here is {pyspark.__version__} (see docs/reports.md)")

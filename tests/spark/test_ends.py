@@ -1,4 +1,4 @@
-"""How a reader's process ends: Spark closes its channel and sends SIGTERM, in any order; nothing stays held."""
+"""How a reader's process ends: Spark closes its channel and sends SIGTERM, in any order, and no lease stays held."""
 
 import signal
 import subprocess
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.timeout(60)
 WAIT = 30.0  # not from a module of the tests: this file is a program of its own, too
 SHARDS = ("a", "b")
 ANSWERS = "answers"
-"""The file whose lock stands for the service: it answers no reading while this process has it."""
+"""The file whose lock stands for the service, which responds to no read while the test holds it."""
 
 
 @define
 class Process:
-    """The process of a reader that holds both leases, and waits for an answer of the service in each shard."""
+    """The process of a reader that holds both leases, and waits for a response of the service in each shard."""
 
     process: "subprocess.Popen[str]"
     folder: Path
@@ -41,7 +41,7 @@ class Process:
         self.process.stdin.close()
 
     def held_in_the_end(self) -> list[str | None]:
-        """Have the service answer, and return who holds the leases once the process has ended."""
+        """Have the service respond, and return the owners of the leases once the process has ended."""
         flock(self.answers, LOCK_UN)
         assert self.process.wait(WAIT) == 0
         return [lease.owner for lease in open_store(f"sqlite:///{self.folder}/leases.db").list().leases]
@@ -49,7 +49,7 @@ class Process:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Process]:
-    """One that has just begun to read."""
+    """Return a process that has just begun to read."""
     command = [sys.executable, __file__, str(tmp_path)]
     with (tmp_path / ANSWERS).open("w") as answers:
         flock(answers, LOCK_EX)
@@ -62,7 +62,7 @@ def reader(tmp_path: Path) -> Iterator[Process]:
 
 @pytest.mark.slow
 def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
-    """Spark sends it just after it has closed the channel: leases stayed held until they expired, without a word."""
+    """Spark sends SIGTERM just after it has closed the channel, and the leases are released all the same."""
     reader.hangs_up()
     assert reader.told() == "stops"
     for _ in range(2):  # Spark sends it twice, sometimes
@@ -73,7 +73,7 @@ def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_alone_releases_and_ends(reader: Process, number: signal.Signals) -> None:
-    """A channel that stays open would have the process live on, and hold its leases, after its query has ended."""
+    """Even if its channel stays open, the process ends with its query and holds no leases."""
     reader.process.send_signal(number)
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 
@@ -82,14 +82,14 @@ def test_a_signal_alone_releases_and_ends(reader: Process, number: signal.Signal
 
 
 class Slow(Stream):
-    """A stream whose readings are answered once the file can be locked."""
+    """A stream whose reads return once the file can be locked."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:  # noqa: ARG002  as in the protocol
         return SlowReader(self, lease.shard, 0)
 
 
 class SlowReader(FakeReader):
-    """Reads as any, later."""
+    """Reads like any other reader, but later."""
 
     def read(self) -> Batch:
         self.stream.readings += 1
@@ -99,8 +99,8 @@ class SlowReader(FakeReader):
 
 
 def main(folder: Path) -> None:
-    """Do as Spark's process does: wait for its channel, and stop the reader when that ends."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+    """Wait for the channel to end as Spark's process does, and then stop the reader."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that started the tests may ignore it
     stream = Slow({shard: [] for shard in SHARDS})
     query = Place(stream, folder / "leases.db").query()
     try:
@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
 
 
 def tell(word: str) -> None:
-    """Say it to whoever started the process."""
+    """Send the text to the process that started this one."""
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 

@@ -29,7 +29,7 @@ PATIENCE = 400.0
 
 @define
 class Program:
-    """The user's program, and what has been sent for it to read."""
+    """The user's program, and the records that were sent for it to read."""
 
     process: "subprocess.Popen[str]"
     words: Path
@@ -43,29 +43,29 @@ class Program:
         self.sent += count
 
     def tell(self) -> None:
-        """Have it take its next step."""
+        """Have the program take its next step."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def say(self) -> object:
-        """The next line that it prints."""
+        """Return the next line that the program prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.words.read_text()
         return json.loads(line)
 
     def rows(self, count: int) -> list[tuple[str, str, str]]:
-        """What it prints until so many rows have come."""
-        found: list[tuple[str, str, str]] = []
-        while len(found) < count:
-            said = self.say()
-            assert isinstance(said, list)
-            found += [(shard, number, text) for shard, number, text in said]
-        return found
+        """Return the rows that the program prints until there are this many."""
+        rows: list[tuple[str, str, str]] = []
+        while len(rows) < count:
+            line = self.say()
+            assert isinstance(line, list)
+            rows += [(shard, number, text) for shard, number, text in line]
+        return rows
 
     def readers(self, least: int) -> set[int]:
-        """The processes that read now, once there are so many."""
+        """Return the reader processes once there are this many."""
         until(lambda: len(readers(self.words)) >= least, f"{least} readers: {self.words}", PATIENCE)
         return readers(self.words)
 
@@ -74,7 +74,7 @@ class Program:
 def running(
     place: tuple[KinesisClient, str, Path], master: str, url: str, environment: dict[str, str]
 ) -> Iterator[Program]:
-    """The program, which does not outlive the block."""
+    """Run the program until the block ends."""
     client, stream, folder = place
     settings = {**ON_CLUSTER, "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
     submit = [*(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")), "pyspark-shell"]
@@ -101,7 +101,7 @@ def running(
 def test_readers_on_executors_bring_every_record_once_though_they_are_killed(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
-    """Without it a query could not grow with its cluster, or would lose what a lost executor had read."""
+    """A query that grows with its cluster keeps the rows that a lost executor had read."""
     with running(place, master, kinesis_url, environment) as program:
         program.put(40)
         rows = program.rows(40)
@@ -115,7 +115,7 @@ def test_readers_on_executors_bring_every_record_once_though_they_are_killed(
         rows += program.rows(40)
         left = program.readers(2)
         program.tell()
-        rows += [row for said in iter(program.say, 0) for row in said]  # type: ignore[attr-defined]  # 0: no job is left
+        rows += [row for batch in iter(program.say, 0) for row in batch]  # type: ignore[attr-defined]  # 0: no job is left
         until(lambda: not left & set(sockets(None, LISTENS).values()), "no reader is left", PATIENCE)
         program.tell()
         assert program.process.wait(240) == 0

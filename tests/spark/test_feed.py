@@ -31,7 +31,7 @@ from leasehold.stores.writes import CreateLease, StealLease
 
 @pytest.mark.parametrize("records", [0, 100_000])
 def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: int) -> None:
-    """Without it the five requests a second that all readers of a shard share would be used up by one (K5)."""
+    """All readers of a shard share five requests a second (K5)."""
     stream = Stream({"a": ["x"] * records})
     _, feed = a_feed(stream, an_ahead())
     now = 0.0
@@ -44,7 +44,7 @@ def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: i
 
 
 def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
-    """Without it a query of a thousand quiet shards would look through all of them five hundred times a second."""
+    """A query of a thousand quiet shards does not look through all of them at each empty response."""
     woken, answers = list[int](), 0
 
     class Told(Condition):
@@ -63,7 +63,7 @@ def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
 
 
 def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> None:
-    """Without it a crash would leave the last records of a shard unread for good."""
+    """After a crash, the last records of a shard are still read."""
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
     worker, feed = a_feed(stream, an_ahead())
     for now in range(5):
@@ -78,7 +78,7 @@ def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> Non
 
 
 def test_faults_that_lie_far_apart_do_not_add_up() -> None:
-    """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
+    """An error starts with the shortest wait again if reads succeeded since the last one."""
     stream, waits = Stream({"a": []}), list[float]()
     worker, feed = a_feed(stream, an_ahead())
     worker.uniform = lambda _least, most: most
@@ -93,7 +93,7 @@ def test_faults_that_lie_far_apart_do_not_add_up() -> None:
 def test_a_shard_that_cannot_be_read_here_is_let_go_at_once_and_not_taken_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it a worker without rights would keep a shard that others can read, or take it again and again."""
+    """Another worker may be able to read the shard."""
     stream, told = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
     worker, feed = a_feed(stream, an_ahead())
     monkeypatch.setattr(worker, "exclude", lambda *given: told.append(given))
@@ -103,7 +103,7 @@ def test_a_shard_that_cannot_be_read_here_is_let_go_at_once_and_not_taken_for_a_
 
 
 def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> None:
-    """Without it the query would end in a fault, or read a shard from a place of which its owner knows nothing."""
+    """The new owner decides where the shard begins."""
     stream, hands = Stream({"a": ["x"]}), Hands()
     store, config = MemoryStore(), Config(initial_position=LATEST)
     store.write(CreateLease(Lease("a", checkpoint=LATEST)))  # as other libraries do, which do not say when that was
@@ -118,7 +118,7 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
 
 
 def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a child whose parent was set back would be read beside it, and its keys come out of order (L12)."""
+    """A child whose parent was reset is not read next to it, so the order of its keys is kept (L12)."""
     stream, parents = Stream({"b": ["x"]}), {"a": Lease("a")}
     ahead = an_ahead()
     worker, feed = a_feed(stream, ahead)
@@ -133,18 +133,18 @@ def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyP
 
 
 class Losing(RowBuffer):
-    """A buffer whose rows are nobody's any more, once it is said so."""
+    """A buffer that reports its rows as gone once `lost` is set."""
 
     lost = False
 
     @property
     def gone(self) -> bool:
-        """As a reader's are that died."""
+        """Whether the rows are lost, as those of a dead reader are."""
         return self.lost and bool(self)
 
 
 def test_rows_that_are_gone_are_read_again_by_a_new_reader() -> None:
-    """Without it what a dead process had read ahead would be passed over, and its reader's link stay open."""
+    """Rows that a dead process had read ahead are not skipped, and its reader is closed."""
     stream, ahead, buffers = Stream({"a": ["x"] * 15}, tokens=True), an_ahead(), list[Losing]()
 
     def buffer(of: Columns) -> Losing:
@@ -168,14 +168,13 @@ def test_rows_that_are_gone_are_read_again_by_a_new_reader() -> None:
 
 
 def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:
-    """Without it a shard that a reader of its own reads would end its query at its first rows."""
+    """Rows without an arrival time are counted without one."""
     rows = pa.RecordBatch.from_pydict({"data": [b"x"]})
     batch = ArrowBatch((), Position("1"), 0.0, 0.0, rows=rows)
     assert (batch.count, batch.last_arrived) == (1, None)
 
 
 def test_one_batch_alone_is_not_copied() -> None:
-    """Without it each row of a quick query would be copied once more."""
     one = pa.RecordBatch.from_pydict({"data": [b"x"]})
     assert joined([one]) is one
     both = joined([one, one])
@@ -184,7 +183,7 @@ def test_one_batch_alone_is_not_copied() -> None:
 
 @pytest.mark.parametrize("last", [20, 19, 21])
 def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) -> None:
-    """Without it a nightly query that finds nothing new would never end, or write what is another stream's."""
+    """A nightly query that finds nothing new ends, but a commit that does not match the last number is not written."""
     stream, done = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
     ahead = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
     worker, feed = a_feed(stream, ahead)
@@ -195,11 +194,10 @@ def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) 
     now = 4.0
     while not feed.idle and now < 2 * SILENT_SECONDS:
         now = feed.step(now)
-    assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # what is behind 19 may be past retention
+    assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # records after 19 may be past retention
 
 
 def test_every_reading_is_measured() -> None:
-    """Without it the metrics of a query would say that nothing is read."""
     ahead, told = an_ahead(), list[tuple[str, int, float | None]]()
     ahead.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
     _, feed = a_feed(Stream({"a": ["x"] * 15}), ahead)
@@ -209,7 +207,7 @@ def test_every_reading_is_measured() -> None:
 
 
 def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None:
-    """Without it a nightly job over a busy stream would go on for ever, always a little behind."""
+    """A query over a busy stream ends at what was there when it began."""
     stream, ahead = Stream({"a": ["x"] * 5000}), an_ahead()  # read in two minutes, and a few seconds behind by then
     ahead.only_now = True
     _, feed = a_feed(stream, ahead)
@@ -217,12 +215,12 @@ def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None
     while not feed.idle and now < 60.0:
         feed.take(10_000, 1 << 20)
         now = max(feed.step(now), now)
-    # Not sooner than what was there when it began must have been read, which is ten seconds more than it is behind.
+    # It goes on for ten seconds more than it is behind, so that it has read what was there when it began.
     assert 13.0 < now < 16.0
 
 
 def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
-    """Without it a blocked query would seem to have little to do, and the rules would give it more."""
+    """A blocked query keeps its weight, so it is not given more shards."""
     ahead = an_ahead()
     ahead.feeds = 1000  # ten rows fill its part of the buffer
     _, feed = a_feed(Stream({"a": ["x" * 1000] * 1000}), ahead)
@@ -239,20 +237,20 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 1 << 20), (10_000, 100)], ids=["rows", "bytes"])
 def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> None:
-    """Without it a query of more shards than rows may wait would hold them all, and read none."""
+    """A query with more shards than buffered rows still reads all of them."""
     ahead = an_ahead()
     ahead.pace, ahead.feeds = evolve(ahead.pace, rows=rows, bytes=size), 101
     _, feed = a_feed(Stream({"a": ["x"] * 30}), ahead)
-    found = 0
+    rows_taken = 0
     for now in range(9):
         feed.step(float(now))
         chunk = feed.take(10_000, 1 << 20)
-        found += chunk.count if chunk is not None else 0
-    assert found == 30
+        rows_taken += chunk.count if chunk is not None else 0
+    assert rows_taken == 30
 
 
 def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:
-    """Without it a process that had been suspended would hand on what another worker has read since."""
+    """After a suspension, another worker may have read those records."""
     now = [0.0]
     stream = Stream({"a": ["x"] * 30})
     worker, feed = a_feed(stream, an_ahead(), lambda: now[0])
@@ -269,7 +267,7 @@ def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock
 
 
 def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a metric that fails, or a page that memory does not suffice for, would be skipped for good."""
+    """If a metric fails or memory runs out, the records of the page are still delivered."""
     ahead, faults = an_ahead(), [MemoryError("no room"), ArithmeticError("no such metric")]
     whole = ahead.pace.columns.rows
 
@@ -298,7 +296,7 @@ def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.Monkey
 
 
 def test_a_commit_of_an_earlier_run_is_written_once_the_shard_was_read() -> None:
-    """Without it the numbers of another stream would be in a lease before anybody had seen that they are foreign."""
+    """A lease gets the numbers of an earlier run only after a read showed that they belong to this stream."""
     stream = Stream({"a": ["x"] * 30}, silent={"a"})
     ahead = ReadAheadState(
         pace(), Condition(), lambda _holding, _checkpoint: Position("20"), lambda _key: Position("20")

@@ -1,4 +1,4 @@
-"""Tasks fetch exactly their rows from the reading process, and nobody else fetches any."""
+"""Tasks fetch exactly their rows from the reading process, and no other client fetches any."""
 
 import io
 import socket
@@ -37,21 +37,21 @@ def rows(*numbers: int) -> pa.RecordBatch:
 
 
 def got(part: FetchedRows) -> list[int]:
-    """What a task makes of its rows."""
+    """Return what a task makes of its rows."""
     return [int(each) for batch in read(part) for each in batch["data"].to_pylist()]
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RowServer]:
-    """One that keeps all in memory."""
-    found = RowServer(ADDRESS, PLENTY, str(tmp_path))
-    yield found
-    found.close()
+    """Return a server that keeps everything in memory."""
+    row_server = RowServer(ADDRESS, PLENTY, str(tmp_path))
+    yield row_server
+    row_server.close()
 
 
 @pytest.mark.parametrize("most", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
 def test_each_task_gets_its_own_rows_as_often_as_it_asks(tmp_path: Path, most: int) -> None:
-    """Without it a task that was lost would bring other rows when it runs again, or a killed reader leave files."""
+    """A task that runs again gets the same rows."""
     server = RowServer(ADDRESS, most, str(tmp_path))
     parts = [server.keep(3, 0, [rows(1, 2), rows(3)]), server.keep(3, 1, [rows(4)])]
     assert [got(parts[0]), got(parts[1]), got(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
@@ -60,7 +60,7 @@ def test_each_task_gets_its_own_rows_as_often_as_it_asks(tmp_path: Path, most: i
 
 
 def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
-    """Without it a large batch would take the driver's memory twice: as it waits, and as it is planned."""
+    """A large batch does not take the driver's memory twice, while it waits and while it is planned."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
     for place in range(8):
@@ -74,7 +74,7 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
 
 
 def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
-    """Without it every process that reaches the port could read the stream."""
+    """A process that reaches the port cannot read the stream without the token."""
     part = server.keep(1, 0, [rows(1)])
     with pytest.raises(RuntimeError, match="closed the connection without an answer"):
         got(evolve(part, token=bytes(len(part.token))))
@@ -84,7 +84,7 @@ def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
 
 
 def test_a_batch_that_is_done_is_not_sent(server: RowServer) -> None:
-    """Without it a task left over from an earlier try would hang, or take no rows for all rows."""
+    """A task left over from an earlier attempt gets an error; it doesn't hang or take no rows for all rows."""
     parts = [server.keep(number, 0, [rows(number)]) for number in (1, 2)]
     server.discard(1)
     with pytest.raises(RuntimeError, match=r"batch 1 is done"):
@@ -93,7 +93,7 @@ def test_a_batch_that_is_done_is_not_sent(server: RowServer) -> None:
 
 
 def believed(written: bytes) -> bool:
-    """Whether Arrow by itself takes this for all there is."""
+    """Return whether Arrow alone takes this for the complete rows."""
     try:
         return bool(pa.ipc.open_stream(pa.py_buffer(written)).read_all())
     except (OSError, pa.ArrowInvalid):
@@ -101,7 +101,7 @@ def believed(written: bytes) -> bool:
 
 
 def test_a_task_whose_connection_ends_early_fails() -> None:
-    """Without it Arrow would take a connection that ends between two batches for the end of the rows."""
+    """Arrow alone takes a connection that ends between two batches for the end of the rows."""
     with io.BytesIO() as written:
         Kept.of([rows(1, 2), rows(3)]).write(written)
         stream = written.getvalue()
@@ -115,16 +115,16 @@ def test_a_task_whose_connection_ends_early_fails() -> None:
 
 
 def test_a_driver_that_cannot_be_reached_is_named() -> None:
-    """Without it a closed firewall would look like a fault of the stream."""
+    """The message names the address, so that a closed firewall is not taken for a fault of the stream."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    told = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
-    with pytest.raises(RuntimeError, match=told):
+    expected = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
+    with pytest.raises(RuntimeError, match=expected):
         got(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
 
 
 def test_queries_of_one_driver_take_ports_one_after_another() -> None:
-    """Without it a second query would not start where only some ports are open."""
+    """A second query starts even if only some ports are open."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         server = RowServer(evolve(ADDRESS, port=port), PLENTY, "")
@@ -133,13 +133,13 @@ def test_queries_of_one_driver_take_ports_one_after_another() -> None:
 
 
 def test_no_port_is_said_in_one_sentence() -> None:
-    """Without it an address that is not this machine's would be a traceback."""
+    """An address of another machine is reported in one sentence, without a traceback."""
     with pytest.raises(OSError, match=r"^no port could be had .* lease\.fetchPort another, or set lease\.transport"):
         RowServer(evolve(ADDRESS, bind="203.0.113.1"), PLENTY, "")
 
 
 def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it idle queries, and those whose rows go within tasks, would open ports for nobody."""
+    """Idle queries, and those whose rows travel within tasks, open no port."""
     opened: list[Any] = []
     real = RowServer.__init__
 
@@ -163,7 +163,7 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
 
 
 def test_a_task_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
-    """Without it each connection that is half open would keep a thread and a descriptor for ever."""
+    """A half-open connection does not keep a thread and a descriptor forever."""
     monkeypatch.setattr(fetching, "REQUEST_SECONDS", 0.05)
     with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent:
         silent.sendall(bytes(5))
@@ -171,7 +171,7 @@ def test_a_task_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_planner_that_does_not_answer_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a task would hold its slot for ever where the process that reads again hangs."""
+    """If the process that reads again hangs, a task frees its slot after a while."""
     monkeypatch.setattr(transport, "AGAIN_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         again = FetchedRows("127.0.0.1", mute.getsockname()[1], bytes(32), 1, 0)
@@ -181,14 +181,14 @@ def test_a_planner_that_does_not_answer_is_waited_for_a_while(monkeypatch: pytes
 
 @pytest.mark.parametrize("more", [2, 4])
 def test_a_task_that_has_another_number_of_rows_than_was_planned_fails(server: RowServer, more: int) -> None:
-    """Without it Spark would commit a batch some of whose rows nobody has, or has some twice."""
+    """Spark commits no batch that lacks rows or has some twice."""
     part, again = server.keep(1, 0, [rows(1, 2)]), server.keep(1, 1, [rows(*range(1, more + 1))])
     with pytest.raises(RuntimeError, match=f"{more} rows came of 3 that were planned"):
         list(read(ReaderRows((part,), 3, again)))
 
 
 def test_the_room_in_memory_is_given_back_with_each_batch() -> None:
-    """Without it a query of days would keep every batch on the disk, or have none for its rows."""
+    """A query that runs for days keeps only the rows of its present batches."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
     for number in range(5):
@@ -202,7 +202,7 @@ def test_the_room_in_memory_is_given_back_with_each_batch() -> None:
 
 
 def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a task would need as much memory as its part of the batch has bytes."""
+    """A task's memory does not grow with the size of its part of the batch."""
     monkeypatch.setattr(fetching, "SLICE_BYTES", 2_000)
     batch = pa.record_batch({"data": [bytes(100)] * 1000})
     parts = Kept.of([batch]).batches
@@ -211,7 +211,6 @@ def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None:
-    """Without it a query would fill the driver's disk while it runs."""
     place = Place(Stream({"a": [f"a{number}" for number in range(60)]}), tmp_path / "leases.db")
     query = place.query(maxRowsPerTrigger="5")
     most = 0
@@ -224,7 +223,7 @@ def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> No
 
 
 def test_large_batches_reach_their_task_without_a_copy() -> None:
-    """Without it every row would be copied once more, or small answers cost a message of their own each."""
+    """Large batches are sent as they are, and small ones share a message."""
     large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
     (task,) = spread({"a": joined(large), "b": joined([rows(1), rows(2)])}, 1)
     assert [each.to_pydict() for each in task] == [each.to_pydict() for each in (*large, rows(1, 2))]
@@ -233,7 +232,7 @@ def test_large_batches_reach_their_task_without_a_copy() -> None:
 
 
 def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
-    """Without this a process killed for its memory would have its user open ports that are open."""
+    """If the planner was killed for its memory, the message does not send the user to the firewall."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
@@ -241,7 +240,7 @@ def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
 
 
 def test_rows_that_cannot_be_read_again_are_told_with_their_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """Without this a stream that is throttled for minutes would be told as a process killed for its memory."""
+    """A stream that is throttled for minutes is not reported as a process killed for its memory."""
 
     def again(number: int, _place: int) -> Never:
         raise TimeoutError(f"batch {number}: nothing was read for 300 s of a (Kinesis asks to slow down)")
@@ -250,10 +249,10 @@ def test_rows_that_cannot_be_read_again_are_told_with_their_reason(caplog: pytes
     here.again = again
     with pytest.raises(
         RuntimeError, match=r"^batch 3: rows .* cannot be read again: .*\(Kinesis asks to slow down\)$"
-    ) as told:
+    ) as raised:
         got(here.promised(3, 0))
     here.close()
-    assert passing(told.value) == CAUSES["nothing was read for"]
+    assert passing(raised.value) == CAUSES["nothing was read for"]
     assert (
         "batch 3: TimeoutError: batch 3: nothing was read for 300 s of a (Kinesis asks to slow down)" in caplog.messages
     )

@@ -1,4 +1,4 @@
-"""Live reading by fan-out while a sink blocks: no subscription follows one that ends until the buffer has room."""
+"""Live reads by fan-out while a sink blocks: after a subscription ends, the next waits until the buffer has room."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,26 +19,26 @@ from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 ROWS = 3
-"""As many as a subscription brings before it ends, and as many as there is room for."""
+"""The rows that a subscription brings before it ends, and that the buffer has room for."""
 
 
 class Subscribed(Stream):
-    """A stream of one shard that is subscribed to; how often is counted."""
+    """A stream of one shard with subscriptions, which counts them."""
 
     def __init__(self) -> None:
         super().__init__({"a": []})
         self.clock, self.subscriptions, self._numbers = Clock(), 0, count(1)
 
     def subscribe_to_shard(self, **_asked: object) -> dict[str, Any]:
-        """As the service's client answers: an event, and the end of the subscription."""
+        """Return an event and the end of the subscription, as the service's client does."""
         self.subscriptions += 1
         numbers = [next(self._numbers) for _ in range(ROWS)]
         rows = [{"SequenceNumber": str(each), "Data": b"x", "PartitionKey": "k"} for each in numbers]
-        told = {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(numbers[-1] + 1)}
-        return {"EventStream": Events({"SubscribeToShardEvent": told})}
+        event = {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(numbers[-1] + 1)}
+        return {"EventStream": Events({"SubscribeToShardEvent": event})}
 
     def open(self, lease: Lease, start: Position) -> FakeReader:
-        """A reader as `kinesis.consumerType` asks for."""
+        """Return the reader that `kinesis.consumerType` asks for."""
         client = cast("Any", self)
         make = partial(ArrowFanOut, consumer=StreamConsumer(client, "orders", ARN, self.clock), clock=self.clock)
         return cast("FakeReader", make(client, "orders", lease.shard, start, HASH_KEYS))
@@ -54,11 +54,11 @@ class Events:
         return self._events
 
     def close(self) -> None:
-        """It is over."""
+        """End the subscription."""
 
 
 def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], object]) -> None:
-    """However often it is called, and however long ago the last one ended, no subscription follows."""
+    """Check that no subscription follows, however often the step is called and however long ago the last one ended."""
     for _ in range(20):
         stream.clock.now += APART_SECONDS
         step(stream.clock.now)
@@ -66,7 +66,7 @@ def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], obj
 
 
 def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
-    """Without this a sink that blocks would have the service send, and bill, what nobody takes."""
+    """The service does not send, and bill, records that a blocked sink does not take."""
     stream, ahead = Subscribed(), an_ahead()
     ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)
     _, feed = a_feed(stream, ahead)
@@ -85,7 +85,7 @@ def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
 
 
 def test_a_reader_on_an_executor_whose_room_is_full_does_not_subscribe_again() -> None:
-    """Without this each reader would fill its executor's memory while the sink of its query blocks."""
+    """Readers do not fill their executor's memory while the sink of their query blocks."""
     stream, said = Subscribed(), list[FromReader]()
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=ROWS), said.append, lambda: 1)
     for wanted in (1, 2):

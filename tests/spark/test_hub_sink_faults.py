@@ -30,11 +30,11 @@ class Failing:
         self.fault, self.closed = fault, False
 
     def create_batch(self, **_: object) -> object:
-        """Raise the fault."""
+        """Raise the error."""
         raise self.fault
 
     def close(self) -> None:
-        """Note it, and fail as broken connections do."""
+        """Count the call, and fail as broken connections do."""
         self.closed = True
         raise OSError("it is gone")
 
@@ -43,7 +43,7 @@ class Failing:
     "fault", [KeyError("x"), MemoryError(), RecursionError(), OSError("x"), KeyboardInterrupt()], ids=repr
 )
 def test_a_client_that_raises_is_closed_and_forgotten(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a client raises, no later attempt writes by it."""
+    """No later attempt writes by a client that has raised, whatever the error."""
     client = Failing(fault)
     writer = HubRowWriter(cast("Any", client), "hub")
     monkeypatch.setitem(sink._writers, PLACE, writer)  # noqa: SLF001

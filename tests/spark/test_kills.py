@@ -15,7 +15,7 @@ READER = str(Path(__file__).with_name("killed_reader.py"))
 
 
 def lived(folder: Path, how: str, readers: str) -> int:
-    """One life; how it ended."""
+    """Run one life, and return how it ended."""
     done = subprocess.run(
         [sys.executable, READER, str(folder), how, readers], capture_output=True, text=True, check=False
     )
@@ -34,7 +34,7 @@ OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
 def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(
     tmp_path: Path, kills: int, readers: str
 ) -> None:
-    """Without it a sink that runs a batch and skips it when it knows it would lose what only the repetition had."""
+    """A sink that skips a batch it knows loses no row that only the repetition had."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
     records: dict[str, list[str]] = {"a": [], "b": []}

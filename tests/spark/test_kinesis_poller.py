@@ -1,4 +1,4 @@
-"""Rows made straight from the answers of Kinesis, beside the records that every other reader makes of them."""
+"""Rows that are built directly from Kinesis responses equal the records that every other reader makes."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ LEASE = Lease("shard-0")
 
 
 def aggregate(*keys: str) -> bytes:
-    """An aggregated record of as many user records."""
+    """Return an aggregated record of this many user records."""
     made = Aggregate(1 << 20)
     for key in keys:
         assert made.add(f"data of {key}".encode(), key)
@@ -35,13 +35,13 @@ def aggregate(*keys: str) -> bytes:
 
 
 def cut_short(sealed: bytes) -> bytes:
-    """The same with a second user record whose key is in no table: it is dropped, and the first is kept."""
+    """Return the same, with a second user record whose key is missing from the table: only the first one is kept."""
     body = sealed[4:-16].replace(b"\x08\x01\x1a", b"\x08\x09\x1a")
     return sealed[:4] + body + hashlib.md5(body, usedforsecurity=False).digest()
 
 
 def kinesis_record(number: int, data: bytes) -> dict[str, Any]:
-    """As the service answers it."""
+    """Return the record as the service sends it."""
     arrived = datetime(2026, 1, 31, 10, 0, number, 123_000, tzinfo=UTC)
     return {"Data": data, "PartitionKey": f"k{number}", "SequenceNumber": str(number)} | (
         {"ApproximateArrivalTimestamp": arrived} if number % 2 else {}
@@ -85,14 +85,14 @@ def test_rows_are_what_records_are(
     measured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it Spark would see other records, or checkpoint other positions, than a plain worker."""
+    """Spark gets the same records, and checkpoints the same positions, as a plain worker."""
     monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)  # as compiled, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
     plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     assert isinstance(arrow, ArrowBatch)
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
-    assert arrow.count == plain.count  # as metrics tell it
+    assert arrow.count == plain.count  # as metrics show it
     assert [
         (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size, each.last_arrived)
         for each in (plain, arrow)
@@ -100,7 +100,7 @@ def test_rows_are_what_records_are(
 
 
 def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a query would pass over records that were trimmed, and nobody would know."""
+    """Records that were trimmed are reported, and not skipped in silence."""
     client = cast("KinesisClient", Answers(RECORDS))
     ArrowPoller(client, "s", "shard-0", Position("9"), HASH_KEYS).read()
     assert "shard-0: the record of its checkpoint, 9, was trimmed; reading goes on at 10" in caplog.text
@@ -111,22 +111,22 @@ def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> Non
 
 @frozen
 class ViewedAnswers(Answers):
-    """A client whose answers are read as in a wheel."""
+    """A client whose responses are read as a wheel reads them."""
 
     def get_records(self, **asked: object) -> dict[str, Any]:
-        """All at once, each time anew."""
+        """Return all records at once, each time again."""
         body = cbor2.dumps({"Records": self.records})
         views = scan() or pytest.skip("there is no compiler of C")
-        found = views.viewed(body)
-        assert found is not None
-        *shown, sealed, _begin, _end = found
+        response = views.viewed(body)
+        assert response is not None
+        *shown, sealed, _begin, _end = response
         return super().get_records(**asked) | {
             "Records": RowViews(body, cast("Any", shown), views.columns, sealed=sealed)
         }
 
 
 def told_row(number: int, data: bytes) -> dict[str, Any]:
-    """As the service writes it: a time in milliseconds, or, as some stand-ins do, in seconds."""
+    """Return a row as the service writes it: a time is in milliseconds or, from some stand-ins, in seconds."""
     arrived = 1_795_363_072_573 if number % 2 else 1_795_363_072
     row = {"Data": data, "PartitionKey": "ü" * number, "SequenceNumber": str(number)}
     return row | {"ApproximateArrivalTimestamp": arrived}
@@ -138,12 +138,12 @@ PLAIN = [told_row(10, b""), told_row(11, b"exactly twelv"), told_row(12, b"x" * 
 @pytest.mark.parametrize("records", [PLAIN, [*PLAIN, told_row(14, aggregate("a", "b"))], []])
 @pytest.mark.parametrize("start", [TRIM_HORIZON, Position("11"), Position("14", 0)])
 def test_rows_seen_in_an_answer_are_what_records_are(records: list[dict[str, Any]], start: Position) -> None:
-    """Without it a wheel would bring Spark other rows, or positions, than a plain worker has."""
+    """A wheel brings Spark the same rows and positions as a plain worker has."""
     client = cast("KinesisClient", ViewedAnswers(records))
     plain = Poller(client, "s", "shard-0", start, None).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
     assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
-    assert arrow.last_arrived == plain.last_arrived  # what the note on the lease tells
+    assert arrow.last_arrived == plain.last_arrived  # what the annotation on the lease shows
     assert [(each.read_to, each.count, each.size, each.arrivals) for each in (plain, arrow)] == [
         (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrivals)
     ] * 2

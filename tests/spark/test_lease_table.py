@@ -1,4 +1,4 @@
-"""`lease-table`: a table of leases as rows, and its distribution counted by Spark."""
+"""`lease-table` presents a table of leases as rows, and Spark counts its distribution."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("
 _numbers = count()
 
 IDLE = 6
-"""The column of a row's age, which goes on."""
+"""The column of a row's age, which keeps changing."""
 
 OWNED_BY = EqualTo(("owner",), "west-1")
 
@@ -44,7 +44,7 @@ LEASES = (
 
 @pytest.fixture
 def table(dynalite_url: str, dynalite_client: DynamoDBClient) -> Iterator[str]:
-    """A DynamoDB table with these leases, a row that is no lease, and one that should be."""
+    """Return a DynamoDB table with these leases, a row that is no lease, and one that is malformed."""
     name = f"leases-{next(_numbers)}-for-spark"
     store = DynamoStore(name, endpoint=dynalite_url)
     for lease in LEASES:
@@ -58,14 +58,14 @@ def table(dynalite_url: str, dynalite_client: DynamoDBClient) -> Iterator[str]:
 
 @pytest.mark.parametrize("segments", [1, 3])
 def test_spark_counts_what_one_process_counts(spark: SparkSession, table: str, segments: int) -> None:
-    """The two reports would differ; a part of the table would be read twice, or by nobody."""
-    found = counted(lease_table(spark, table, segments))
-    assert distribution(found.tallies) == distribution(tallies(LEASES))
-    assert found.malformed == 1
+    """Each part of the table is counted exactly once."""
+    counts = counted(lease_table(spark, table, segments))
+    assert distribution(counts.tallies) == distribution(tallies(LEASES))
+    assert counts.malformed == 1
 
 
 def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -> None:
-    """A column would hold another's value."""
+    """Each column holds its own value."""
     store = SqliteStore(str(tmp_path / "l.db"))
     for lease in LEASES:
         placed(store, lease)
@@ -73,13 +73,13 @@ def test_rows_are_the_leases_of_the_store(spark: SparkSession, tmp_path: Path) -
     store.close()
     frame = lease_table(spark, f"sqlite://{tmp_path}/l.db")
     assert frame.columns[IDLE] == "idle"
-    found = [_without(IDLE, row) for row in frame.orderBy("key").collect()]
-    assert found == [_without(IDLE, lease) for lease in expected]
+    rows = [_without(IDLE, row) for row in frame.orderBy("key").collect()]
+    assert rows == [_without(IDLE, lease) for lease in expected]
 
 
 @pytest.fixture
 def urls(tmp_path: Path, azurite_connection: str, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Tables that are read in one part."""
+    """Return the URLs of tables that are read in one part."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection)
     return {
         "sqlite": f"sqlite://{tmp_path}/l.db",
@@ -91,10 +91,10 @@ def urls(tmp_path: Path, azurite_connection: str, moto_url: str, monkeypatch: py
 @pytest.mark.parametrize("kind", ["sqlite", "azblob", "s3"])
 @pytest.mark.parametrize("filters", ["false", "true"])
 def test_a_task_reads_every_kind_of_table(urls: dict[str, str], kind: str, filters: str) -> None:
-    """Without it leases in Blob, S3 or a file would be read twice, or some of them not at all."""
+    """Leases in Blob, S3 or a file are each read exactly once."""
     url = urls[kind]
     store = open_store(url)
-    there = {lease.key for lease in store.list().leases}  # left by another form of this test
+    there = {lease.key for lease in store.list().leases}  # left by another parameter of this test
     for lease in LEASES[::5]:  # some of each kind
         if lease.key not in there:
             placed(store, lease)
@@ -103,9 +103,9 @@ def test_a_task_reads_every_kind_of_table(urls: dict[str, str], kind: str, filte
     reader = LeaseTable({"path": url, "segments": "4", "pushFilters": filters}).reader(StructType())
     if isinstance(reader, FilteringReader):  # what only DynamoDB can leave out, Spark leaves out itself
         assert list(reader.pushFilters([OWNED_BY])) == [OWNED_BY]
-    told = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
+    copied = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
     (part,) = reader.partitions()
-    assert sorted(_without(IDLE, found) for found in told.read(part)) == [_without(IDLE, lease) for lease in expected]
+    assert sorted(_without(IDLE, found) for found in copied.read(part)) == [_without(IDLE, lease) for lease in expected]
 
 
 def _without(column: int, values: Row | tuple[Any, ...]) -> list[Any]:
@@ -113,26 +113,26 @@ def _without(column: int, values: Row | tuple[Any, ...]) -> list[Any]:
 
 
 def test_a_filter_on_the_owner_reaches_dynamodb(spark: SparkSession, table: str) -> None:
-    """A look at one worker would carry the whole table over the network, or lose rows on the way."""
+    """A query for one worker's leases does not transfer the whole table, and loses no rows."""
     spark.conf.set(PUSHDOWN, "true")
     try:
-        found = lease_table(spark, table, 2).where("owner = 'west-0' and not ended")
-        assert sorted(lease.key for lease in found.collect()) == ["t-00", "t-02", "t-04", "t-06", "t-08"]
+        rows = lease_table(spark, table, 2).where("owner = 'west-0' and not ended")
+        assert sorted(lease.key for lease in rows.collect()) == ["t-00", "t-02", "t-04", "t-06", "t-08"]
     finally:
         spark.conf.unset(PUSHDOWN)
 
 
 def test_each_part_is_asked_for_the_owner(table: str) -> None:
-    """Filters would be taken note of and not applied, which Spark's own filter would hide."""
+    """Each part applies the filter itself; Spark's own filter hides whether it does."""
     reader = FilteringReader(table, 3)
     assert list(reader.pushFilters([OWNED_BY])) == [OWNED_BY]
-    told = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
-    parts = [told.read(part) for part in reader.partitions()]
+    copied = pickle.loads(pickle.dumps(reader))  # noqa: S301  as it reaches the tasks
+    parts = [copied.read(part) for part in reader.partitions()]
     assert sorted(key for part in parts for key, *_ in part) == ["t-01", "t-03", "t-05", "t-07"]
 
 
 def test_an_unreadable_lease_is_a_row_too() -> None:
-    """Its values would stand under other columns' names, and Spark stop at the first such row."""
+    """Spark does not stop at such a row, and its values are in their own columns."""
     read = row(Malformed("s-0", "checkpoint", "is missing"))
     assert (read[0], read[-1], set(read[1:-1])) == ("s-0", "checkpoint: is missing", {None})
     assert len(read) == len(row(LEASES[0])) == DDL.replace("map<string,string>", "map").count(",") + 1
@@ -148,20 +148,20 @@ def test_an_unreadable_lease_is_a_row_too() -> None:
     ],
 )
 def test_options_are_checked(options: dict[str, str], says: str) -> None:
-    """A misspelt option would be ignored, or fail within a task."""
+    """A misspelled option is neither ignored nor first noticed in a task."""
     with pytest.raises(ValueError, match=says):
         LeaseTable(options)
 
 
 def test_a_store_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """A task would make an empty table in the place of the one that was misspelt."""
+    """A misspelled store does not become a new, empty table."""
     with pytest.raises(PySparkException, match="there is no file"):
         lease_table(spark, f"sqlite://{tmp_path}/none.db").collect()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_lets_spark_count(spark: SparkSession, table: str) -> None:
-    """`leasehold report --spark` would say something else than without."""
+    """`leasehold report --spark` prints the same distribution as the command without it."""
     assert spark.version.startswith("4")
     plain, counted_by_spark = (CliRunner().invoke(app, [table, "--json", *more]) for more in ([], ["--spark"]))
     assert (plain.exit_code, counted_by_spark.exit_code) == (0, 0)

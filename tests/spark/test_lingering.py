@@ -1,4 +1,4 @@
-"""A batch grows while shards are behind, and is not waited for at their tips."""
+"""A batch grows while shards are behind, but does not wait at their tips."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +31,7 @@ BEHIND, AT_TIP = [str(number) for number in range(4000)], [str(number) for numbe
 
 
 def test_a_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
-    """Each batch costs Spark the same, so small ones make rows expensive just when there are many."""
+    """Each batch has a fixed cost in Spark, so batches are large when there are many rows."""
     small, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
     large, late = planned(Stream({"a": list(BEHIND)}))
     assert (small, large > 100) == (10, True)
@@ -40,25 +40,25 @@ def test_a_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
 
 @pytest.mark.parametrize("name", ["maxRowsPerTrigger", "lease.bufferRows"])
 def test_a_batch_is_planned_once_it_is_full(planned: Planned, name: str) -> None:
-    """Otherwise a query that cannot keep up would wait for rows that it has no room for."""
+    """A query that cannot keep up does not wait for rows that it has no room for."""
     _, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
     rows, full = planned(Stream({"a": list(BEHIND)}), **{name: "30"})
     assert (rows, full - soon < 0.5) == (30, True)
 
 
 def test_a_batch_is_not_waited_for_at_the_tip(planned: Planned) -> None:
-    """Otherwise each record would come a second late."""
+    """Records at the tip are not a second late."""
     _, soon = planned(Stream({"a": list(AT_TIP)}), **{"lease.lingerMs": "0"})
     _, tip = planned(Stream({"a": list(AT_TIP)}))
     assert tip - soon < 0.2
 
 
 def test_a_batch_does_not_wait_for_a_shard_that_cannot_be_read(planned: Planned) -> None:
-    """Otherwise one throttled shard would make the rows of all others late."""
+    """One throttled shard does not delay the rows of all others."""
     stream = Stream({"a": list(BEHIND)})
 
     class LateAfterOne(Counter[str]):
-        """The first reading is answered, and none after it."""
+        """A stream that responds to the first read, and to none after it."""
 
         def __getitem__(self, _shard: str) -> int:
             return int(stream.readings > 1)

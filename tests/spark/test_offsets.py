@@ -1,4 +1,4 @@
-"""What Spark stores about a batch: exact, stable as text, and never behind what was said before."""
+"""What Spark stores about a batch: exact, stable as text, and never before an earlier offset."""
 
 import json
 import math
@@ -48,20 +48,20 @@ PACKING = pytest.mark.parametrize("least", [0, 2, 64], ids=["packed", "packed fr
 @PACKING
 @given(offset=offsets)
 def test_an_offset_comes_back_from_its_text(least: int, offset: Offset) -> None:
-    """Without it a restart would read another range than was planned, or lose an opaque Event Hubs offset."""
+    """A restart reads the range that was planned, with the opaque offsets of Event Hubs."""
     assert_it_comes_back(offset, least)
 
 
 @given(st.lists(st.from_regex(r"[0-9]{1,129}", fullmatch=True).map(Position), min_size=1))
 def test_numbers_of_any_form_come_back_packed(found: list[Position]) -> None:
-    """Without it a number with zeros before it would come back as another text, and its batch be read anew."""
+    """Leading zeros are kept, so the offset has the same text and its batch is not read again."""
     rows = [(str(place), position, position, 1) for place, position in enumerate(found)]
     texts = [(key, *texts_of(begins, ends, epoch)) for key, begins, ends, epoch in rows]
     assert list(unpacked(json.loads(json.dumps(packed(texts))))) == rows
 
 
 def test_a_thousand_quiet_shards_are_little_text() -> None:
-    """Without it each batch of a large stream would write 150 KB to the checkpointLocation."""
+    """Each batch writes its offset to the checkpointLocation, so it is packed to far less than 150 KB."""
     draw = Random(1)  # noqa: S311  numbers of any kind
     quiet = {
         key: Position(kinesis_number(place, draw))
@@ -73,13 +73,13 @@ def test_a_thousand_quiet_shards_are_little_text() -> None:
 
 
 def kinesis_number(shard: int, draw: Random) -> str:
-    """As Kinesis composes them: version, birth, shard, count, time of the record, shard, version."""
+    """Return a number as Kinesis composes it: version, birth, shard, count, time of the record, shard, version."""
     count, at = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
     return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16))
 
 
 def assert_it_comes_back(offset: Offset, least: int) -> None:
-    """Packed if it has at least so many ranges."""
+    """Check that an offset survives encoding, which packs it from `least` ranges on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", max(least, 1))
         stored = json.loads(json.dumps(encode(offset)))
@@ -91,7 +91,7 @@ def assert_it_comes_back(offset: Offset, least: int) -> None:
 
 @given(offsets, st.randoms())
 def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
-    """Without it Spark, which compares texts, would plan empty batches for ever."""
+    """Spark compares offsets as texts, and plans empty batches as long as they differ."""
     shuffled = list(offset.ranges)
     random.shuffle(shuffled)
     again = evolve(offset, ranges=tuple(shuffled))
@@ -116,13 +116,13 @@ def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
     ],
 )
 def test_an_offset_of_somebody_else_is_refused_in_words(stored: dict[str, object]) -> None:
-    """Without it another connector's checkpoint directory would end in a KeyError, or be taken for an empty one."""
+    """The checkpoint directory of another connector is neither a KeyError nor an empty offset."""
     with pytest.raises(ValueError, match=r"offset: .*checkpointLocation"):
         decode(stored)
 
 
 def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() -> None:
-    """Without it a query would go on in one stream at the places of another, and say so in its leases."""
+    """Positions of one stream mean nothing in another."""
     part = ("a", Range(TRIM_HORIZON, Position("7"), 4))
     named, old = Offset(3, (part,), "kinesis://orders"), decode({"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}})
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() 
 
 
 def test_an_end_of_a_shard_is_believed_only_where_the_stream_is_named() -> None:
-    """Without it an offset of another stream would end our shards of the same ids, unread."""
+    """An offset of another stream does not end our shards of the same ids."""
     parts = (("a", Range(Position("5"), SHARD_END, 4)), ("b", Range(Position("5"), Position("7"), 4)))
     assert Offset(3, parts).gone_on_from("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
     named = Offset(3, parts, "kinesis://orders")
@@ -160,7 +160,7 @@ steps = st.lists(
 
 @given(steps)
 def test_batches_of_one_ownership_touch_each_other_and_an_end_is_final(happenings: list[Step]) -> None:
-    """Without it a record between two batches would be in neither, or a finished shard be read again."""
+    """Each record is in exactly one batch, and a finished shard is not read again."""
     stands: dict[str, Position] = dict.fromkeys("ab", TRIM_HORIZON)
     epochs = dict.fromkeys("ab", 1)
     offset = Offset()
@@ -183,10 +183,10 @@ def test_batches_of_one_ownership_touch_each_other_and_an_end_is_final(happening
             stands |= ends
             for key, each in offset.ranges:
                 seen.setdefault((key, epochs[key]), []).append(each)
-    for found in seen.values():
-        assert all(one.ends == two.begins for one, two in pairwise(found))
-        assert all(each.begins.order <= each.ends.order for each in found)
-        assert not any(each.ends.ended for each in found[:-1])
+    for ranges in seen.values():
+        assert all(one.ends == two.begins for one, two in pairwise(ranges))
+        assert all(each.begins.order <= each.ends.order for each in ranges)
+        assert not any(each.ends.ended for each in ranges[:-1])
 
 
 def _end(stood: Position, step: Step) -> Position:
@@ -196,7 +196,7 @@ def _end(stood: Position, step: Step) -> Position:
 
 
 def test_a_flush_changes_the_text_and_nothing_else() -> None:
-    """Without it Spark would never commit the last batch before idleness."""
+    """The flush is a batch of its own, so Spark commits the last batch before the idle time."""
     held = {"a": Held(4, Position("7")), "b": Held(2, SHARD_END)}
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
     flush = advance(before, held, {})
@@ -205,7 +205,7 @@ def test_a_flush_changes_the_text_and_nothing_else() -> None:
 
 
 def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:
-    """Without it each batch of a large stream would make thousands of texts anew, or keep an epoch that is over."""
+    """The texts of a large stream are not built again for each batch, but a new epoch changes the range."""
     begins = Position("7")
     first = advance(Offset(), {"a": Held(4, begins)}, {})
     second = advance(first, {"a": Held(4, begins)}, {})
@@ -215,34 +215,34 @@ def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:
 
 
 def test_a_range_is_as_short_a_text_as_says_it_all() -> None:
-    """Without it a later run would not know the ranges that this one has noted as given up, and take them for done."""
+    """Later versions must find the ranges that this one noted as given up, so the text is fixed."""
     assert text_of(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
     assert text_of(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
 
 
 def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
-    """Without it the offsets of earlier queries would differ as texts from the same ones now."""
+    """An offset has the same text as in earlier versions."""
     parts = (("a", Range(TRIM_HORIZON, Position("7"), 4)),)
     assert encode(Offset(3, parts)) == {"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}}
     assert encode(Offset(3, (), "kinesis://b")) == {"v": 1, "n": 3, "s": "kinesis://b", "r": {}}
 
 
 def test_released_shards_leave_the_offset() -> None:
-    """Without it a later batch would claim to hold what another worker reads."""
+    """A later batch claims no rows that another worker reads."""
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
     after = advance(before, {"b": Held(2, Position("1"))}, {"b": Position("2")})
     assert after == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))
 
 
 def test_a_place_that_no_lease_says_yet_stays_in_the_offset() -> None:
-    """Without it a second kill, before the shard was taken again, would have its rows done twice."""
+    """If the query is killed before the shard is taken again, its rows are not done twice."""
     end = Range(SHARD_END, SHARD_END, 4)
     after = advance(Offset(3), {"b": Held(2, Position("1"))}, {"b": Position("2")}, [("a", end), ("b", end)])
     assert after == Offset(4, (("a", end), ("b", Range(Position("1"), Position("2"), 2))))
 
 
 def test_no_shard_goes_back_and_none_goes_on_behind_its_end() -> None:
-    """Without it a mistake in reading ahead would be stored, and replayed for ever."""
+    """An error in reading ahead is not stored and replayed."""
     with pytest.raises(ValueError, match=r"^ends: a would go back from 7 to 6"):
         advance(Offset(), {"a": Held(1, Position("7"))}, {"a": Position("6")})
     with pytest.raises(ValueError, match="have ended before"):
@@ -262,13 +262,13 @@ def test_no_shard_goes_back_and_none_goes_on_behind_its_end() -> None:
 def test_a_shard_taken_anew_begins_at_the_latest_of_complete_prefixes(
     checkpoint: Position, delivered: bool, begins: Position
 ) -> None:
-    """Without it a theft and its return would lose records or do a batch twice."""
+    """A lease that was stolen and comes back loses no records and repeats no batch."""
     assert resumed(checkpoint, Range(Position("30"), Position("50"), 5), delivered=delivered) == begins
 
 
 @given(st.dictionaries(keys, st.integers(0, 10**6)), st.integers(0, 10**6))
 def test_shares_fit_and_starve_nobody(waiting: Mapping[str, int], most: int) -> None:
-    """Without it a busy shard could keep the others out of every batch, or a batch exceed its limit."""
+    """Batches keep to their limit, and every shard with records gets its part."""
     found = shares(waiting, most)
     assert found.keys() == waiting.keys()
     assert sum(found.values()) == min(most, sum(waiting.values()))
@@ -277,7 +277,7 @@ def test_shares_fit_and_starve_nobody(waiting: Mapping[str, int], most: int) -> 
 
 
 def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
-    """Without it a batch that is planned again after a crash would be another one."""
+    """A batch that is planned again after a crash is the same batch."""
     assert shares({"b": 5, "a": 5}, 5) == shares({"a": 5, "b": 5}, 5) == {"a": 2, "b": 3}
 
 
@@ -285,6 +285,6 @@ def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
     "stored", [[], None, {"v": 1}, {"v": 1, "n": math.inf, "r": {}}, {"v": 1, "n": 0, "r": {"a": 7}}]
 )
 def test_an_offset_of_another_shape_is_said(stored: object) -> None:
-    """A damaged checkpointLocation would show an error that says nothing of it."""
+    """The message names the offset, so a damaged checkpointLocation is recognized."""
     with pytest.raises(ValueError, match=r"^offset: "):
         decode(stored)

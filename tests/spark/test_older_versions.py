@@ -23,10 +23,10 @@ TRIES = 400
 
 @define
 class OlderSpark:
-    """What such a Spark calls, and its two logs.
+    """The calls that such a Spark makes, and its two logs.
 
     ends       the offset log
-    committed  how many batches stand in the commit log
+    committed  how many batches are in the commit log
     """
 
     stream: Stream
@@ -42,7 +42,7 @@ class OlderSpark:
         return a_reader(self.stream, self.life, rereadable=True, flush="true", **more)
 
     def restart(self, **more: Any) -> None:  # noqa: ANN401  likewise
-        """Begin as after a kill: with the last batch of the offset log, and again with its rows if need be."""
+        """Begin as after a kill, with the last batch of the offset log, and read its rows again if need be."""
         self.life.dead = True
         self.reader = self.made(**more)
         if self.ends:
@@ -62,7 +62,7 @@ class OlderSpark:
         return False
 
     def run(self) -> None:
-        """Have the sink read the last batch, and leave it if it is known."""
+        """Have the sink read the last batch, and ignore it if the sink knows it."""
         number = len(self.ends) - 1
         start = self.ends[-2] if number else self.reader.initialOffset()
         parts = self.reader.partitions(start, self.ends[-1])
@@ -85,14 +85,14 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
-    """Such a Spark over these shards."""
+    """Return a function that makes such a Spark over these shards."""
     stepped(monkeypatch)
     monkeypatch.setattr("leasehold.adapters.spark.stream.TELLS_AVAILABLE_NOW", False)
     return lambda **records: OlderSpark(Stream(records))
 
 
 def test_batches_follow_one_another_although_spark_names_no_start(older: Callable[..., OlderSpark]) -> None:
-    """Otherwise each batch would start where the query began."""
+    """Each batch starts where the one before ended, not where the query began."""
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.reader = query.made(maxRowsPerTrigger="7")
     while len(query.rows) < 55:
@@ -101,7 +101,7 @@ def test_batches_follow_one_another_although_spark_names_no_start(older: Callabl
 
 
 def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSpark]) -> None:
-    """Otherwise rows would be skipped where Spark asks twice."""
+    """No rows are skipped if Spark asks twice for the end of a batch."""
     query = older(a=texts("a", 30))
     query.reader = query.made(maxRowsPerTrigger="7")
     first = [query.reader.latestOffset() for _ in range(TRIES)]
@@ -113,7 +113,7 @@ def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., Olde
 
 @pytest.mark.parametrize("killed", ["planned", "run", "committed"])
 def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
-    """Otherwise the rows of the last batch would come again under another number, or not at all."""
+    """The rows of the last batch come exactly once, and under the same number."""
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.restart(maxRowsPerTrigger="7")
     for life in range(4):
@@ -131,14 +131,14 @@ def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], kille
 
 
 def test_the_first_batch_of_a_run_has_what_is_there(older: Callable[..., OlderSpark]) -> None:
-    """Spark takes it for all that `trigger(availableNow=True)` is to read, and does not say that it will."""
+    """With `trigger(availableNow=True)`, such a Spark takes one batch for everything, and does not announce it."""
     query = older(a=texts("a", 300), b=texts("b", 25), c=texts("c", 1))
     query.batch()
     assert query.rows == texts("a", 300) + texts("b", 25) + texts("c", 1)
 
 
 def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older: Callable[..., OlderSpark]) -> None:
-    """Otherwise a query whose stream never ceases would begin after 20 s."""
+    """A query whose stream never ceases does not wait 20 s for its first batch."""
     query = older(a=texts("a", 300), b=[])
     query.stream.silent.add("b")
     query.reader = query.made(maxRowsPerTrigger="20")
@@ -148,7 +148,7 @@ def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older:
 
 
 def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its query would never end, since Spark asks for one batch of it."""
+    """The query of a slice cannot end here, because such a Spark asks for one batch only."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.TELLS_AVAILABLE_NOW", False)
     options = lease_options(Given({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
     spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
@@ -157,7 +157,7 @@ def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
-    """Otherwise nothing of the package could be imported there."""
+    """The package can be imported there."""
     code = (
         "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"

@@ -1,4 +1,4 @@
-"""One range that is read again, reading by reading: what it waits, when it gives up, and what it leaves behind."""
+"""One range that is read again, read by read: how long it waits, when it gives up, and what it records."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -22,20 +22,20 @@ from leasehold.stores.writes import AnnotateLease, ClaimLease, CreateLease, Dele
 
 PAUSE = 0.25
 WANTED = Range(TRIM_HORIZON, Position("3"), 1)
-"""As `ann` read it, whose claim was the first write after the lease was made."""
+"""The range that `ann` read, whose claim was the first write after the lease was made."""
 
 ALL_READ = Batch((), None, 0.0, 0.01)
 BEHIND = Batch((), None, 3.0, 0.01)
 MUTE = Batch((), None, None, 0.01)
-"""What a reading brings where nothing comes: the source says that this is all, that more is there, or nothing."""
+"""Empty reads in which the source reports that this is all or that there is more, or does not respond."""
 
 Answer = Batch | Exception
 
 
 def records(*numbers: int) -> Batch:
-    """A reading that brings these."""
-    found = tuple(Record(b"r", str(number)) for number in numbers)
-    return Batch(found, found[-1].position, 0.0, 0.01)
+    """Return a read that brings these records."""
+    batch_records = tuple(Record(b"r", str(number)) for number in numbers)
+    return Batch(batch_records, batch_records[-1].position, 0.0, 0.01)
 
 
 def _turns(answers: Iterable[Answer]) -> list[Answer]:
@@ -44,12 +44,12 @@ def _turns(answers: Iterable[Answer]) -> list[Answer]:
 
 @define
 class Script:
-    """A source, and each of its readers: they give these answers in turn, and then say nothing for ever.
+    """A source whose readers return these responses in turn, and then nothing.
 
     opened    the lease and the start of each opening
-    mute      the readers of this shard's never answer
+    mute      the shard whose readers never respond
     together  openings wait for as many others
-    latest_   what the source does when it is asked for what is latest
+    latest_   what the source does when it is asked for the latest position
     """
 
     answers: list[Answer] = field(converter=_turns)
@@ -64,7 +64,7 @@ class Script:
     stream: str = ""
 
     def open(self, lease: Lease, start: Position) -> "Script":
-        """From there on, as far as it is written."""
+        """Open the shard at this position of the script."""
         self.opened.append((lease, start))
         self.threads.append(current_thread().name)
         if self.together is not None:
@@ -81,7 +81,7 @@ class Script:
         return answer
 
     def shards(self) -> tuple[Shard, ...]:
-        """Two, with what each of them holds."""
+        """Return two shards, and what each of them holds."""
         return (Shard("a", hash_range=(0, 7)), Shard("b", hash_range=(8, 15)))
 
     def latest(self, lease: Lease) -> Position:
@@ -95,7 +95,7 @@ class Script:
 
 
 class Waits(Event):
-    """The seconds that were waited, and no wait at all. `at` is called before each with their number."""
+    """Records the seconds that were waited, without waiting; `at` is called before each wait with its number."""
 
     def __init__(self, at: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Waits(Event):
         self.at = at
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Over at once; so many are none that anybody waits for."""
+        """Return at once."""
         assert timeout is not None
         assert len(self.seconds) < 2000, "it waits for ever"
         self.seconds.append(timeout)
@@ -112,7 +112,7 @@ class Waits(Event):
 
 
 class Counted(MemoryStore):
-    """Counts what is read, and has some readings fail or writes refused."""
+    """A store that counts reads, and can make some reads and writes fail."""
 
     capabilities = Capabilities()
 
@@ -122,7 +122,7 @@ class Counted(MemoryStore):
         self.notes: list[Write] = []
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """As a store reads, or not at all."""
+        """Read as the store does, or fail."""
         self.readings += 1
         if self.failing:
             self.failing -= 1
@@ -130,7 +130,7 @@ class Counted(MemoryStore):
         return super().get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """As a store writes, or refused."""
+        """Write as the store does, or refuse."""
         if isinstance(write, AnnotateLease):
             self.notes.append(write)
             if self.refusing:
@@ -141,7 +141,7 @@ class Counted(MemoryStore):
 
 @define
 class Trial:
-    """A lease of `ann`'s under epoch 1, and what repeats a range of it."""
+    """A lease of `ann` under epoch 1, and what repeats a range of it."""
 
     script: Script
     exclusive: bool = False
@@ -155,7 +155,7 @@ class Trial:
 
     @property
     def row(self) -> Lease:
-        """The lease as it is stored."""
+        """Return the stored lease."""
         return MemoryStore.get(self.store, ["a"])[0]
 
     @property
@@ -166,7 +166,7 @@ class Trial:
         return Repetition(self.row, self.wanted, self.place, self.waits)
 
     def claim(self, worker: str) -> None:
-        """Another worker takes the lease."""
+        """Have another worker take the lease."""
         self.store.write(ClaimLease(self.row, worker))
 
     def renew(self) -> None:
@@ -174,13 +174,13 @@ class Trial:
 
 
 def numbers(repetition: Repetition) -> list[str] | None:
-    """The sequence numbers that it has; None where it gave its range up."""
+    """Return the sequence numbers of the range, or None if it was given up."""
     rows = repetition.rows()
     return None if rows is None else list(rows["sequenceNumber"].to_pylist())
 
 
 def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further() -> None:
-    """The sink would lack rows of the batch, or have some twice: the next batch begins behind the range's end."""
+    """The range ends exactly where the next batch begins, so no row is missing or doubled."""
     wanted = evolve(WANTED, epoch=7)
     trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted)
     again = trial.repetition()
@@ -195,14 +195,14 @@ def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further(
 
 
 def test_a_reader_that_asks_for_a_longer_pause_has_it() -> None:
-    """Kinesis answers five readings a second for each shard: the others of the group would be throttled."""
+    """Kinesis allows five reads a second per shard, which all workers share."""
     trial = Trial(Script([evolve(ALL_READ, wait_seconds=7.0), evolve(BEHIND, wait_seconds=0.5), records(3)]))
     assert numbers(trial.repetition()) == ["3"]
     assert trial.waits.seconds == [7.0, 0.5]
 
 
 def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is_kept() -> None:
-    """A throttled service would be asked at once and again, and nobody would be told what the batch waits for."""
+    """The waits grow so that a throttled service is not flooded, and the reason shows what the batch waits for."""
     trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
     again = trial.repetition()
     assert numbers(again) == ["3"]
@@ -214,14 +214,14 @@ def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is
 
 
 def test_a_reading_that_was_throttled_says_so() -> None:
-    """A throttled stream would be told as one that does not answer, and looked for in the network."""
+    """A throttled stream is reported as throttled, and not as one that does not answer."""
     again = Trial(Script([evolve(MUTE, fault="throttled"), records(3)])).repetition()
     assert numbers(again) == ["3"]
     assert again.trouble == "throttled"
 
 
 def test_after_an_answer_the_waits_for_faults_start_small_again() -> None:
-    """A fault of a second, hours after another, would hold the batch for ten."""
+    """A short fault hours after another does not delay the batch by the longest wait."""
     faults: list[Answer] = [SourceUnavailable("slow down")]
     trial = Trial(Script([*faults * 40, ALL_READ, *faults, records(3)]))
     assert numbers(trial.repetition()) == ["3"]
@@ -229,7 +229,6 @@ def test_after_an_answer_the_waits_for_faults_start_small_again() -> None:
 
 
 def test_a_range_is_given_up_once_the_source_says_for_half_a_minute_that_this_is_all() -> None:
-    """The query would hang for ever at a range that was trimmed, or give one up that is a little late."""
     trial = Trial(Script([ALL_READ] * 200))
     again = trial.repetition()
     assert numbers(again) is None
@@ -241,17 +240,17 @@ def test_a_range_is_given_up_once_the_source_says_for_half_a_minute_that_this_is
 
 @pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
 def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) -> None:
-    """A range in a sparse part of a shard, where reading after reading is empty, would be left out."""
+    """In a sparse part of a shard many reads are empty, although the range goes on."""
     trial = Trial(Script([*[ALL_READ] * 120, *between, *[ALL_READ] * 120, records(3)]))
     again = trial.repetition()
-    found = numbers(again)
-    assert found is not None
-    assert found[-1] == "3"
+    sequence_numbers = numbers(again)
+    assert sequence_numbers is not None
+    assert sequence_numbers[-1] == "3"
     assert again.answers == 241
 
 
 def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> None:
-    """A throttled reading would count as a word of the source's: the range would be left out while it is there."""
+    """Only responses of the source count toward giving up a range; a throttled read is none."""
     trial = Trial(Script([MUTE] * 500 + [records(3)]))
     again = trial.repetition()
     assert numbers(again) == ["3"]
@@ -259,7 +258,7 @@ def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> No
 
 
 def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
-    """The next run would take the range for done: Spark has committed its batch."""
+    """Spark commits the batch, and the note tells the next run that the range is not done."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
     assert trial.row.note(UNREAD) == text_of(WANTED)
@@ -268,30 +267,30 @@ def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
 
 
 def test_a_repetition_that_is_called_off_reads_no_more() -> None:
-    """A query that fails for one shard would wait for the others, five minutes at worst."""
+    """A query that fails because of one shard does not wait for the others."""
     trial = Trial(Script([records(1)]))
     trial.waits.at = lambda number: trial.waits.set() if number == 3 else None
     assert numbers(trial.repetition()) == ["1"]
     assert (len(trial.waits.seconds), trial.script.closed) == (3, 1)
 
 
-# A shard that one reader alone may read
+# A shard that only one reader may read
 
 
 def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone() -> None:
-    """The query would not start while another worker reads the partition, or disturb that worker's writes."""
+    """The query starts while another worker reads the partition, and does not disturb that worker's writes."""
     trial = Trial(Script([ALL_READ] * 200), exclusive=True)
     trial.claim("bob")
     again = trial.repetition()
     trial.waits.at = lambda _: trial.renew()
     assert numbers(again) is None
-    assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the reading behind them is the one too many
+    assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the read after them is one too many
     assert (again.answers, trial.script.asked) == (0, 0)
     assert (trial.store.notes, trial.row.note(UNREAD)) == ([], None)
 
 
 def test_an_owner_is_looked_for_every_five_seconds_and_lives_only_by_its_own_writes() -> None:
-    """A thief's first write would pass for a sign of life of the worker that it took the lease from."""
+    """The first write of a new owner is no sign of life of the former one."""
     trial = Trial(Script([]), exclusive=True)
     trial.waits.at = lambda number: trial.claim(f"w-{number}")
     assert numbers(trial.repetition()) is None
@@ -301,7 +300,7 @@ def test_an_owner_is_looked_for_every_five_seconds_and_lives_only_by_its_own_wri
 
 @pytest.mark.parametrize("failing", [0, 2], ids=["its row stands still", "its row cannot be read"])
 def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_source_answers(failing: int) -> None:
-    """A query over a partition whose records are past retention would hang for ever."""
+    """A partition whose records are past retention does not hang the query."""
     trial = Trial(Script([]), exclusive=True)
     trial.store.failing = failing
     assert numbers(trial.repetition()) is None
@@ -310,7 +309,7 @@ def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_sourc
 
 
 def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() -> None:
-    """A table that was made anew, or emptied, would end the query in an error that names nothing."""
+    """A lease table that was emptied or recreated does not end the query."""
     trial = Trial(Script([]), exclusive=True)
     again = trial.repetition()
     trial.store.write(DeleteLease(trial.row))
@@ -319,7 +318,7 @@ def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() ->
 
 
 def test_a_row_that_is_written_while_nobody_owns_it_is_no_owner_that_lives() -> None:
-    """A released partition would be left to nobody, and its range left out although it is there to be read."""
+    """A range of a released partition is waited for, because it can still be read."""
     trial = Trial(Script([MUTE] * 40 + [records(3)]), exclusive=True)
     trial.store.write(ReleaseLease(trial.row, "ann"))
     trial.waits.at = lambda _: trial.renew()
@@ -327,7 +326,7 @@ def test_a_row_that_is_written_while_nobody_owns_it_is_no_owner_that_lives() -> 
 
 
 def test_a_mute_range_is_waited_for_while_the_source_cannot_be_reached() -> None:
-    """A network that was down for a minute would cost the sink a range that is still there."""
+    """A network that is down does not cost the sink a range that is still there."""
     trial = Trial(Script([MUTE] * 130 + [records(3)]), exclusive=True)
 
     def away(_: int) -> None:
@@ -340,7 +339,7 @@ def test_a_mute_range_is_waited_for_while_the_source_cannot_be_reached() -> None
 
 
 def test_a_mute_range_is_asked_about_again_after_another_half_minute() -> None:
-    """Each reading behind the first half minute would be a request more to a service that is in trouble."""
+    """A service in trouble gets one request per half minute, not one per read."""
     trial = Trial(Script([]), exclusive=True)
 
     def away_twice(asked: int) -> None:
@@ -353,18 +352,18 @@ def test_a_mute_range_is_asked_about_again_after_another_half_minute() -> None:
 
 
 def test_a_record_ends_the_silence_of_a_link() -> None:
-    """A partition with a record every twenty seconds would be given up in the middle of the range."""
+    """A slow partition, with a record every twenty seconds, is read to the end of the range."""
     trial = Trial(Script([*[MUTE] * 100, records(1), *[MUTE] * 100, records(3)]), exclusive=True)
     again = trial.repetition()
     assert numbers(again) == ["1", "3"]
     assert (again.answers, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
 
 
-# What the next run is told
+# What the next run learns
 
 
 def test_a_note_that_is_refused_is_tried_again() -> None:
-    """The owner's renewal in between would fail the query, or leave the range to be taken for done."""
+    """The owner's renewal may come in between and make the first attempt fail."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
     assert numbers(trial.repetition()) is None
@@ -373,7 +372,7 @@ def test_a_note_that_is_refused_is_tried_again() -> None:
 
 
 def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
-    """Spark would commit the batch, and the next run take the range for done: its records would be lost."""
+    """Spark does not commit a batch whose missing range is not noted, because the next run takes it for done."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 3
     with pytest.raises(OutcomeUnknown, match="lease a: that a range could not be repeated was refused 3 times"):
@@ -382,7 +381,7 @@ def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
 
 
 def test_a_lease_that_is_gone_needs_no_note() -> None:
-    """A table that was made anew would keep the query from ever starting again."""
+    """A recreated lease table does not keep the query from starting."""
     trial = Trial(Script([Trimmed("gone")]))
     again = trial.repetition()
     trial.store.write(DeleteLease(trial.row))
@@ -392,17 +391,17 @@ def test_a_lease_that_is_gone_needs_no_note() -> None:
 @pytest.mark.parametrize(
     ("exclusive", "counts", "epoch", "believes"),
     [
-        (False, True, 1, True),  # anybody may read, so the batch was whole whoever owned the lease
+        (False, True, 1, True),  # any reader may read, so the batch was whole whoever owned the lease
         (True, True, 1, True),
-        (True, True, 2, False),  # another may have had the link
-        (True, False, 1, False),  # and here nobody could tell
+        (True, True, 2, False),  # another reader may have been connected
+        (True, False, 1, False),  # and here that cannot be known
         (False, False, 2, True),
     ],
 )
 def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
     *, exclusive: bool, counts: bool, epoch: int, believes: bool
 ) -> None:
-    """A partition's next owner would begin behind records that no sink has, or a batch be done twice."""
+    """A range that another worker may have read alone is not believed, or its rows could be lost or doubled."""
     trial = Trial(Script([]), exclusive=exclusive)
     trial.store.capabilities = Capabilities(counts_owners=counts)
     for key in ("a", "gone"):
@@ -415,25 +414,24 @@ def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
 
 
 def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up() -> None:
-    """A sink that has the batch without a range would skip the repetition that has it: the range is lost."""
+    """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
     trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, text_of(trial.wanted)))
     quiet = Range(Position("3"), Position("3"), 1)
     offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", quiet)))
-    found = replayed(offset, trial.place, Waiting(10.0))
-    assert {key: rows["sequenceNumber"].to_pylist() for key, rows in found.items()} == {"a": ["3"]}
+    batch = replayed(offset, trial.place, Waiting(10.0))
+    assert {key: rows["sequenceNumber"].to_pylist() for key, rows in batch.items()} == {"a": ["3"]}
     assert [lease.key for lease, _ in trial.script.opened] == ["a"]
 
 
 def test_a_range_that_was_given_up_is_none_of_the_batch() -> None:
-    """Spark would be given no rows where it expects some, and fail in words of its own."""
     trial = Trial(Script([Trimmed("gone")]))
     assert replayed(Offset(1, (("a", trial.wanted),)), trial.place, Waiting(10.0)) == {}
 
 
 class Looks(Waiting):
-    """Keeps what it is told, and has enough after so many looks."""
+    """Records the messages, and stops the wait after some number of looks."""
 
     def __init__(self, most: int) -> None:
         super().__init__(10.0)
@@ -449,28 +447,28 @@ class Looks(Waiting):
 def test_a_wait_is_told_what_is_left_and_every_tenth_look_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: int
 ) -> None:
-    """A query that waits would fill the log, or wait in silence; and its end come without the shard's name."""
+    """A long wait is logged, but not at each look, and the error at its end names the shard."""
     monkeypatch.setattr(replay, "LOOK_SECONDS", 0.0)
     trial, looks = Trial(Script([MUTE] * 2000)), Looks(most)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
         replayed(Offset(1, (("a", trial.wanted),)), trial.place, looks)
     assert looks.told == [({"a": "it does not answer"}, 0)] * most
-    told = [each.getMessage() for each in caplog.records]
-    assert told == ["the repeated batch waits for a (it does not answer)"] * said
+    messages = [each.getMessage() for each in caplog.records]
+    assert messages == ["the repeated batch waits for a (it does not answer)"] * said
 
 
 def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() -> None:
-    """A batch of a large stream would take minutes on a driver of two cores, and its dump not say what waits."""
+    """A large batch is repeated in parallel, and a thread dump shows what each thread waits for."""
     keys = [f"shard-{number:02}" for number in range(16)]
     script = Script([records(3)] * 16, together=Barrier(16))
     trial = Trial(script)
-    found = replayed(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Waiting(10.0))
-    assert sorted(found) == keys
+    batch = replayed(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Waiting(10.0))
+    assert sorted(batch) == keys
     assert {name.rpartition("_")[0] for name in script.threads} == {"leasehold-replay"}
 
 
 def test_a_fault_that_will_not_pass_ends_the_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that were withdrawn would hold the query until it is given up for stuck, five minutes later."""
+    """A permanent error, such as withdrawn credentials, ends the query at once."""
     monkeypatch.setattr(replay, "LOOK_SECONDS", 600.0)  # it is seen without another look
     trial = Trial(Script([SourceError("denied")], mute="b"))
     with pytest.raises(SourceError, match="denied"):
@@ -479,7 +477,7 @@ def test_a_fault_that_will_not_pass_ends_the_wait_for_the_others(monkeypatch: py
 
 @pytest.mark.parametrize("failing", [0, 1], ids=["one row is there", "none can be read"])
 def test_a_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
-    """An event hub's reader, and an old table's, would be opened without what the shard holds."""
+    """The reader of an event hub, or of an old table, is opened with what the shard holds."""
     trial = Trial(Script([records(3), records(3), records(3)]))
     trial.store.failing = failing
     row = Lease("a", hash_range=(0, 7), epoch=1) if failing else trial.row

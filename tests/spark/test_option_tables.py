@@ -1,4 +1,4 @@
-"""The tables of docs/spark-options.md name each option that a source knows, and no other; each does what is said."""
+"""The tables of docs/spark-options.md list exactly the options of each source, and each option does as they say."""
 
 import re
 import socket
@@ -24,7 +24,7 @@ Options = Mapping[str, str]
 
 
 def dynamo(options: Options) -> dict[str, Any]:
-    """What the source over a table's stream makes of options."""
+    """Return what the source over a table's stream makes of these options."""
     spec, lease, _, bounds = DynamoLeased(dict(options)).asked(options)
     opens: Any = getattr(spec.open, "args", None)
     return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "place": opens[1]}
@@ -35,7 +35,7 @@ READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
     DYNAMO: (dynamo, {"dynamodb.tableName": "t"}),
     HUBS: (event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
 }
-"""How each source reads its options, and what it cannot do without."""
+"""How each source reads its options, and which options it requires."""
 
 UNTOLD = {
     KINESIS: {*WITHOUT_EFFECT},
@@ -45,26 +45,26 @@ UNTOLD = {
         *("eventhubs.receiverTimeout", "eventhubs.operationTimeout", "eventhubs.useExclusiveReceiver"),
     },
 }
-"""Options of other connectors, which the page tells of where it speaks of these."""
+"""Options of other connectors, which the page describes along with these connectors."""
 
 INNER = {"lease.readerJobs"}
-"""Told by `register` alone."""
+"""Set by `register` only."""
 
 
 def tables() -> dict[str, set[str]]:
-    """The options in each table of the page's last part."""
-    found, names = dict[str, set[str]](), set[str]()
+    """Return the options in each table of the page's last part."""
+    by_table, names = dict[str, set[str]](), set[str]()
     for line in PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].splitlines():
         first, _, rest = line.strip("|").partition("|")
         if rest.strip() == "default |":
-            names = found.setdefault(first.strip(" `"), set())
+            names = by_table.setdefault(first.strip(" `"), set())
         elif line.startswith("| `"):
             names |= set(re.findall(r"`([^`]+)`", first))
-    return found
+    return by_table
 
 
 def known(source: str) -> set[str]:
-    """What a source says one can choose among."""
+    """Return the choices of a source."""
     read, need = READS[source]
     with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
         read({**need, "nonsense": "x"})
@@ -73,9 +73,9 @@ def known(source: str) -> set[str]:
 
 @pytest.mark.parametrize("source", READS)
 def test_the_page_has_every_option_and_no_other(source: str) -> None:
-    """Without this an option would be found by nobody, or a user set one that ends his query."""
-    told = tables()
-    assert known(source) - INNER - UNTOLD[source] == told[ALL] | told[source]
+    """A user can find every option on the page, and every option on the page is accepted."""
+    on_page = tables()
+    assert known(source) - INNER - UNTOLD[source] == on_page[ALL] | on_page[source]
 
 
 def lease(name: str) -> Callable[[Any], Any]:
@@ -88,7 +88,7 @@ def lease(name: str) -> Callable[[Any], Any]:
 
 
 def place(name: str) -> Callable[[Any], Any]:
-    """Read what is said of the stream's place."""
+    """Read a field of the stream's place."""
     return lambda asked: (asked["place"] if isinstance(asked, dict) else asked.place).get(name)
 
 
@@ -169,7 +169,7 @@ OWN: dict[str, tuple[Tried, ...]] = {
         ("maxEventsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
     ),
 }
-"""Name, value, where that is to be seen, by default and with the value."""
+"""Name, value, how to read the result, and the results by default and with the value."""
 
 ELSEWHERE = {
     "test_spark_roles.py": {"kinesis.dynamodb.endpointUrl"},
@@ -179,11 +179,11 @@ ELSEWHERE = {
     "test_reader_jobs.py": {"lease.to"},
     "test_subscribed_queries.py": {"kinesis.consumerType", "kinesis.consumerName"},
 }
-"""What goes with another option, with a file or a service, by the file of tests that tries it."""
+"""Options that need another option, a file or a service, by the test file that tries them."""
 
 
 def test_every_option_is_tried() -> None:
-    """Without this an option that is added could do nothing, and no test would be missed."""
+    """An option that is added must get a test too."""
     tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
     assert set.union(*tables().values()) == tried | set.union(*ELSEWHERE.values())
     for file, names in ELSEWHERE.items():
@@ -197,10 +197,9 @@ def test_every_option_is_tried() -> None:
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
 def test_an_option_does_what_the_page_says_of_it(source: str, tried: Tried) -> None:
-    """Without this an option could be read and thrown away, and a query be another than was meant."""
     read, need = READS[source]
     name, value, look, default, expected = tried
-    given = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
-    by_default, found = look(read(given)), look(read({**given, name: value}))
+    options = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
+    by_default, found = look(read(options)), look(read({**options, name: value}))
     assert (by_default, found) == (default, expected)
     assert by_default != found

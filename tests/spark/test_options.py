@@ -1,4 +1,4 @@
-"""What users of other connectors write, and what they are told when it cannot be."""
+"""What users of other connectors write as options, and the errors they get if something is not possible."""
 
 import re
 import subprocess
@@ -29,8 +29,8 @@ KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
 
 
 def test_a_kcl_application_is_joined_by_its_name() -> None:
-    """Without it a query would not meet the Java workers whose table it is to share."""
-    asked = kinesis_options(
+    """A query meets the Java workers whose table it shares."""
+    parsed = kinesis_options(
         {
             **KINESIS,
             "kinesis.region": "eu-west-1",
@@ -40,21 +40,28 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
             "lease.durationms": "20000",
         }
     )
-    assert (asked.stream, asked.region, asked.lease.store) == ("s", "eu-west-1", "dynamodb://orders?region=eu-west-1")
-    assert (asked.lease.config.rules, asked.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
-    assert asked.lease.config.initial_position == TRIM_HORIZON
+    assert (parsed.stream, parsed.region, parsed.lease.store) == (
+        "s",
+        "eu-west-1",
+        "dynamodb://orders?region=eu-west-1",
+    )
+    assert (parsed.lease.config.rules, parsed.lease.config.lease_seconds) == (Kcl(max_leases=7), 20.0)
+    assert parsed.lease.config.initial_position == TRIM_HORIZON
 
 
 def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
-    """Without this a stream of another account could only be read by a table there, or by an executor's own profile."""
+    """A stream of another account can be read with a lease table of one's own."""
     arn = "arn:aws:iam::123456789012:role/reader"
     named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
-    asked = kinesis_options({**KINESIS, **named})
-    assert {name: asked.place[name] for name in ("role_arn", "external_id")} == {"role_arn": arn, "external_id": "x-17"}
-    assert asked.lease.store == "dynamodb://orders?profile=leases"
-    asked = kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
+    parsed = kinesis_options({**KINESIS, **named})
+    assert {name: parsed.place[name] for name in ("role_arn", "external_id")} == {
+        "role_arn": arn,
+        "external_id": "x-17",
+    }
+    assert parsed.lease.store == "dynamodb://orders?profile=leases"
+    parsed = kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
     assert (
-        asked.lease.store
+        parsed.lease.store
         == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
     )
     elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
@@ -63,10 +70,10 @@ def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
 
 
 def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
-    """Without it a laptop's query would be given as much of a stream as a large cluster's."""
-    asked = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
-    assert asked.lease.config.rules == Minimal(max_leases=80)
-    assert [asked.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
+    """A query on a laptop is not given as much of a stream as one on a large cluster."""
+    parsed = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
+    assert parsed.lease.config.rules == Minimal(max_leases=80)
+    assert [parsed.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
     with pytest.raises(ValueError, match=r"or lease\.maxLeases, not both"):
         kinesis_options({**KINESIS, "lease.maxLeases": "3", "lease.maxLeasesPerCore": "2"})
 
@@ -76,9 +83,9 @@ def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
     ["AT_TIMESTAMP 1700000000000", '{"at_timestamp": "2023-11-14T22:13:20Z"}', '{"AT_TIMESTAMP": 1700000000000}'],
 )
 def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
-    """Without it a query moved from another connector would start somewhere else."""
-    asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert asked.lease.config.initial_position == at_timestamp(1_700_000_000_000)
+    """A query that is moved from another connector starts at the same time."""
+    parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert parsed.lease.config.initial_position == at_timestamp(1_700_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -109,24 +116,24 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     ],
 )
 def test_a_bad_option_is_named(name: str, value: str, said: str) -> None:
-    """Without it a user would have to guess which of thirty options is wrong."""
+    """The user does not have to guess which of thirty options is wrong."""
     with pytest.raises(ValueError, match="option") as caught:
         kinesis_options({**KINESIS, name: value})
-    told = str(caught.value)
-    assert told.lower().startswith(f"option {name}")
-    assert said in told
+    message = str(caught.value)
+    assert message.lower().startswith(f"option {name}")
+    assert said in message
 
 
 def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without it a secret would reach logs and error messages, or one that stands in a file could not be used."""
+    """Secrets do not reach logs or errors, and may also be in a file."""
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
-    asked = event_hubs_options(store)
-    assert (asked.namespace, asked.hub, asked.group) == ("namespace.servicebus.windows.net", "h", "$Default")
-    assert "hush" not in repr(asked)
+    parsed = event_hubs_options(store)
+    assert (parsed.namespace, parsed.hub, parsed.group) == ("namespace.servicebus.windows.net", "h", "$Default")
+    assert "hush" not in repr(parsed)
     file.write_text(CONNECTION.replace("EntityPath=h", "EntityPath=another") + "\n")
-    found = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
-    assert (found.hub, found.secret) == ("another", file.read_text().strip())
+    from_file = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
+    assert (from_file.hub, from_file.secret) == ("another", file.read_text().strip())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +148,7 @@ def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.M
 def test_a_secret_is_refused_where_spark_would_show_it(
     given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a signature would stand in plans, and any secret on the page of a Connect server."""
+    """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
     with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
         event_hubs_options({**given, "lease.store": "sqlite://x"})
@@ -162,7 +169,7 @@ def test_a_secret_is_refused_where_spark_would_show_it(
     ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
 )
 def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], address: Address | None) -> None:
-    """Without it tasks would look for rows at an address that nobody listens on, or 4 MB be all of a batch."""
+    """Tasks connect to an address where the driver listens, and batches are not limited to 4 MB."""
     assert kinesis_options({**KINESIS, **given}).lease.fetch == address
 
 
@@ -188,7 +195,7 @@ def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], addre
     ids=["this machine", "a cluster", "a bound address", "IPv6", "encrypted", "unknown"],
 )
 def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], known: dict[str, str]) -> None:
-    """Without it rows would leave a machine that keeps to itself, be sent unencrypted, or not be found."""
+    """Rows stay on the loopback address of a single machine, and have no address if Spark encrypts its traffic."""
 
     class Session:
         conf = settings
@@ -197,14 +204,14 @@ def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], know
 
 
 def test_a_schema_of_the_users_is_refused_at_once() -> None:
-    """Without it the first batch would fail, in a task, with a message of Spark's about Arrow."""
+    """The error comes before the first batch, which fails in a task with Spark's message about Arrow."""
     made = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
     with pytest.raises(ValueError, match=r"^schema: the columns are data, streamName, .* leave out \.schema"):
         made.streamReader(StructType([StructField("data", StringType())]))
 
 
 def test_a_field_that_the_schema_lacks_is_refused_before_spark_starts() -> None:
-    """Without it a pipeline would start Java, take leases, and fail with a message of Spark's analyser."""
+    """A pipeline with a wrong field does not start Java or take leases."""
     schema = "at timestamp, place struct<x: int, y: decimal(3,2)>, delay: int"
     Recipe("json", schema, "AT", by=("place.x",), values=("delay",)).check()
     Recipe("json", "`at, or so` timestamp", "at, or so").check()
@@ -216,14 +223,14 @@ def test_a_field_that_the_schema_lacks_is_refused_before_spark_starts() -> None:
 
 @pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
 def test_the_choice_for_misplaced_aggregates_is_told_to_every_reader(given: dict[str, str], place: str) -> None:
-    """Readers on executors would hand over other records than those of the driver."""
+    """Readers on executors return the same records as those of the driver."""
     assert kinesis_options({**KINESIS, **given}).place["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
 
 
 def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
-    """Without this --py-files would end in a traceback that names a module the user has never heard of."""
+    """The user learns that --py-files lacks our dependencies, and not only the name of a missing module."""
     code = "import sys; sys.modules['attrs'] = None; import leasehold.adapters.spark"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     (last,) = done.stderr.strip().splitlines()[-1:]
@@ -233,7 +240,7 @@ def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
 
 
 def test_what_spark_unpacks_finds_the_zip_that_it_came_from(tmp_path: Path) -> None:
-    """Without this a query whose package is shipped by --py-files would end, since Spark names no path."""
+    """Spark does not name the path of a package that --py-files ships."""
     home = Path(leasehold.__file__).parents[1]
     root, zipped = str(home), str(tmp_path / "shipped.zip")
     with ZipFile(zipped, "w") as made:
@@ -254,19 +261,19 @@ def test_what_spark_unpacks_finds_the_zip_that_it_came_from(tmp_path: Path) -> N
 
 
 def test_shards_begin_where_each_is_told_to() -> None:
-    """Without this a user of another connector would have to read all of a stream again to move one shard."""
+    """A user can move one shard without reading all of a stream again, as with other connectors."""
     text = (
         '{"metadata": {"streamName": "s"}, "shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER", '
         '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
         '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "1700000000000"}, "default": "EARLIEST"}'
     )
-    asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert asked.starts == {
+    parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    assert parsed.starts == {
         "shardId-1": Position("4957", 2**31 - 1),
         "shardId-2": TRIM_HORIZON,
         "shardId-3": at_timestamp(1_700_000_000_000),
     }
-    assert asked.bounds.begins == TRIM_HORIZON
+    assert parsed.bounds.begins == TRIM_HORIZON
     for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
             kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
@@ -276,7 +283,7 @@ def test_shards_begin_where_each_is_told_to() -> None:
 
 @pytest.mark.parametrize("absent", ["boto3", "azure"])
 def test_formats_are_registered_without_another_clouds_library(absent: str) -> None:
-    """`register` would fail where one extra of the two is installed, and the formats of that cloud with it."""
+    """If only one of the two extras is installed, `register` still offers that cloud's formats."""
     formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source", "lease_table")
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
     imports = ", ".join(f"leasehold.adapters.spark.{each}" for each in formats)

@@ -1,4 +1,4 @@
-"""The pipeline: what lands, what is counted once, and what a batch's progress says."""
+"""The pipeline: what lands, what is counted once, and what the progress of a batch contains."""
 
 import json
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ def record(minute: int, carrier: str = "UA", delay: int = 5) -> str:
 
 
 def put(folder: Path, texts: Iterable[str], start: int) -> None:
-    """One file of records, numbered from `start`, with the columns of the source."""
+    """Write one file of records, numbered from `start`, with the columns of the source."""
     folder.mkdir(exist_ok=True)
     lines = [
         {"shardId": f"s-{n % 2}", "sequenceNumber": str(n), "subSequenceNumber": n % 3}
@@ -58,7 +58,7 @@ def put(folder: Path, texts: Iterable[str], start: int) -> None:
 
 
 def arriving(spark: SparkSession, folder: Path) -> DataFrame:
-    """Such files, as a stream with the columns of `kinesis-leased`."""
+    """Return these files as a stream with the columns of `kinesis-leased`."""
     columns = KINESIS.replace("data binary", "text string")
     files = spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).json(str(folder))
     return files.withColumn("data", f.col("text").cast("binary"))
@@ -67,21 +67,21 @@ def arriving(spark: SparkSession, folder: Path) -> DataFrame:
 def ran(
     records: DataFrame, place: OutputPlace, *, also: tuple[str, ...] = (), windows: bool = True
 ) -> list[dict[str, Any]]:
-    """What a run over everything that is there tells."""
-    told = run(records, RECIPE, place, also, windows=windows, once=True)
-    return [each.json for each in told if isinstance(each, BatchProgress)]
+    """Return the progress of a run over everything that is there."""
+    events = run(records, RECIPE, place, also, windows=windows, once=True)
+    return [each.json for each in events if isinstance(each, BatchProgress)]
 
 
 @pytest.mark.more
 def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A hand-off between two applications would be counted twice, or a dead letter vanish, or stop the query."""
+    """A hand-off between applications counts no record twice, and dead letters neither vanish nor stop the query."""
     first = [record(minute, "UA" if minute % 2 else "B6", minute) for minute in range(90)]
     put(tmp_path / "a", [*first, *BAD], 0)
     put(tmp_path / "b", first[60:], 60)  # the other application reads the last third again
     put(tmp_path / "b", [record(600)], 1000)  # moves the watermark past all others
     out = f"{tmp_path}/out"
-    told = ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
-    told += ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
+    progress = ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
+    progress += ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
     again = ran(arriving(spark, tmp_path / "a"), OutputPlace(out, "one"), also=("two",))
 
     rows = spark.read.parquet(f"{out}/rows/one")
@@ -89,7 +89,7 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
     assert sorted(text for (text,) in dead) == sorted(BAD)
     assert rows.where("kind = 'row'").select("row.delay").distinct().count() == 90
     assert rows.count() == 94
-    assert [line["unparsable"] for line in told if line["query"] == "rows-one"] == [4]
+    assert [line["unparsable"] for line in progress if line["query"] == "rows-one"] == [4]
     assert sum(line["rows"] for line in again) == 0
 
     everything = rows.unionByName(spark.read.parquet(f"{out}/rows/two"))
@@ -102,17 +102,17 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
 
 @pytest.mark.more
 def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it a pipeline would fail because another one has not landed anything yet, or run on after its end."""
+    """A pipeline begins although another one has not landed anything yet, and its queries end with it."""
     put(tmp_path / "a", map(record, range(30)), 0)
     put(tmp_path / "b", map(record, range(30, 60)), 30)
     put(tmp_path / "b", [record(600)], 1000)
     out = f"{tmp_path}/out"
     one = run(arriving(spark, tmp_path / "a"), RECIPE, OutputPlace(out, "one"), ("two",), windows=True, once=False)
     batches = (each for each in one if isinstance(each, BatchProgress))
-    told = [next(batches)]
+    progress = [next(batches)]
     ran(arriving(spark, tmp_path / "b"), OutputPlace(out, "two"), windows=False)
-    while sum(line.rows for line in told if line.query == "windows") < 61:
-        told.append(next(batches))
+    while sum(line.rows for line in progress if line.query == "windows") < 61:
+        progress.append(next(batches))
     assert sorted(query.name for query in spark.streams.active) == ["rows-one", "windows"]
     one.close()
     assert spark.streams.active == []
@@ -120,7 +120,7 @@ def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark:
 
 @frozen
 class Idler:
-    """A query that waited before its batch and after it, as Spark tells of it; it has ended."""
+    """A query that waited before its batch and after it, as Spark reports it, and has ended."""
 
     id = "q"
     recentProgress = tuple(  # noqa: N815  Spark's name
@@ -152,19 +152,19 @@ TOLD = [
 
 @pytest.fixture
 def _as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress that carries what is to be told of it."""
+    """Use progress objects that carry their own reports."""
     monkeypatch.setattr(pipeline_run, "told_of", lambda progress: progress.told)
     monkeypatch.setattr(pipeline_run, "reading_of", lambda progress: progress.read)
 
 
 @pytest.mark.usefixtures("_as_it_is")
 def test_a_batch_is_told_though_the_query_idled_before_it_and_reading_also_while_it_idles() -> None:
-    """Without it what a pipeline tells would lack rows: Spark numbers an idle turn like the batch it waits for."""
+    """Spark gives an idle trigger the number of the batch it waits for, and no rows may be missed because of that."""
     assert list(pipeline_run.finished([cast("StreamingQuery", Idler())], 1)) == TOLD
 
 
 class Endless(Idler):
-    """The same, and it goes on."""
+    """The same query, which does not end."""
 
     def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
         return False
@@ -172,17 +172,17 @@ class Endless(Idler):
 
 @pytest.mark.usefixtures("_as_it_is")
 def test_a_pipeline_asked_to_end_looks_no_further() -> None:
-    """An interrupt may be raised where it is swallowed, between two calls to Java, and the pipeline would go on."""
+    """An interrupt may be lost between two calls to Java, so the pipeline also checks for it."""
     looks: list[None] = []
-    told = pipeline_run.finished(
+    events = pipeline_run.finished(
         [cast("StreamingQuery", Endless())], 1, lambda: looks.append(None), lambda: len(looks) == 2
     )
-    assert list(told) == TOLD
+    assert list(events) == TOLD
     assert len(looks) == 2
 
 
 class Late:
-    """A query whose Python process Spark has given up; or that runs."""
+    """A query whose Python process did not start in time for Spark, or one that runs."""
 
     status: ClassVar = {"message": "Waiting for data to arrive"}
 
@@ -196,7 +196,7 @@ class Late:
 @pytest.mark.parametrize("busy", [0, 2, 4], ids=["at once", "later", "at last"])
 @pytest.mark.parametrize("when", ["loads", "starts"])
 def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, busy: int) -> None:
-    """Without it a busy machine would end a pipeline in a sentence that names no fault of its own."""
+    """A busy machine does not end a pipeline that has no fault of its own."""
     tries, late = list[int](), "Python worker failed to connect back."
 
     def start() -> StreamingQuery:
@@ -212,18 +212,18 @@ def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, 
 @pytest.mark.parametrize(("fault", "tries"), [("no such stream", 1), ("failed to connect back", 5)])
 @pytest.mark.parametrize("when", ["loads", "starts"])
 def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, fault: str, tries: int) -> None:
-    """Without it a wrong option would be tried five times, or a machine without Python for ever."""
-    found = list[int]()
+    """A wrong option is not tried again, and a machine without Python only a few times."""
+    starts = list[int]()
 
     def start() -> StreamingQuery:
-        found.append(0)
+        starts.append(0)
         if when == "loads":
             raise OSError(fault)
         return cast("StreamingQuery", Late(fault))
 
     with pytest.raises(OSError, match=fault) if when == "loads" else nullcontext():
         assert str(pipeline_run.begun(start).exception()) == fault
-    assert len(found) == tries
+    assert len(starts) == tries
 
 
 def _sorted(windows: DataFrame) -> list[Any]:
@@ -232,23 +232,22 @@ def _sorted(windows: DataFrame) -> list[Any]:
 
 @pytest.mark.more
 def test_csv_and_events_of_a_hub_land_too(spark: SparkSession) -> None:
-    """Whoever reads an event hub, or writes CSV, would have no pipeline."""
     recipe = Recipe("csv", "at timestamp, delay int", "at")
     frame = spark.createDataFrame(
         [{"body": body, "partition": "7", "sequenceNumber": 3} for body in (b"2026-01-01T00:00:00Z,4", b"never,x")],
         EVENT_HUBS,
     )
-    found = landed(frame, recipe)
-    assert found.schema.simpleString() == spark.createDataFrame([], recipe.landed_schema).schema.simpleString()
-    told = [(row.shardId, row.sequenceNumber, row.row and row.row.delay, row.data) for row in found.collect()]
-    assert told == [("7", "3", 4, None), ("7", "3", None, b"never,x")]
+    landed_rows = landed(frame, recipe)
+    assert landed_rows.schema.simpleString() == spark.createDataFrame([], recipe.landed_schema).schema.simpleString()
+    columns = [(row.shardId, row.sequenceNumber, row.row and row.row.delay, row.data) for row in landed_rows.collect()]
+    assert columns == [("7", "3", 4, None), ("7", "3", None, b"never,x")]
 
 
 @pytest.mark.services
 def test_from_a_stream_to_files(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """The command would not find its way from a leased stream to Parquet."""
+    """The command reads a leased stream and writes Parquet."""
     kinesis_client.create_stream(StreamName="piped", ShardCount=1)
     kinesis_client.get_waiter("stream_exists").wait(StreamName="piped", WaiterConfig=AT_ONCE)
     for text in (*map(record, range(5)), "bad"):
@@ -269,7 +268,7 @@ def test_from_a_stream_to_files(
 
 
 def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
-    """A user would see a traceback of Java, or Spark be told a secret to show on its pages."""
+    """The user sees no Java traceback, and Spark gets no secret to show on its pages."""
     assert spark.version
     ends = ["--folder", "x", "--schema", "a int", "--time", "a"]
     refused = CliRunner().invoke(app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *ends])
@@ -279,7 +278,7 @@ def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
 
 
 def test_a_lease_table_that_cannot_be_used_is_said_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    """A user would look for the cause in a hundred lines of Spark's and Python's."""
+    """The user does not have to look for the cause in a hundred lines of Spark and Python."""
     assert spark.version
     sets = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
     ends = ["--folder", str(tmp_path), "--schema", "at timestamp", "--time", "at", "--once"]

@@ -1,4 +1,4 @@
-"""Readers on executors, without a cluster: how they are asked for, kept alive and ended, and who may ask."""
+"""Readers on executors, without a cluster: how they are started, kept alive and ended, and who may start them."""
 
 import atexit
 import logging
@@ -64,13 +64,13 @@ STREAM = {"kinesis.streamName": "s", "lease.store": "sqlite:///s.db", "lease.fet
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause before a reader is started again."""
+    """Start ended readers again without a pause."""
     monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.0, 0.0))
 
 
 @define
 class Job:
-    """A job that runs until it is ended; what it is to return, or to raise."""
+    """A job that runs until it is ended, and then returns or raises a given outcome."""
 
     context: "Session"
     place: int
@@ -85,7 +85,7 @@ class Job:
         return self
 
     def collect(self) -> list[str]:
-        """Run: here, or until somebody says what it came to."""
+        """Run the tasks here, or wait until the test ends the job."""
         assert self.task is not None
         self.context.jobs.put(self)
         if self.context.runs:
@@ -99,17 +99,17 @@ class Job:
         return [self.outcome]
 
     def end(self, outcome: "str | Exception") -> None:
-        """It has come to this."""
+        """End the job with this outcome."""
         self.outcome = outcome
         self.over.set()
 
 
 @define
 class Session:
-    """As much of Spark's context as starts jobs.
+    """The part of Spark's context that starts jobs.
 
     runs       whether tasks run in this process
-    executors  how many are there
+    executors  how many executors there are
     """
 
     runs: bool = False
@@ -130,7 +130,7 @@ class Session:
         self._group = group, description
 
     def parallelize(self, places: list[int], slices: int) -> Job:
-        """As Spark's: one task, of one place."""
+        """Return the data; a job of ours has one task."""
         ((place,), (group, described)) = places, self._group
         assert slices == 1
         job = Job(self, place, group, described)
@@ -146,7 +146,7 @@ class Session:
 
 @contextmanager
 def listening(session: Session) -> Iterator[JobListener]:
-    """The listener of a program with this session."""
+    """Return the listener of a program with this session."""
     listener = JobListener()
     listener.context = cast("SparkContext", session)
     try:
@@ -156,13 +156,13 @@ def listening(session: Session) -> Iterator[JobListener]:
 
 
 def a_spec(stream: Stream | None = None, port: int = 1, token: bytes = b"") -> ReaderSpec:
-    """What a reader is given."""
+    """Return what a reader needs to open the stream."""
     source_spec = SourceSpec(lambda: stream or Stream({}), columns("fake"), 0.01, 2**53, rereadable=True)
     return ReaderSpec((HOST, port), token, Address("", ""), source_spec, 1000, 1 << 20, 3, 1 << 20, "/not/here")
 
 
 def started(session: Session, number: int) -> list[Job]:
-    """The next jobs that are started."""
+    """Return the next jobs that are started."""
     return [session.jobs.get(timeout=PATIENCE) for _ in range(number)]
 
 
@@ -170,11 +170,11 @@ def started(session: Session, number: int) -> list[Job]:
 
 
 def test_as_many_readers_as_were_asked_for_are_kept_until_the_query_is_gone() -> None:
-    """Without it a dead executor's reader would be missing for good, or readers hold slots for nobody."""
-    session, told = Session(), Queue[str]()
+    """A reader that ends is replaced until the query is gone, and then no reader holds a slot."""
+    session, messages = Session(), Queue[str]()
     with listening(session) as listener:
         readers = ExecutorReaders(listener.place)
-        readers.begin(2, a_spec(), told.put)
+        readers.begin(2, a_spec(), messages.put)
         first, second = started(session, 2)
         assert ({first.place, second.place}, first.group == second.group) == ({0, 1}, True)
         assert first.described == f"leasehold: reader {first.place} reads ahead for a query, for as long as it runs"
@@ -182,8 +182,8 @@ def test_as_many_readers_as_were_asked_for_are_kept_until_the_query_is_gone() ->
             first.end(outcome)
             (again,) = started(session, 1)
             why = " ".join(str(outcome).split())
-            said = told.get(timeout=PATIENCE)
-            assert (again.place, said) == (
+            news = messages.get(timeout=PATIENCE)
+            assert (again.place, news) == (
                 first.place,
                 f"reader {first.place} ended with {why}, starting another in 0.0 s",
             )
@@ -195,7 +195,6 @@ def test_as_many_readers_as_were_asked_for_are_kept_until_the_query_is_gone() ->
 
 
 def test_the_tasks_are_readers_that_come_to_the_planner() -> None:
-    """Without it the jobs would hold slots, and nobody read."""
     session, stream = Session(runs=True), Stream({"a": ["x"] * 5})
     news = Event()
     pool = pool_module.ReaderPool(Address(HOST, HOST), lambda _key: news.set())
@@ -215,7 +214,7 @@ def test_the_tasks_are_readers_that_come_to_the_planner() -> None:
 
 
 def test_nobody_else_may_enter_where_readers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it another user of the driver's machine could have code run on the executors."""
+    """Starting a reader runs code on the executors, so no other user of the machine may reach the socket."""
     session = Session()
     with listening(session) as listener:
         folder = Path(listener.place).parent
@@ -232,7 +231,7 @@ def test_nobody_else_may_enter_where_readers_are_asked_for(monkeypatch: pytest.M
     ids=["none", "too many", "too long", "another protocol"],
 )
 def test_a_job_that_no_query_asks_for_is_not_started(wish: bytes) -> None:
-    """Without it a process at fault could fill the cluster with jobs, or the program's memory."""
+    """A faulty process cannot fill the cluster with jobs, or the program's memory."""
     session = Session()
     with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
@@ -247,7 +246,7 @@ def test_a_job_that_no_query_asks_for_is_not_started(wish: bytes) -> None:
 
 
 def test_a_query_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each query that hangs as it begins would keep a thread and a descriptor of the program."""
+    """A query that connects and asks for nothing costs the program neither a thread nor a descriptor."""
     monkeypatch.setattr(jobs, "REQUEST_SECONDS", 0.05)
     with listening(Session()) as listener, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
@@ -256,7 +255,7 @@ def test_a_query_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_program_that_says_nothing_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without it a query would hang as it begins, without a word, where the program hangs."""
+    """A query whose program hangs stops waiting and reports it."""
     monkeypatch.setattr(executors, "CONNECT_SECONDS", 0.05)
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(tmp_path / "s"))
@@ -266,13 +265,13 @@ def test_a_program_that_says_nothing_is_waited_for_a_while(monkeypatch: pytest.M
 
 
 def test_a_program_that_forks_listens_on() -> None:
-    """Without it the end of any child of the program would take the socket away from its queries."""
-    told = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout
-    assert told == "True\n"
+    """The exit of a child process does not remove the socket that queries of the program use."""
+    output = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout
+    assert output == "True\n"
 
 
 def test_a_program_that_ends_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each program that starts readers would leave a folder behind, in which nobody listens."""
+    """A program that ends removes the socket's folder."""
     leaving = list[Callable[[], None]]()
     monkeypatch.setattr(atexit, "register", leaving.append)
     made = jobs.listener.__wrapped__()
@@ -293,7 +292,7 @@ if child:
 
 
 def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the end of a query would hang with one of its readers."""
+    """The end of a query does not hang with one of its readers."""
     monkeypatch.setattr(keeping, "END_SECONDS", 0.05)
     over = Event()
 
@@ -303,7 +302,7 @@ def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.Mo
             return f"{place}"
 
         def _end(self) -> None:
-            """It does not."""
+            """Do not end."""
 
     readers = Stuck(2)
     readers.begin()
@@ -312,28 +311,28 @@ def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.Mo
 
 
 def test_that_a_reader_has_ended_is_told_before_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a query would learn why it has no reader half a minute late."""
+    """A query learns at once why a reader ended; the pause comes only before the next start."""
     monkeypatch.setattr(keeping, "AGAIN_SECONDS", (10 * PATIENCE, 10 * PATIENCE))
-    told = Queue[str]()
+    messages = Queue[str]()
 
     class Ending(KeptReaders):
         def _live(self, place: int) -> str:
             return f"status {place}"
 
         def _end(self) -> None:
-            """It has ended."""
+            """End the reader."""
 
         def _tell(self, text: str) -> None:
-            told.put(text)
+            messages.put(text)
 
     readers = Ending(1)
     readers.begin()
-    assert told.get(timeout=PATIENCE).startswith("reader 0 ended with status 0")
+    assert messages.get(timeout=PATIENCE).startswith("reader 0 ended with status 0")
     readers.close()
 
 
 def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it its readers would hold their slots, or each end of a query be told as a fault."""
+    """The readers free their slots, and nothing is logged as a fault."""
     session = Session()
     with listening(session) as listener, caplog.at_level(logging.WARNING, "leasehold.spark"):
         with socket.socket(socket.AF_UNIX) as connection:
@@ -341,13 +340,13 @@ def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.L
             connection.connect(listener.place)
             connection.sendall(WISH.pack(1, 1) + b"x")
             (job,) = started(session, 1)
-        # Closed with what was said unread, it is reset.
+        # If it is closed with unread data, it is reset.
         assert session.cancelled.get(timeout=PATIENCE) == job.group
     assert caplog.messages == []
 
 
 def test_a_query_whose_program_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a query would wait for readers that nobody starts; each that is tried again kept a descriptor."""
+    """A query whose program is gone reports it, and its attempts to start readers leak no descriptors."""
     with listening(Session()) as listener:
         place = listener.place
     made = list[socket.socket]()
@@ -366,7 +365,7 @@ def test_a_query_whose_program_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_query_waits_for_its_program_as_it_asks_and_for_news_of_readers_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it a program that takes nothing would hang its query, or readers that live for days be told as gone."""
+    """Requests to the program time out, but news of readers that live for days may take any time."""
     waited = list[tuple[str, float | None]]()
 
     class Waiting(socket.socket):
@@ -391,17 +390,17 @@ def test_a_query_waits_for_its_program_as_it_asks_and_for_news_of_readers_withou
 
 @pytest.mark.parametrize("first", ["program", "query"])
 def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -> None:
-    """Without it a query without readers would go on to say that the cluster has no slot."""
-    told, ended = Queue[str](), Event()
+    """The query then reports its program as gone, and not a cluster without free slots."""
+    messages, ended = Queue[str](), Event()
 
     def program(listening: socket.socket) -> None:
         connection, _ = listening.accept()
-        with connection, connection.makefile("rb") as said:
+        with connection, connection.makefile("rb") as requests:
             connection.sendall(CAPACITY.pack(1, 2))
-            number, size = WISH.unpack(said.read(WISH.size))
-            assert (number, len(said.read(size))) == (1, size)
+            number, size = WISH.unpack(requests.read(WISH.size))
+            assert (number, len(requests.read(size))) == (1, size)
             if first == "query":
-                assert said.read() == b""
+                assert requests.read() == b""
         ended.set()
 
     with socket.socket(socket.AF_UNIX) as listening:
@@ -410,10 +409,11 @@ def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -
         thread = Thread(target=program, args=(listening,))
         thread.start()
         readers = ExecutorReaders(str(tmp_path / "s"))
-        readers.begin(1, a_spec(), told.put)
+        readers.begin(1, a_spec(), messages.put)
         if first == "program":
             assert (
-                told.get(timeout=PATIENCE) == "the program that called register(spark) is gone, and the readers with it"
+                messages.get(timeout=PATIENCE)
+                == "the program that called register(spark) is gone, and the readers with it"
             )
         readers.close()
         assert ended.wait(PATIENCE)
@@ -421,12 +421,10 @@ def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -
     for listens in threading.enumerate():
         if listens.name == "leasehold-jobs":
             listens.join(PATIENCE)
-    assert (told.empty(), readers._connection.fileno()) == (True, -1)  # noqa: SLF001
+    assert (messages.empty(), readers._connection.fileno()) == (True, -1)  # noqa: SLF001
 
 
 def test_a_session_that_is_stopped_starts_nothing_more() -> None:
-    """Without it the end of a program would hang, or show faults of its own making."""
-
     class Stopped(Session):
         def cancelJobGroup(self, group: str) -> None:  # noqa: N802  Spark's name
             super().cancelJobGroup(group)
@@ -441,7 +439,7 @@ def test_a_session_that_is_stopped_starts_nothing_more() -> None:
 
 
 def a_session(master: str) -> "tuple[SparkSession, list[type]]":
-    """As much of one as can be registered with, and what was."""
+    """Return a session that records what is registered with it."""
     kinds = list[type]()
     spark = SimpleNamespace(
         sparkContext=SimpleNamespace(master=master, defaultParallelism=4),
@@ -457,7 +455,7 @@ def a_session(master: str) -> "tuple[SparkSession, list[type]]":
 def test_a_program_listens_where_its_session_is_on_a_cluster(
     master: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it readers would stay on the driver's machine, or be tasks that take its only slots."""
+    """Readers go to the executors of a cluster; on one machine they are not tasks that take its slots."""
     spark, kinds = a_session(master)
     with listening(Session()) as listener:
         monkeypatch.setattr(jobs, "listener", lambda: listener)
@@ -470,7 +468,7 @@ def test_a_program_listens_where_its_session_is_on_a_cluster(
 def test_a_program_without_a_place_to_listen_registers_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a long name of the temporary folder would keep every query on a cluster from running."""
+    """A long name of the temporary folder does not keep a query on a cluster from running."""
 
     def refused() -> JobListener:
         raise OSError("AF_UNIX path too long")
@@ -487,8 +485,8 @@ def test_a_program_without_a_place_to_listen_registers_all_the_same(
 def test_a_reader_that_lived_is_replaced_without_a_long_pause(
     lived: float, fresh: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it the tenth executor that a query loses in a year would be without a reader for half a minute."""
-    told, clock = Queue[str](), count(0.0, lived)
+    """Executors lost over months do not add up to a long pause."""
+    messages, clock = Queue[str](), count(0.0, lived)
     monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.001, 30.0))
     monkeypatch.setattr(keeping, "monotonic", lambda: next(clock))
     monkeypatch.setattr(keeping, "Backoff", Doubling)
@@ -499,10 +497,10 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
             return f"{place}"
 
         def _end(self) -> None:
-            """It has ended."""
+            """End the reader."""
 
         def _tell(self, text: str) -> None:
-            told.put(text)
+            messages.put(text)
 
     waited = list[float]()
 
@@ -516,14 +514,14 @@ def test_a_reader_that_lived_is_replaced_without_a_long_pause(
     readers = Dying(1)
     readers.begin()
     for _ in range(5):
-        told.get(timeout=PATIENCE)
+        messages.get(timeout=PATIENCE)
     readers.close()
     assert waited[:4] == waits[:4]
     assert waits[:5] == ([0.001] * 5 if fresh else [0.001, 0.002, 0.004, 0.008, 0.016])
 
 
 def test_a_reader_that_cannot_be_started_is_started_later() -> None:
-    """Without it a moment without memory or descriptors would cost a query a reader for as long as it runs."""
+    """A moment without memory or descriptors does not cost the query a reader for the rest of its run."""
     faults, told = [OSError("no descriptor"), MemoryError(), BlockingIOError("no fork")], Queue[str]()
     lives, over = Event(), Event()
 
@@ -552,7 +550,7 @@ def test_a_reader_that_cannot_be_started_is_started_later() -> None:
 
 
 def test_children_that_are_just_starting_are_ended_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the end of a query would raise, and its source, its table and its other readers stay open."""
+    """The end of a query closes its source, its table and all readers, even those that are still starting."""
     readers, killed = ReaderChildren(2, a_spec()), list[str]()
 
     def a_process(name: str) -> SimpleNamespace:
@@ -569,7 +567,7 @@ def test_children_that_are_just_starting_are_ended_with_the_others(monkeypatch: 
 
 
 def test_readers_that_could_not_all_begin_hold_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it readers would be started again and again for a query that was refused."""
+    """Readers of a query that was refused are ended and not started again."""
     session = Session()
 
     def refused(readers: ReaderJobs) -> None:
@@ -587,7 +585,7 @@ def test_readers_that_could_not_all_begin_hold_no_slot(monkeypatch: pytest.Monke
 
 
 class Doubling(Backoff):
-    """Without chance."""
+    """A draw that always doubles the pause."""
 
     waits: ClassVar[list[float]] = []
 
@@ -603,7 +601,7 @@ class Doubling(Backoff):
 
 
 def test_a_task_that_does_not_reach_the_planner_says_where_it_is() -> None:
-    """Without it Spark would start it four times without a pause, and tell of it by a trace of Java."""
+    """The error is reported once, in words, instead of by four attempts of the task and a Java trace."""
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
     task = ReaderTask()
@@ -613,7 +611,7 @@ def test_a_task_that_does_not_reach_the_planner_says_where_it_is() -> None:
 
 
 def test_a_task_that_cannot_open_the_stream_says_why() -> None:
-    """Without it missing rights of the executors would be a trace of Java."""
+    """An executor that lacks rights is reported in words, not as a Java trace."""
 
     def refused() -> Stream:
         raise SourceError("access denied")
@@ -624,7 +622,7 @@ def test_a_task_that_cannot_open_the_stream_says_why() -> None:
 
 
 def test_rows_that_wait_go_to_a_folder_that_the_executor_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a reader would end with the first batch for which there is no room in memory."""
+    """A reader spills rows to a folder of its executor when memory has no room for them."""
     folders = list[str]()
 
     class Reader:
@@ -632,7 +630,7 @@ def test_rows_that_wait_go_to_a_folder_that_the_executor_has(tmp_path: Path, mon
             folders.append(spec.folder)
 
         def run(self) -> None:
-            """Nothing."""
+            """Do nothing."""
 
     monkeypatch.setattr(executors, "ShardReader", Reader)
     task = ReaderTask()
@@ -643,21 +641,21 @@ def test_rows_that_wait_go_to_a_folder_that_the_executor_has(tmp_path: Path, mon
 
 
 def test_a_package_that_an_executor_lacks_is_named() -> None:
-    """Without it the query would wait for readers, and not say which environment to mend."""
+    """The message names the missing package, so the user knows what to add to the executors' environment."""
 
     def lacking() -> None:
         raise ImportError("No module named 'attrs': set PYSPARK_PYTHON")
 
-    session, told = Session(runs=True), Queue[str]()
-    readers = ReaderJobs(cast("SparkContext", session), 1, cloudpickle.dumps(lacking), told.put)  # type: ignore[no-untyped-call]
+    session, messages = Session(runs=True), Queue[str]()
+    readers = ReaderJobs(cast("SparkContext", session), 1, cloudpickle.dumps(lacking), messages.put)  # type: ignore[no-untyped-call]
     readers.begin()
-    said = told.get(timeout=PATIENCE)
+    message = messages.get(timeout=PATIENCE)
     readers.close()
-    assert said == "reader 0 ended with No module named 'attrs': set PYSPARK_PYTHON, starting another in 0.0 s"
+    assert message == "reader 0 ended with No module named 'attrs': set PYSPARK_PYTHON, starting another in 0.0 s"
 
 
 def test_a_long_fault_is_told_shortly() -> None:
-    """Without it the driver's log would be filled with traces of Java, again and again."""
+    """A long error is cut, so repeated Java traces do not fill the driver's log."""
     session, told = Session(), Queue[str]()
     readers = ReaderJobs(cast("SparkContext", session), 1, b"", told.put)
     readers.begin()
@@ -670,12 +668,12 @@ def test_a_long_fault_is_told_shortly() -> None:
 
 
 def lease(options: dict[str, str]) -> LeaseOptions:
-    """Of a query of Kinesis."""
+    """Return the lease options of a Kinesis query."""
     return kinesis_options({**STREAM, **options}).lease
 
 
 def readers_of(options: LeaseOptions) -> pool_module.QueryReaders:
-    """The readers of a query that reads a stream of nothing."""
+    """Return the readers of a query over an empty stream."""
     stream, address = Stream({}), Address(HOST, HOST)
     place = Place(MemoryStore(), stream, columns("fake"), exclusive=False)
     return pool_module.QueryReaders(a_spec().source_spec, options, address, place, Transport(address))
@@ -689,7 +687,7 @@ def readers_of(options: LeaseOptions) -> pool_module.QueryReaders:
 def test_the_number_of_readers_on_executors(
     there: int, cores: int, asked: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it `auto` would leave a query no slot for its batches, or most executors without a reader."""
+    """`auto` leaves a slot for the query's batches, and gives the other executors a reader."""
     session = Session(executors=there, defaultParallelism=cores)
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
     with listening(session) as listener:
@@ -705,21 +703,21 @@ def test_the_number_of_readers_on_executors(
 
 
 def test_readers_that_leave_no_slot_for_batches_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a query would stand still, and nobody know why."""
+    """A query whose readers take every slot cannot run batches, so it warns."""
     with listening(Session(defaultParallelism=2)) as listener, caplog.at_level(logging.WARNING, "leasehold.spark"):
         options = lease({"lease.readers": "2", "lease.readerJobs": listener.place})
         readers = readers_of(options)
         readers.begin(lambda _key: None)
         readers.close()
-    said = "2 readers leave none of 2 task slots for batches: add executors, or lower lease.readers"
-    assert said in caplog.messages
+    warning = "2 readers leave none of 2 task slots for batches: add executors, or lower lease.readers"
+    assert warning in caplog.messages
 
 
 @pytest.mark.parametrize(("processors", "number"), [(8, 7), (1, 1), (None, 1), (64, READERS_MOST)])
 def test_the_number_of_readers_on_the_machine_itself(
     processors: int | None, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it `auto` would start more processes than there are processors, or none."""
+    """`auto` starts at least one reader process, and no more than there are processors."""
     numbers = list[int]()
 
     class Children(SimpleNamespace):
@@ -744,19 +742,18 @@ def test_the_number_of_readers_on_the_machine_itself(
 
 @pytest.mark.parametrize("text", ["many", "16", "-1", "1.5", "0x2"])
 def test_another_number_of_readers_is_refused(text: str) -> None:
-    """Without it a slip would start what nobody asked for."""
     with pytest.raises(ValueError, match=r"^option lease\.readers: .* is not a whole number from 0 to 15, or auto$"):
         lease({"lease.readers": text})
 
 
 def test_a_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
-    """A batch that Spark repeats is told by its leases' epochs: after a move its rows would be left out."""
+    """A repeated batch is recognized by its leases' epochs, so after a move its rows are left out."""
     with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
         lease({"lease.to": "sqlite:///there.db"})
 
 
 def test_auto_is_refused_where_readers_are() -> None:
-    """Without it a query of Event Hubs would begin, and its readers drive one another out."""
+    """`auto` is refused on Event Hubs, where readers of the same shard disconnect one another."""
     hub = {"eventhubs.namespace": "n", "eventhubs.name": "h", "lease.store": "sqlite:///s.db"}
     with pytest.raises(ValueError, match=r"^option lease\.readers: not supported"):
         event_hubs_options({**hub, "lease.readers": "auto", "lease.fetchHost": HOST})

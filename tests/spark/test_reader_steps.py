@@ -1,4 +1,4 @@
-"""When a reader has the steps of its shards run, and what it does and says once it is over."""
+"""When a reader runs the steps of its shards, and what it does and sends once it is over."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 
 class Inline:
-    """In place of a schedule: a step runs where it is added or woken, in the thread that says so."""
+    """Replaces a schedule: a step runs when it is added or woken, in the calling thread."""
 
     told: ClassVar[list[str]] = []
 
@@ -36,17 +36,17 @@ class Inline:
         self.told.clear()
 
     def add(self, key: str, step: Callable[[float], float]) -> None:
-        """Run it for the first time."""
+        """Run the step for the first time."""
         self._steps[key] = step
         self.wake(key)
 
     def wake(self, key: str) -> None:
-        """Run it unless it is over."""
+        """Run the step unless it is over."""
         if key in self._steps and self._steps[key](0.0) == math.inf:
             del self._steps[key]
 
     def drain(self, _until: float) -> None:
-        """Noted, with what is left."""
+        """Record how many steps are left."""
         self.told.append(f"drained of {len(self._steps)}")
 
     def close(self, _until: float) -> None:
@@ -54,7 +54,7 @@ class Inline:
 
 
 def told_by(stream: Stream, *said: bytes) -> list[bytes]:
-    """What a reader says behind its Hello until it is over, to a planner that says this, and no more; then it ends."""
+    """Return what a reader sends after its Hello to a planner that sends this and then shuts its side down."""
     with socket.create_server((HOST, 0)) as listening:
         spec = evolve(a_spec(stream), planner=listening.getsockname()[:2], token=b"secret")
         thread = threading.Thread(target=ShardReader(spec).run)
@@ -64,7 +64,7 @@ def told_by(stream: Stream, *said: bytes) -> list[bytes]:
             assert heard.read(len(b"secret")) == b"secret"
             assert heard.readline().startswith(b'{"Hello"')
             planner.sendall(b"".join(said))
-            planner.shutdown(socket.SHUT_WR)  # it hears to the end what is said
+            planner.shutdown(socket.SHUT_WR)  # the reader reads everything up to here
             lines = heard.readlines()
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -74,20 +74,20 @@ def told_by(stream: Stream, *said: bytes) -> list[bytes]:
 def test_a_shard_is_closed_by_its_last_step_once_it_is_taken_away_and_once_the_planner_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it the link of a shard would stay open until its next reading, or for ever, while others open it."""
+    """The connection of a shard does not stay open while others open the shard."""
     monkeypatch.setattr(reader, "Schedule", Inline)
     monkeypatch.setattr(reader, "ALIVE_SECONDS", PATIENCE)
     stream = Stream({"a": ["x"], "b": ["y"]})
     opens = [line_of(Open(number, Lease(key), TRIM_HORIZON)) for number, key in enumerate("ab", 1)]
-    said = told_by(stream, *opens, line_of(Close(1)), line_of(Keep(9, ())))
-    assert said[-1] == line_of(BatchKept(9))
+    sent = told_by(stream, *opens, line_of(Close(1)), line_of(Keep(9, ())))
+    assert sent[-1] == line_of(BatchKept(9))
     assert (stream.readings, stream.open_readers, Inline.told) == (2, [], ["drained of 0", "closed"])
 
 
 def test_a_reader_that_is_over_says_nothing_more(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it each query that ends would leave a thread that talks to nobody, and a warning about its planner."""
+    """A query that ends leaves no thread that sends heartbeats, and no warning about its planner."""
     monkeypatch.setattr(reader, "ALIVE_SECONDS", 0.001)
     told_by(Stream({}))
     for thread in threading.enumerate():
@@ -97,7 +97,7 @@ def test_a_reader_that_is_over_says_nothing_more(
 
 
 def test_a_planner_that_does_not_hear_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it every shard of a reader that lost its planner would say so."""
+    """A reader that loses its planner warns once, and not once per shard."""
     one = ShardReader(a_spec(Stream({})))
     one._connection = socket.socket()  # noqa: SLF001  one that is connected to nobody
     with caplog.at_level(logging.WARNING), one._connection:  # noqa: SLF001
@@ -107,7 +107,7 @@ def test_a_planner_that_does_not_hear_is_told_of_once(caplog: pytest.LogCaptureF
 
 
 def test_what_a_planner_says_leaves_at_once() -> None:
-    """Without it each batch would wait for an acknowledgement of the network before readers are told to keep it."""
+    """Readers do not wait for a network acknowledgement before they learn which batch to keep."""
     with a_pool() as (pool, _), connected(pool, pool.token + HELLO):
         opened(pool)
         (one,) = pool.connected
@@ -118,7 +118,7 @@ def test_what_a_planner_says_leaves_at_once() -> None:
 def test_a_reader_process_ends_at_once_however_its_reading_ended(
     fault: OSError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a thread that waits for an answer of the service would keep a process for a query that is gone."""
+    """A thread that waits for a response of the service does not keep the process alive."""
     told = list[object]()
 
     class Reading:
@@ -141,7 +141,7 @@ def test_a_reader_process_ends_at_once_however_its_reading_ended(
 
 
 def test_readers_that_are_ended_are_not_started_again() -> None:
-    """Without it one that ends at this moment would be started once more, for a query that is closed."""
+    """A reader that ends at this moment is not replaced for a query that is closed."""
     over = list[bool]()
 
     class Noting(KeptReaders):
@@ -156,17 +156,17 @@ def test_readers_that_are_ended_are_not_started_again() -> None:
 
 
 def test_a_batch_is_said_to_be_kept_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it tasks would come for rows that are not there yet, and have the planner read them again."""
-    told = list[object]()
+    """Tasks do not come for rows that are not there yet, which the planner would have to read again."""
+    calls = list[object]()
     one = ShardReader(a_spec(Stream({})))
-    monkeypatch.setattr(one, "_keep", told.append)
-    monkeypatch.setattr(one, "_say", told.append)
+    monkeypatch.setattr(one, "_keep", calls.append)
+    monkeypatch.setattr(one, "_say", calls.append)
     one._obey(Keep(9, ()))  # noqa: SLF001
-    assert told == [Keep(9, ()), BatchKept(9)]
+    assert calls == [Keep(9, ()), BatchKept(9)]
 
 
 def test_a_shard_that_is_taken_away_leaves_no_rows_behind() -> None:
-    """Without it a reader would keep rows of shards that others read, until a step that may be long under way ends."""
+    """The rows are dropped at once, even if a long step of the shard is still running."""
     stream = Stream({"a": ["x"]})
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _told: None, lambda: 1)
     ahead.step(0.0)
@@ -177,7 +177,7 @@ def test_a_shard_that_is_taken_away_leaves_no_rows_behind() -> None:
 
 @pytest.mark.parametrize("cut", [line_of(BatchKept(12))[:-1], b"x" * (LINE_BYTES + 1)], ids=["cut off", "too long"])
 def test_a_line_without_an_end_is_no_message(cut: bytes) -> None:
-    """Without it what was cut off would be believed where it is JSON of another meaning."""
+    """A message that was cut off might be JSON with another meaning."""
     heard = lines(io.BytesIO(line_of(Alive()) + cut))
     assert next(heard) == line_of(Alive())
     with pytest.raises(BadJsonField, match="has no end"):

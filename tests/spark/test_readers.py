@@ -1,4 +1,4 @@
-"""Readers in processes of their own: what they say, what is made of it, and what is left when one dies."""
+"""Readers in processes of their own: what they report, what the planner makes of it, and what remains when one dies."""
 
 import io
 import json
@@ -70,12 +70,12 @@ def pieces(*ends: int, rows: int = 1) -> tuple[Piece, ...]:
 
 
 def reported(*ends: int, rows: int = 1, opening: int = 1) -> ShardReport:
-    """A reading that brought this."""
+    """Report a reading that returned these records."""
     return ShardReport(opening, pieces(*ends, rows=rows), 0.0, 10)
 
 
 def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> FarReader:
-    """Of a shard, from its oldest record on."""
+    """Return an opening of a shard, from its oldest record."""
     return FarReader(1, Lease("a", epoch=7), TRIM_HORIZON, closed)
 
 
@@ -83,7 +83,7 @@ def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> Fa
 
 
 def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
-    """Without it a batch would end inside a piece, at a position that nobody knows."""
+    """A batch ends only between pieces, where the position is known."""
     opening, buffer = an_opening(), FarBuffer(columns("fake"))
     opening.report(reported(3, 6, rows=3))
     opening.report(reported(9, rows=3))
@@ -95,21 +95,21 @@ def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
     first, rest = buffer.take(6, 600), buffer.take(9, 1 << 62)  # neither a row nor a byte more
     assert first is not None
     assert rest is not None
-    told = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
-    assert told == [(6, TRIM_HORIZON, Position("6"), 2), (3, Position("6"), Position("9"), 3)]
+    chunks = [(chunk.count, chunk.rows.range.begins, chunk.ends, chunk.rows.through) for chunk in (first, rest)]
+    assert chunks == [(6, TRIM_HORIZON, Position("6"), 2), (3, Position("6"), Position("9"), 3)]
     assert (first.rows.range.epoch, bool(buffer), buffer.count, buffer.bytes) == (7, False, 0, 0)
 
 
 @pytest.mark.parametrize("ends", [(3, 2), (3, 3)], ids=["before", "again"])
 def test_a_report_of_another_range_is_refused(ends: tuple[int, ...]) -> None:
-    """Without it a reader at fault could have a batch hold rows twice, or move a checkpoint back."""
+    """A faulty reader cannot add rows twice or move a checkpoint back."""
     opening = an_opening()
     with pytest.raises(ValueError, match="was reported behind 3"):
         opening.report(reported(*ends))
 
 
 def test_an_opening_whose_reader_is_gone_brings_nothing_more() -> None:
-    """Without it rows that nobody has would be planned as if they could be fetched."""
+    """Rows that were lost with their reader are not planned."""
     opening, buffer = an_opening(), FarBuffer(columns("fake"))
     opening.report(reported(1))
     batch = opening.read()
@@ -123,7 +123,7 @@ def test_an_opening_whose_reader_is_gone_brings_nothing_more() -> None:
 
 
 def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() -> None:
-    """Without it a wrong stream would look like a quiet one."""
+    """The planner learns that a shard cannot be read, so it does not take it for a quiet one."""
     opening = an_opening()
     opening.report(reported(1))
     opening.fail("no such stream")
@@ -136,15 +136,17 @@ def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() 
 
 
 def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
-    """Without it a blocked sink would fill the memory of every reader."""
-    said: list[FromReader] = []
+    """A reader reads no further ahead than its room allows, so a blocked sink does not fill its memory."""
+    reports: list[FromReader] = []
     stream = Stream({"a": [str(number) for number in range(30)]})
-    ahead = ShardReadAhead(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
+    ahead = ShardReadAhead(
+        Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), reports.append, lambda: 1
+    )
     for now in range(5):
         ahead.step(float(now))
-    told = [(piece.rows, piece.ends.sequence) for each in said for piece in each.pieces]  # type: ignore[union-attr]
+    reported_pieces = [(piece.rows, piece.ends.sequence) for each in reports for piece in each.pieces]  # type: ignore[union-attr]
     assert stream.readings == 2
-    assert told == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
+    assert reported_pieces == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
     assert ahead.step(5.0) == 5.0 + ROOM_SECONDS
     taken = ahead.take(2)
     assert taken is not None
@@ -157,7 +159,7 @@ def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
 
 
 def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
-    """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
+    """Errors add up to a longer wait only if they follow one another closely."""
     stream, waits = Stream({"a": []}), list[float]()
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
     for now in range(200):
@@ -169,38 +171,38 @@ def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
 
 
 def test_a_reading_without_an_answer_is_not_reported() -> None:
-    """Without it a shard whose readings are throttled would be taken for one that is read up to its end."""
-    said: list[FromReader] = []
+    """A shard whose reads are throttled is not taken for one that is read up."""
+    reports: list[FromReader] = []
     stream = Stream({"a": []}, silent={"a"})
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), reports.append, lambda: 1)
     ahead.step(0.0)
     stream.silent.clear()
     ahead.step(1.0)
-    assert said == [ShardReport(1, (), 0.0, 0)]
+    assert reports == [ShardReport(1, (), 0.0, 0)]
 
 
 def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
-    """Without it the children of a shard would never be read."""
-    said: list[FromReader] = []
+    """The children of a shard are read only after its end was reported."""
+    reports: list[FromReader] = []
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), reports.append, lambda: 1)
     dues = [ahead.step(0.0), ahead.step(1.0)]
     assert dues[1] == math.inf
-    last = said[-1]
+    last = reports[-1]
     assert isinstance(last, ShardReport)
     assert (last.ended, last.pieces[-1].ends) == (True, SHARD_END)
 
 
 def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
-    """Without it the shard would stay with a worker that cannot read it."""
-    said: list[FromReader] = []
+    """The planner then gives up the lease, so that another worker can read the shard."""
+    reports: list[FromReader] = []
     stream = Stream({"a": []})
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
-    assert (ahead.step(0.0), said) == (math.inf, [ShardFailure(1, "access denied")])
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), reports.append, lambda: 1)
+    assert (ahead.step(0.0), reports) == (math.inf, [ShardFailure(1, "access denied")])
 
 
 class Refusing(Stream):
-    """A stream of which nothing may be read."""
+    """A stream that rejects every read."""
 
     def open(self, _lease: Lease, _start: Position) -> Never:
         raise SourceError("access denied")
@@ -211,7 +213,7 @@ class Refusing(Stream):
 
 @contextmanager
 def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str = "") -> Iterator[None]:
-    """A reader in a thread, which ends with the pool."""
+    """Return a reader in a thread, which ends with the pool."""
     spec = evolve(a_spec(stream, pool), bytes=size, folder=folder)
     thread = Thread(target=ShardReader(spec).run)
     thread.start()
@@ -229,9 +231,9 @@ def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str 
     ids=["another token", "another protocol", "no token"],
 )
 def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it every process that reaches the port could have a query's shards, and plan rows that it made up."""
+    """A process that reaches the port cannot take a query's shards or report rows without the token."""
     for module, name in ((pool_module, "REQUEST_SECONDS"), (connection, "SILENT_SECONDS")):
-        monkeypatch.setattr(module, name, 100 * PATIENCE)  # no door closes by itself
+        monkeypatch.setattr(module, name, 100 * PATIENCE)  # no connection closes by a timeout
     with a_pool() as (pool, _), connected(pool, said) as stranger:
         assert closed_by_pool(stranger)
         assert pool.connected == ()
@@ -250,13 +252,13 @@ def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pyt
     ids=["no text", "no Hello", "two Hellos", "no message", "half a line", "no end"],
 )
 def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it one reader at fault would end the query, or leave it waiting for what never comes."""
-    monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)  # no door closes by itself
+    """One faulty reader neither ends the query nor leaves it waiting."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)  # no connection closes by a timeout
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as good:
         opening = opened(pool)
         with connected(pool, pool.token + said) as bad:
             if said.count(b"\n") < 2 and len(said) <= LINE_BYTES and said.startswith(HELLO):
-                bad.shutdown(socket.SHUT_WR)  # half a line: more may come
+                bad.shutdown(socket.SHUT_WR)  # the rest of a half line may still come
             assert closed_by_pool(bad)
         good.sendall(line_of(reported(5, opening=opening.number)))
         assert news.event.wait(PATIENCE)
@@ -276,20 +278,20 @@ def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypat
     ],
 )
 def test_what_is_wrong_with_a_message_is_named(line: bytes, said: str) -> None:
-    """Without it a message of another version would be half understood, and rows be counted wrongly."""
+    """A message of another version is rejected with the reason, not half understood."""
     with pytest.raises(BadJsonField) as refused:
         from_reader(line)
     assert said in str(refused.value)
 
 
 def test_a_token_that_cannot_be_read_is_refused_and_not_shown() -> None:
-    """Without this a slip in one letter would put the token of a reader's rows into the planner's log."""
+    """A damaged token does not reach the planner's log."""
     with pytest.raises(BadJsonField, match=r"^Hello\[2\]: is not bytes to the base of sixteen$"):
         from_reader(b'{"Hello":["10.0.0.7",40000,"5ec4e7z"]}\n')
 
 
 def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None:
-    """Without it rows would be planned twice, or none of a shard be read any more."""
+    """The rejected reader's shards are read by other readers."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as bad:
         opening = opened(pool)
         bad.sendall(line_of(reported(3, 2, opening=opening.number)))
@@ -300,24 +302,24 @@ def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None
 
 
 def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it half a report would count, or the shards of a dead reader stay unread."""
+    """A report that was cut off does not count, and the shards of the dead reader are read by others."""
     with a_pool() as (pool, news):
         with connected(pool, pool.token + HELLO) as dying:
             opening = opened(pool)
-            news.look = lambda: opening.gone  # who is woken finds it gone
+            news.look = lambda: opening.gone  # it is gone by the time of the news
             dying.sendall(line_of(reported(3, opening=opening.number))[:-5])
         assert news.event.wait(PATIENCE)
         assert (opening.gone, news.seen) == (True, [True])
         with connected(pool, pool.token + HELLO):
             assert not opened(pool).gone
-            # Before this one goes too, of which the same is said.
+            # Counted before this reader goes too, because that logs the same line.
             assert caplog.text.count("is gone: its 1 shards are read by others") == 1
 
 
 def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the end of a query would wait a minute for a reader, or a late one read on for nobody."""
+    """The end of a query does not wait for readers, and a reader that connects later is turned away."""
     for name in ("FIRST_SECONDS", "SILENT_SECONDS"):
-        monkeypatch.setattr(pool_module, name, 100 * PATIENCE)  # no door closes by itself
+        monkeypatch.setattr(pool_module, name, 100 * PATIENCE)  # no connection closes by a timeout
     with a_pool() as (pool, _):
         pool.stop()
         with pytest.raises(SourceUnavailable):
@@ -328,7 +330,7 @@ def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch
 
 
 def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the shards of a reader that is stopped would stay unread until its machine is looked after."""
+    """A reader that sends nothing for too long loses its shards to others."""
     monkeypatch.setattr(connection, "SILENT_SECONDS", 0.05)
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as hanging:
         opening = opened(pool)
@@ -338,7 +340,7 @@ def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_peer_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each connection that is half open would keep a thread and a descriptor for ever."""
+    """A half-open connection does not keep a thread and a descriptor forever."""
     monkeypatch.setattr(pool_module, "REQUEST_SECONDS", 0.05)
     monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)
     with a_pool() as (pool, _), connected(pool, b"") as silent:
@@ -346,7 +348,7 @@ def test_a_peer_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reader_that_went_is_not_waited_for_as_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each shard of a dead reader would hold a thread of the query for a minute."""
+    """Only the first reader is waited for; the shards of a dead reader do not each block a thread of the query."""
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 2 * PATIENCE)
     with a_pool() as (pool, news):
         with connected(pool, pool.token + HELLO):
@@ -368,7 +370,7 @@ def test_a_reader_that_went_is_not_waited_for_as_the_first_one(monkeypatch: pyte
 def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, dies: bool
 ) -> None:
-    """Without it one reader that is stuck would hold every batch of a query, and one that is gone as long."""
+    """A stuck reader delays a batch only until the timeout, and a reader that is gone not at all."""
     monkeypatch.setattr(far_transport, "KEPT_SECONDS", 100 * PATIENCE if dies else 0.05)
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as mute:
         place = ReplayPlace(MemoryStore(), Stream({"a": ["x"]}), columns("fake"), exclusive=False)
@@ -398,16 +400,16 @@ def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
 
 @contextmanager
 def a_planner(stream: Stream) -> Iterator[tuple[socket.socket, IO[bytes], Thread]]:
-    """What a reader connects to, with what it says behind its Hello, and the reader."""
+    """Return a planner's connection, what the reader sends after its Hello, and the reader."""
     with socket.create_server((HOST, 0)) as listening:
         spec = evolve(a_spec(stream), planner=listening.getsockname()[:2], token=b"secret")
         thread = Thread(target=ShardReader(spec).run)
         thread.start()
         planner, _ = listening.accept()
-        with planner, planner.makefile("rb") as said:
-            assert said.read(len(b"secret")) == b"secret"
-            assert said.readline().startswith(b'{"Hello"')
-            yield planner, said, thread
+        with planner, planner.makefile("rb") as messages:
+            assert messages.read(len(b"secret")) == b"secret"
+            assert messages.readline().startswith(b'{"Hello"')
+            yield planner, messages, thread
             planner.shutdown(socket.SHUT_RDWR)
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -415,14 +417,14 @@ def a_planner(stream: Stream) -> Iterator[tuple[socket.socket, IO[bytes], Thread
 
 
 def test_a_reader_says_again_and_again_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a reader of quiet shards would be taken for dead every ten seconds."""
+    """A reader of quiet shards sends heartbeats, so it is not taken for dead."""
     monkeypatch.setattr(reader, "ALIVE_SECONDS", 0.01)
     with a_planner(Stream({})) as (_, said, _thread):
         assert [said.readline() for _ in range(3)] == [line_of(Alive())] * 3
 
 
 def test_a_reader_ends_though_a_reading_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an executor would keep a slot for a query that is gone."""
+    """An executor's slot is freed even while a read hangs."""
     monkeypatch.setattr(reader, "END_SECONDS", 0.05)
     reads, over = Event(), Event()
 
@@ -440,7 +442,7 @@ def test_a_reader_ends_though_a_reading_does_not(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reader_whose_disk_is_full_goes_on_and_leaves_its_tasks_to_the_planner(tmp_path: Path) -> None:
-    """Without it a full disk would end one reader after another, each in a word about the planner."""
+    """If a reader cannot keep a batch, tasks fetch its rows from the planner."""
     stream = Stream({"a": ["x" * 1000] * 25})
     with planned(stream, tmp_path, size=28_000, folder="/not/here") as (pool, _, part):
         assert numbers(read(part)) == list(range(1, 26))
@@ -448,7 +450,7 @@ def test_a_reader_whose_disk_is_full_goes_on_and_leaves_its_tasks_to_the_planner
 
 
 def test_a_late_report_counts_for_nothing() -> None:
-    """Without it a shard that has been taken away, and given back, would begin with rows of its earlier reading."""
+    """A shard that was taken away and given back does not begin with rows of its earlier reading."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as late:
         first = opened(pool)
         first.close()
@@ -459,7 +461,6 @@ def test_a_late_report_counts_for_nothing() -> None:
 
 
 def test_a_reader_that_comes_later_gets_its_part_of_the_shards() -> None:
-    """Without it a reader that takes the place of a dead one would have nothing to read."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO):
         before = [pool.open(Lease(key), TRIM_HORIZON) for key in "abcd"]
         with connected(pool, pool.token + HELLO):
@@ -470,7 +471,7 @@ def test_a_reader_that_comes_later_gets_its_part_of_the_shards() -> None:
 
 
 def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it shards would stay unread for ten seconds more, once all readers had died."""
+    """Shards that no reader could read are retried as soon as a reader connects."""
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
     with a_pool() as (pool, news):
         with pytest.raises(SourceUnavailable, match="no process that reads is connected"):
@@ -487,7 +488,7 @@ def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch
 def planned(
     stream: Stream, tmp_path: Path, size: int = 1 << 20, folder: str = ""
 ) -> Iterator[tuple[ReaderPool, FarTransport, ReaderRows]]:
-    """A batch of all records of shard a, as one task; the reader has so much room, and this folder."""
+    """Plan a batch of all records of shard a, as one task, with this room and folder for the reader."""
     with a_pool() as (pool, news), a_reader(pool, stream, size, folder):
         place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
         transport = FarTransport(pool, Transport(Address(HOST, HOST), 1 << 20, str(tmp_path)), place, 10.0)
@@ -507,7 +508,7 @@ def planned(
 
 
 def test_a_task_has_its_rows_from_the_reader_as_often_as_it_asks(tmp_path: Path) -> None:
-    """Without it every batch would be read twice from the stream."""
+    """Tasks fetch rows from the reader, so a batch is read from the stream only once."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (_, transport, part):
         before = len(stream.opened)
@@ -520,7 +521,7 @@ def test_a_task_has_its_rows_from_the_reader_as_often_as_it_asks(tmp_path: Path)
 
 
 def test_a_task_whose_reader_is_gone_has_exactly_its_rows_from_the_planner(tmp_path: Path) -> None:
-    """Without it the death of a reader would end the query, or a batch have other rows than its offset says."""
+    """The planner reads exactly the rows of the offset again, so the query goes on."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (pool, _, part):
         stream.put("a", "later")
@@ -536,7 +537,7 @@ def closed_port() -> int:
 
 
 def test_a_task_goes_on_where_its_reader_died(tmp_path: Path) -> None:
-    """Without it rows that the task has passed on would come twice, or the query fail where tasks are not repeated."""
+    """A task that has already passed on rows fetches only the rest."""
     with planned(Stream({"a": ["x"] * 25}), tmp_path) as (_, _transport, part):
         whole = pa.concat_batches(list(read(part)))
         with io.BytesIO() as written:
@@ -547,7 +548,7 @@ def test_a_task_goes_on_where_its_reader_died(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_read_again_fail_the_task(tmp_path: Path) -> None:
-    """Without it a batch would lack rows which the checkpoint then says are done."""
+    """The checkpoint marks no rows as done that no sink has."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (_, _transport, part):
         stream.trimmed["a"] = 5
@@ -559,7 +560,6 @@ def test_rows_that_cannot_be_read_again_fail_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [24, 26])
 def test_a_reader_that_sends_another_number_of_rows_fails_the_task(tmp_path: Path, count: int) -> None:
-    """Without it a reader at fault could leave rows out in silence."""
     with planned(Stream({"a": ["x"] * 25}), tmp_path) as (_, transport, part):
         transport.discard(2)
         other = evolve(part, count=count, again=evolve(part.again, number=9))
@@ -571,16 +571,16 @@ def test_a_reader_that_sends_another_number_of_rows_fails_the_task(tmp_path: Pat
 
 
 def the_readers(parent: int) -> list[int]:
-    """The processes that read for this one."""
-    found = []
+    """Return the reader processes of this process."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             ours = (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(parent)
             if ours and b"leasehold.adapters.spark.readers.process" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def records(count: int) -> dict[str, list[str]]:
@@ -593,7 +593,6 @@ def whole(stream: Stream) -> list[tuple[str, int, str]]:
 
 @pytest.mark.slow
 def test_a_query_by_readers_brings_every_record_once_though_they_are_killed(tmp_path: Path) -> None:
-    """Without it a reader that dies would take rows with it, or have them come twice."""
     place = Place(Stream(records(60)), tmp_path / "leases.db")
     query = place.query(**{"lease.readers": "2", "maxRowsPerTrigger": "40"})  # type: ignore[arg-type]  # no argument's name
     sizes, kills = [], 0
@@ -620,7 +619,7 @@ def test_a_query_by_readers_brings_every_record_once_though_they_are_killed(tmp_
 
 @pytest.mark.slow
 def test_a_query_that_is_killed_leaves_no_reader_and_repeats_the_same(tmp_path: Path) -> None:
-    """Without it readers would go on for nobody, and a sink that skips a batch it knows would lose rows."""
+    """Readers end with their query, and the repeated batch has the same rows, as the sink may skip it."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
     stream = Stream(records(15))
@@ -643,7 +642,7 @@ def test_a_query_that_is_killed_leaves_no_reader_and_repeats_the_same(tmp_path: 
 
 @pytest.mark.slow
 def test_children_of_a_shard_are_read_by_readers_once_its_end_is_committed(tmp_path: Path) -> None:
-    """Without it a stream that is resharded would stand still, or be read out of order."""
+    """A resharded stream is read in order, parents before children."""
     stream = Stream({"a": ["x"] * 25})
     stream.split("a", "b", "c")
     stream.put("b", *["y"] * 5)
@@ -660,12 +659,12 @@ def test_children_of_a_shard_are_read_by_readers_once_its_end_is_committed(tmp_p
 
 
 class Children:
-    """Takes the place of child processes; whether they were begun and ended is kept."""
+    """Stands in for child processes, and records whether they were begun and ended."""
 
     told: ClassVar[list[str]] = []
 
     def __init__(self, *_given: object) -> None:
-        """Nothing is asked of them."""
+        """Ignore all arguments."""
 
     def begin(self) -> None:
         self.told.append("begun")
@@ -678,7 +677,7 @@ class Children:
 def test_once_a_query_is_closed_nothing_of_it_listens(
     readers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it each query that ends would leave ports, processes and rows behind, until its program ends."""
+    """A closed query leaves no port, process or row behind."""
     monkeypatch.setattr(pool_module, "ReaderChildren", Children)
     monkeypatch.setattr(Children, "told", [])
     stream = Stream({"a": ["x"]})
@@ -688,7 +687,7 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
         source_spec, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place
     )
     way.begin(lambda _key: None)
-    # What the planner has read by itself goes by its own transport, readers or not.
+    # Rows that the planner has read itself go by its own transport, with or without readers.
     (rows,) = way.transport.partitions(1, [[pa.RecordBatch.from_pydict({"data": [b"x"]})]])
     assert isinstance(rows, FetchedRows)
     assert [batch.num_rows for batch in read(rows)] == [1]
@@ -714,7 +713,7 @@ def refused(port: int) -> bool:
 
 
 def test_readers_are_refused_where_they_cannot_be() -> None:
-    """Without it a query would begin, and its tasks find nobody to fetch from."""
+    """A query whose tasks could fetch from no reader is refused when it begins."""
     given = {"kinesis.streamName": "s", "lease.store": "sqlite:///s.db", "lease.readers": "2"}
     assert kinesis_options({**given, "lease.fetchHost": HOST}).lease.readers == 2
     with pytest.raises(ValueError, match=r"^option lease\.readers: tasks fetch from readers"):

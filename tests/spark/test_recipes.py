@@ -1,4 +1,4 @@
-"""The recipe for a cluster, run from the blocks of the page itself, on a master and two workers of this machine."""
+"""The recipe for a cluster, run from the code blocks of the page, on a master and two workers of this machine."""
 
 import os
 import subprocess
@@ -28,13 +28,13 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"
 TABLE = "spark-app"
-"""As the page calls them. The stream is made anew for each test, and a lease table is of one of them."""
+"""The names on the page. The stream is recreated for each test, and a lease table belongs to one stream."""
 Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Runs the text of a recipe, with more of an environment."""
+"""Runs the text of a recipe, with additional environment variables."""
 
 
 def block(kind: str, sign: str) -> str:
-    """Return the one block of this kind on the pages that has this in it."""
+    """Return the only code block of this kind on the pages that contains this text."""
     pages = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("spark.md", "spark-cluster.md"))
     tokens = MarkdownIt().parse(pages)
     (found,) = [
@@ -45,7 +45,7 @@ def block(kind: str, sign: str) -> str:
 
 @pytest.fixture
 def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[Path]:
-    """The stream that the page reads, with five records, and a folder with its program."""
+    """Return the stream that the page reads, with five records, and a folder with its program."""
     kinesis_client.create_stream(StreamName=STREAM, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
     for number in range(5):
@@ -57,7 +57,7 @@ def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[Path]:
 
 
 def wheel(folder: Path) -> Path:
-    """What an index would have of this project."""
+    """Return the wheel of this project, as an index would have it."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, env={**os.environ, "LEASEHOLD_PURE": "1"}, check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
@@ -68,7 +68,7 @@ def wheel(folder: Path) -> Path:
 def cluster(
     orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str, master: str
 ) -> Iterator[Recipe]:
-    """Runs a recipe of the page in the folder of its program, on a master and two workers, by this environment."""
+    """Runs recipes of the page in the folder of their program, on a master and two workers, with this environment."""
     python = environment.pop("PYSPARK_PYTHON")  # the recipe says which
     wanted = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
     small = {name: ON_CLUSTER[name] for name in wanted} | {"spark.driver.host": "127.0.0.1"}
@@ -93,28 +93,28 @@ def cluster(
                 check=False,
                 timeout=900,
             )
-            if LATE not in done.stderr:  # a machine that is too busy is no fault of the recipe
+            if LATE not in done.stderr:  # the recipe is not at fault if the machine is too busy
                 break
         return done
 
     yield run
-    with suppress(ClientError):  # where nothing ran there is no table
+    with suppress(ClientError):  # if nothing ran, there is no table
         boto3.client("dynamodb", endpoint_url=dynalite_url).delete_table(TableName=TABLE)
 
 
 def reasons(log: str) -> str:
-    """What a log of Spark says that went wrong, without the places in Java and without what went well."""
+    """Return the errors in a log of Spark, without Java frames and without successes."""
     return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith("at ") and " INFO " not in line)
 
 
 def without_anything(folder: Path) -> str:
-    """A Python of this kind in which nothing is installed."""
+    """Return a Python of this version in which nothing is installed."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return str(folder / "bin/python")
 
 
 def test_an_environment_that_is_shipped_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
-    """Without this the first thing that a user of a cluster copies could end in the traceback of a task."""
+    """A user can copy the recipe of the page as it is."""
     done = cluster(block("sh", "--archives").replace("'leasehold[", f"'{wheel(orders / 'dist')}["))
     assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
@@ -123,30 +123,30 @@ def test_an_environment_that_is_shipped_runs_the_query_of_the_page(orders: Path,
 
 @pytest.fixture
 def beside(orders: Path) -> str:
-    """A Python that has what this project needs, and not the project."""
+    """Return a Python that has this project's dependencies, but not the project."""
     python = without_anything(orders / "beside")
     (site,) = (orders / "beside").glob("lib/python*/site-packages")
-    installed = Path(pyspark.__file__).parents[1]  # a folder that is named so has its own .pth files passed over
+    installed = Path(pyspark.__file__).parents[1]  # .pth files in a folder that is added this way are ignored
     (site / "installed.pth").write_text(f"{installed}\n", encoding="utf-8")
-    asked = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
-    told = subprocess.run(asked, cwd=orders, capture_output=True, text=True, check=False).stderr
-    assert told.splitlines()[-1] == "ModuleNotFoundError: No module named 'leasehold'"
+    command = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
+    stderr = subprocess.run(command, cwd=orders, capture_output=True, text=True, check=False).stderr
+    assert stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'leasehold'"
     return python
 
 
 def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhere_what_it_lacks(
     orders: Path, cluster: Recipe, beside: str
 ) -> None:
-    """Without this a query would end in the process of its source, or in the name of a module that nobody asked for."""
+    """The error names the missing package, and the query does not end in the process of its source."""
     source, recipe = wheel(orders / "dist"), block("sh", "--py-files")
-    asked = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
     page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
-    done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **asked)
+    done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **settings)
     assert done.returncode != 0
-    (*_, last) = filter(None, done.stdout.splitlines())  # spark-submit hands on what the program says there
+    (*_, last) = filter(None, done.stdout.splitlines())  # where spark-submit passes on what the program prints
     assert "leasehold is here without what it needs" in last
     assert last.endswith("(venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere")
-    done = cluster(recipe, PYSPARK_PYTHON=beside, **asked)
+    done = cluster(recipe, PYSPARK_PYTHON=beside, **settings)
     assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout

@@ -1,4 +1,4 @@
-"""A query over a stream that was deleted and made anew: it ends and says so, or begins it anew where it is told to."""
+"""A query over a stream that was deleted and recreated ends and reports it, or begins again if its option says so."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ REFUSED = r"^stream fake:1000 was deleted and made anew, and is fake:2000 now: .
 
 @define
 class Table:
-    """A stream that tells which of its name it is, and the lease table of its queries."""
+    """A stream that knows its incarnation, and the lease table of its queries."""
 
     clock: Clock
     stream: Stream = field(factory=lambda: Stream({"a": [], "b": []}, made=1000))
@@ -29,7 +29,7 @@ class Table:
     starts: Mapping[str, Position] = field(factory=dict)
 
     def query(self, before: Query | None = None, more: Mapping[str, str] = NOT_TOLD) -> Query:
-        """One more run, behind this one, which was killed."""
+        """Return one more run, which goes on after the run `before`, which was killed."""
         life = Mortal(self.store)
         if before is not None:
             before.kill()
@@ -38,32 +38,32 @@ class Table:
         return Query(reader, self.store, life, reader.initialOffset() if before is None else before.offset)
 
     def read_up(self, query: Query) -> list[str]:
-        """The texts of what is there, each as often as it came."""
+        """Return the texts of what the stream holds, each as often as it came."""
         there = sum(map(len, self.stream.records.values()))
         query.until(lambda query: len(query.rows) >= there)
         return sorted(text for _, _, text in query.rows)
 
     def noted(self) -> set[str | None]:
-        """The streams of which the leases are."""
+        """Return the incarnations that the leases are of."""
         return {lease.note(INCARNATION) for lease in self.store.list().leases}
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Two shards with five records each."""
+    """Return a stream of two shards with five records each."""
     found = Table(stepped(monkeypatch))
     fill(found, "old", 5)
     return found
 
 
 def fill(table: Table, word: str, count: int) -> None:
-    """Put so many records into each shard."""
+    """Put this many records into each shard."""
     for shard in table.stream.records:
         table.stream.put(shard, *(f"{word} {shard}{number}" for number in range(count)))
 
 
 def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -> None:
-    """It would wait for numbers that the new stream does not have, and look idle."""
+    """The query does not wait, seemingly idle, for numbers that the new stream does not have."""
     query = table.query()
     table.read_up(query)
     table.stream.make_anew("a", "b")
@@ -78,7 +78,7 @@ def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -
 
 
 def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> None:
-    """Its numbers begin anew: what lies before the former offset would be skipped."""
+    """The new stream's numbers begin again, so records before the old offset are not skipped."""
     query = table.query()
     table.read_up(query)
     table.stream.make_anew("a", "b", "c")
@@ -86,7 +86,7 @@ def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> Non
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
     assert (again.offset["i"], table.noted()) == ("fake:2000", {"fake:2000"})
-    # From then on it is a stream as any other, whether the option stays or not.
+    # From then on it is a stream like any other, with or without the option.
     fill(table, "newer", 1)
     last = table.query(again)
     last.until(lambda query: len(query.rows) >= 3)
@@ -94,7 +94,7 @@ def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> Non
 
 
 def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: Table) -> None:
-    """Records of the new stream with the same numbers would pass for its rows, and come again."""
+    """Records of the new stream with the same numbers are not taken for the rows of the old batch."""
     query = table.query()
     planned = query.plan()
     assert planned is not None
@@ -108,7 +108,7 @@ def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: 
 
 
 def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table) -> None:
-    """Its offsets count records of the former stream: those of the new one would be taken for read."""
+    """The query's offsets count records of the old stream, and do not mark those of the new one as read."""
     query = table.query(more=ANEW)
     table.read_up(query)
     table.stream.make_anew("a", "b")
@@ -120,7 +120,7 @@ def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table)
 
 
 def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(table: Table) -> None:
-    """A checkpointLocation of a version before this would skip as many records of the new stream as it had read."""
+    """A checkpointLocation of an earlier version does not skip records of the new stream."""
     table.stream.records["c"] = ["old c0"]
     query = table.query()
     table.read_up(query)
@@ -131,12 +131,12 @@ def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(
         table.query(query).plan()
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
-    # The leases note the new stream by then, and the offset that named none is of the former one all the same.
+    # By then the leases name the new stream, but the offset without a name is still of the former one.
     assert again.offset["r"].keys() == {"a", "b"}
 
 
 def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew(table: Table) -> None:
-    """All would come twice after a change of version."""
+    """A change of version does not repeat all records."""
     query = table.query()
     table.read_up(query)
     del query.offset["i"]
@@ -149,7 +149,7 @@ def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew
 
 @pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, and the query reads fake:1000"), (0, "")])
 def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table: Table, made: int, told: str) -> None:
-    """An old answer would have its ranges read of the wrong stream."""
+    """Even if a listing is outdated, an offset's ranges are not read from another incarnation of the stream."""
     table.stream.made = 2000
     query = table.query()
     table.read_up(query)
@@ -168,7 +168,7 @@ def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table
 def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
     table: Table, more: Mapping[str, str]
 ) -> None:
-    """Without an offset of its own it would wait beside leases that nobody may read."""
+    """The query does not wait next to leases that no worker may read."""
     table.read_up(before := table.query())
     before.kill()
     table.stream.make_anew("a", "b")
@@ -182,7 +182,7 @@ def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
 
 
 def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position(table: Table) -> None:
-    """A starting position for one shard is a place in the former stream."""
+    """A starting position for one shard is a place in the old stream."""
     table.starts = {"a": Position("3")}
     query = table.query()
     query.until(lambda query: len(query.rows) >= 7)
@@ -196,7 +196,7 @@ def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position
 def test_a_run_waits_until_the_stream_says_which_it_is(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its first batches would name no incarnation, and count for any."""
+    """Each batch names the incarnation, so that it is valid for that one only."""
     answers = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
     real = Stream.shards
 
@@ -215,7 +215,7 @@ def test_a_run_waits_until_the_stream_says_which_it_is(
 def test_a_stream_that_learns_by_a_listing_which_it_is_is_listed_first(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The offsets of a run would name no incarnation, and those of a former stream count for this one."""
+    """The offsets of a run name the incarnation, so those of an old stream do not count for the new one."""
     listed, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
 
     def listing(stream: Stream) -> tuple[Shard, ...]:

@@ -1,4 +1,4 @@
-"""A section is checked as a whole before any of its rows is sent: a task that fails leaves nothing of it behind."""
+"""A section is checked as a whole before any of its rows is sent, so a task that fails writes nothing of it."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
 
 @define
 class Written:
-    """A writer whose service only notes what it is sent."""
+    """A writer whose service only records what it is sent."""
 
     writer: RowWriter
     sent: list[object] = Factory(list)
@@ -53,7 +53,7 @@ class OneShard:
 
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    """A writer whose producer checks what it is given, and sends nothing."""
+    """Return a writer whose producer checks its rows, and sends nothing."""
     sent = list[object]()
 
     class Noting(producer.Producer):
@@ -84,7 +84,6 @@ BAD_OF_KINESIS = {
 def test_a_row_that_kinesis_refuses_keeps_its_section_from_being_sent(
     kinesis: Written, bad: tuple[Any, ...], said: str, at: str
 ) -> None:
-    """Sizes, keys and hash keys are checked before the first row of a section is sent."""
     good = [(b"%d" % number, f"key {number}", str(number) if number % 2 else None) for number in range(GOOD)]
     rows = [*good, bad] if at == "last" else [bad, *good]
     with pytest.raises(ValueError, match=f"^{said}"):
@@ -96,7 +95,7 @@ def test_a_row_that_kinesis_refuses_keeps_its_section_from_being_sent(
 
 @pytest.fixture
 def hub() -> Written:
-    """The batches are the client's own; what is sent is noted."""
+    """Return a writer with the client's own batches, which records what is sent."""
     azure = pytest.importorskip("azure.eventhub")
     sent = list[object]()
 
@@ -122,7 +121,6 @@ BAD_OF_HUBS = {
 def test_a_row_that_a_hub_refuses_keeps_its_section_from_being_sent(
     hub: Written, bad: tuple[Any, ...], said: str, at: str
 ) -> None:
-    """Sizes and routes are checked before the first row of a section is sent."""
     good = [(b"%d" % number * 1500, None, "key", [("name", "value")]) for number in range(GOOD)]
     rows = [*good, bad] if at == "last" else [bad, *good]
     with pytest.raises(ValueError, match=f"^{said}"):

@@ -1,4 +1,4 @@
-"""Batches that Spark repeats while the stream does not answer: the same rows, or none that is skipped later."""
+"""Batches that Spark repeats while the stream does not respond: no row is changed or skipped later."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ SUNK = pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "a
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A stream of two shards with a record each; silence is believed soon."""
+    """Return a stream of two shards with a record each, where silence is soon believed."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
     found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True, gone: tuple[Row, ...] = ()) -> None:
-    """Kill what repeated the batch before it planned another; the next run has to find everything but this."""
+    """Kill the query before it plans another batch, and check that the next run finds every record except `gone`."""
     place.queries[-1].kill()
     last = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
     drained(last, crash.sink, place.stream, also=gone)
@@ -46,7 +46,7 @@ def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True
 @SUNK
 @FLUSHING
 def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
-    """Without it Spark would commit a batch that lacks a range, and a second kill would lose that, or double it."""
+    """Spark commits no batch that lacks a range, so that a second kill neither loses nor doubles it."""
     crash = crashed(place, sunk=sunk)
     place.stream.throttled["a"] = 8
     query = again(place, crash, **{"lease.flushOnIdle": flush})
@@ -56,7 +56,7 @@ def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool
 
 
 def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
-    """Without it a repetition under the present epoch would disconnect the shard's living reader (Event Hubs)."""
+    """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.Place(MemoryStore(), stream, columns("fake"), exclusive=True)
     rows = replay.Repetition(Lease("a", epoch=9), wanted, where, Event()).rows()
@@ -68,7 +68,7 @@ def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
 def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
-    """Without it the query would hang for ever, or go on without the range."""
+    """The query neither hangs nor goes on without the range."""
     crash = crashed(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
@@ -88,7 +88,7 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
 @FLUSHING
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
-    """Without it a kill before the next offset would have the range skipped as if the sink had it."""
+    """If the query is killed before the next offset, the range is not skipped as if the sink had it."""
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
@@ -107,7 +107,7 @@ def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, f
 def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
-    """Without it a sink that has the batch without the range skips the repetition that has it: the range is lost."""
+    """A sink that has the batch without the range skips a repetition that has it."""
     monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
@@ -123,7 +123,7 @@ def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
 
 
 def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
-    """Without it a query would never start again once a part of its last batch is past retention."""
+    """A query starts although part of its last batch is past retention."""
     crash = crashed(place, sunk=False)
     oldest = min(row[1] for row in crash.rows if row[0] == "a")
     place.stream.trimmed["a"] = oldest
@@ -135,7 +135,7 @@ def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
 
 
 def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) -> None:
-    """Without it a partition's next owner would begin behind records that no sink has."""
+    """The partition's next owner does not begin after records that no sink has."""
     crash = crashed(place, sunk=False, rereadable=False)
     place.stream.numbers = True
     place.stream.refuses.add("a")
@@ -152,7 +152,7 @@ def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) 
 
 @pytest.mark.parametrize("call", ["latestOffset", "partitions", "commit"])
 def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_path: Path, call: str) -> None:
-    """Without it the lease table would hold another stream's numbers before anything was read."""
+    """No number of another stream reaches the lease table."""
     other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
     source_spec = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)

@@ -1,4 +1,4 @@
-"""How often one shard is asked, counted where the service would count it."""
+"""How often one shard is read, counted where the service would count it."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 
 Answer = Callable[[int], dict[str, Any]]
-"""Of the n-th request."""
+"""Returns the response to the n-th request."""
 
 
 def refused(code: str) -> ClientError:
@@ -28,25 +28,25 @@ def refused(code: str) -> ClientError:
 
 
 def idle(_asked: int) -> dict[str, Any]:
-    """Nothing, and nothing is waiting."""
+    """Return nothing, with nothing waiting."""
     return {"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
 def busy(asked: int) -> dict[str, Any]:
-    """As much as a request may bring, and more waiting."""
+    """Return as much as a request may hold, with more waiting."""
     rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * asked + each)} for each in range(100)]
     return {"Records": rows, "MillisBehindLatest": 60_000, "NextShardIterator": "it"}
 
 
 def throttled(asked: int) -> dict[str, Any]:
-    """Every second request is one too many."""
+    """Reject every second request as one too many."""
     if asked % 2:
         raise refused("ProvisionedThroughputExceededException")
     return busy(asked)
 
 
 def expiring(asked: int) -> dict[str, Any]:
-    """No iterator lives for long."""
+    """Expire each iterator soon."""
     if asked % 3 == 0:
         raise refused("ExpiredIteratorException")
     return busy(asked)
@@ -54,7 +54,7 @@ def expiring(asked: int) -> dict[str, Any]:
 
 @define
 class Client:
-    """Answers one shard's requests, and notes when they came."""
+    """Answers requests for one shard, and records when they came."""
 
     answer: Answer
     now: float = 0.0
@@ -78,18 +78,18 @@ class Asked(Stream):
     client: Client = Factory(lambda: Client(idle))
 
     def open(self, lease: Lease, start: Position) -> ArrowPoller:  # type: ignore[override]  # as the real source does
-        """By the reader that Spark's queries use."""
+        """Open the shard with the reader that Spark's queries use."""
         return ArrowPoller(cast("KinesisClient", self.client), "s", lease.shard, start, None)
 
 
 def most_within(times: list[float], seconds: float) -> int:
-    """The most of them in any so long a time."""
+    """Return the largest number of requests within any span of this length."""
     return max((bisect_left(times, time + seconds) - place for place, time in enumerate(times)), default=0)
 
 
 @pytest.mark.parametrize("answer", [idle, busy, throttled, expiring])
 def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answer) -> None:
-    """Without it one query would use up the five requests that all readers of a shard share (K5)."""
+    """All readers of a shard share five requests a second (K5)."""
     client = Client(answer)
     _, feed = a_feed(Asked({"a": []}, client=client), an_ahead())
     while client.now < SECONDS:
@@ -98,5 +98,5 @@ def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answe
     assert most_within(client.records, 10.0) <= 45
     assert most_within(client.records, 1.0) <= 5
     assert most_within(client.iterators, 1.0) <= 2
-    # The opposite mistake: what has records waiting is asked as often as it may be.
+    # The opposite mistake: a shard with waiting records is read as often as allowed.
     assert len(client.records) >= (SECONDS * 4 if answer is busy else SECONDS / 4)

@@ -1,4 +1,4 @@
-"""Queries that are killed at every bad moment and started again: nothing lost, replays identical, and said why."""
+"""Queries that are killed at every bad moment and started again lose nothing, and repeat the same batches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
-    """A stream of two shards with a record each."""
+    """Return a stream of two shards with a record each."""
     caplog.set_level("INFO", "leasehold")
     found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
     yield found
@@ -27,7 +27,7 @@ def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
 def test_a_batch_that_was_not_committed_comes_again_the_same(
     place: Place, caplog: pytest.LogCaptureFixture, sunk: bool
 ) -> None:
-    """Without it a sink that skips the batch it knows would lose what only the repetition had."""
+    """A repeated batch has the same rows, because a sink may skip a batch it knows."""
     crash = crashed(place, sunk=sunk)
     place.stream.put("a", "came meanwhile")
     place.stream.put("b", "this too")
@@ -39,7 +39,7 @@ def test_a_batch_that_was_not_committed_comes_again_the_same(
 
 
 def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> None:
-    """Without it what Spark had and the leases did not know yet would be done twice at each restart."""
+    """A restart does not repeat rows that Spark has committed, even if the leases lag behind."""
     crash = crashed(place, sunk=True)
     query = place.query(crash.planned)
     drained(query, crash.sink, place.stream)
@@ -47,7 +47,7 @@ def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> N
 
 
 def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Place) -> None:
-    """Without it what Spark had of it and its lease did not know yet would come again under a new number."""
+    """Rows that Spark has committed before the lease was written do not come again under a new number."""
     crash = crashed(place, sunk=True)
     store = place.queries[0].store
     away = store.write(StealLease(store.get(["a"])[0], "away"))
@@ -68,7 +68,6 @@ def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Pl
 
 
 def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(place: Place) -> None:
-    """Without it the last records of a shard, or all of its children, would stay unread for good."""
     crash = crashed(place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END")
     query = again(place, crash)
     assert query.rows == crash.rows
@@ -80,7 +79,7 @@ def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(pl
 def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a theft meanwhile would lose the batch, end the query, or move the thief's checkpoint back."""
+    """A steal in the meantime loses no batch, does not end the query, and leaves the new owner's checkpoint."""
     crash = crashed(place, sunk=False)
     store = place.queries[0].store
     taken = store.write(StealLease(store.get(["a"])[0], "thief"))
@@ -103,7 +102,7 @@ def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
 def test_without_the_lease_table_it_goes_on_where_spark_says(
     place: Place, caplog: pytest.LogCaptureFixture, start: str, rereadable: bool
 ) -> None:
-    """Without it a table made anew would begin at what is latest then, and skip what came since the last batch."""
+    """A query over a recreated lease table does not begin at the latest records."""
     crash = crashed(place, sunk=True, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = not rereadable  # as event hubs say what is latest
@@ -119,7 +118,7 @@ def test_without_the_lease_table_it_goes_on_where_spark_says(
 def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
-    """Without it a range that nobody could read again at that moment would be skipped as if the sink had it."""
+    """A range that cannot be read again at that moment is not skipped as if the sink had it."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
@@ -135,7 +134,7 @@ def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
 def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a lost checkpointLocation would mean everything again, or a gap."""
+    """A lost checkpointLocation means neither reading everything again nor a gap."""
     crash = crashed(place, sunk=True)
     done = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
     query = place.query()
@@ -147,7 +146,7 @@ def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
 
 
 def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place) -> None:
-    """Without it a nightly job would skip or repeat records, run for nothing, or keep leases that nobody reads."""
+    """A nightly job skips and repeats no record, and holds no lease between its runs."""
     offset, sink = None, Sink()
     for more in (("early",), ("late", "later")):
         place.stream.put("b", *more)
@@ -170,7 +169,7 @@ def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place
 def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a nightly job would hang on one unreadable shard until somebody looks."""
+    """A nightly job fails on a shard that cannot be read, and does not hang."""
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 1.0)
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
     place.stream.silent.add("a")

@@ -1,4 +1,4 @@
-"""The write side of the formats in a real session: each row is had once, in order, however often it was written."""
+"""The write side of the formats in a real session: readers get each row once and in order, despite rewrites."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ _names = count()
 
 @pytest.fixture
 def stream(kinesis_client: KinesisClient) -> Iterator[str]:
-    """A stream of two shards."""
+    """Return a stream of two shards."""
     name = f"written-{next(_names)}"
     kinesis_client.create_stream(StreamName=name, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -38,12 +38,12 @@ def stream(kinesis_client: KinesisClient) -> Iterator[str]:
 
 @pytest.fixture
 def given(stream: str, kinesis_url: str) -> dict[str, str]:
-    """How the sink finds it."""
+    """Return the sink's options."""
     return {"kinesis.streamName": stream, "kinesis.endpointUrl": kinesis_url, "kinesis.region": "eu-west-1"}
 
 
 def had(client: KinesisClient, stream: str) -> list[Record]:
-    """What a reader of ours is given, shard after shard."""
+    """Return what a reader of ours gets, shard after shard."""
     source, found = KinesisSource(client, stream), list[Record]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
@@ -53,24 +53,24 @@ def had(client: KinesisClient, stream: str) -> list[Record]:
 
 
 def written(client: KinesisClient, stream: str) -> list[bytes]:
-    """What stands in the stream, as any other reader would be given it."""
-    found = list[bytes]()
+    """Return what the stream contains, as any other reader would get it."""
+    records = list[bytes]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
-        told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
-        found += [user.data for row in told["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
-    return found
+        response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        records += [user.data for row in response["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
+    return records
 
 
 def tags(client: KinesisClient, stream: str) -> list[Tag]:
-    """The tags of all rows that stand in the stream."""
-    found = list[Tag | None]()
+    """Return the tags of all rows in the stream."""
+    seen = list[Tag | None]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
-        told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
-        for row in told["Records"]:
-            found += deaggregate(row["Data"], row["PartitionKey"]).tags
-    return [tag for tag in found if tag is not None]
+        response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        for row in response["Records"]:
+            seen += deaggregate(row["Data"], row["PartitionKey"]).tags
+    return [tag for tag in seen if tag is not None]
 
 
 def numbered(frame: DataFrame, number: str) -> DataFrame:
@@ -79,7 +79,7 @@ def numbered(frame: DataFrame, number: str) -> DataFrame:
 
 
 def query(spark: SparkSession, given: dict[str, str], folder: Path) -> StreamingQuery:
-    """A query whose batches are the same each time."""
+    """Return a query whose batches are the same each time."""
 
     def start() -> StreamingQuery:
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).option("numPartitions", 2)
@@ -95,8 +95,8 @@ def through(running: StreamingQuery, batch: int) -> None:
     def there() -> bool:
         if (fault := running.exception()) is not None:
             raise fault
-        told = running.lastProgress
-        return told is not None and bool(told["batchId"] >= batch)
+        progress = running.lastProgress
+        return progress is not None and bool(progress["batchId"] >= batch)
 
     until(there, "batch", 4 * WAIT)
     running.stop()
@@ -106,15 +106,15 @@ def through(running: StreamingQuery, batch: int) -> None:
 @pytest.mark.services
 @pytest.mark.xdist_group("spark")
 class TestSpark:
-    """In one session."""
+    """The tests that share one session."""
 
     def test_a_batch_that_is_written_again_is_had_once(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str], tmp_path: Path
     ) -> None:
-        """Without this a query that was killed behind its sink would have its rows processed twice."""
+        """A query that is killed after its sink has written does not have its rows processed twice."""
         through(query(spark, given, tmp_path), 1)
         last = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
-        # As if it had been killed before it wrote that this batch is done: then no later one was planned either.
+        # As if it was killed before it logged that this batch is done; then no later batch was planned either.
         for log, first in (("commits", last), ("offsets", last + 1)):
             for path in (tmp_path / log).iterdir():  # each number, and its checksum
                 number = path.name.strip(".").removesuffix(".crc")
@@ -127,7 +127,7 @@ class TestSpark:
         rows, records = written(kinesis_client, stream), had(kinesis_client, stream)
         assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
         assert sorted(record.data for record in records) == sorted(set(rows))
-        # Even and odd numbers are a partition each, whose tasks run side by side: each keeps its own order.
+        # Even and odd numbers are a partition each. Their tasks run in parallel, and each keeps its own order.
         for key, part in product(map(str, range(7)), range(2)):
             mine = [int(record.data) for record in records if record.partition_key == key]
             numbers = [number for number in mine if number % 2 == part]
@@ -152,7 +152,7 @@ class TestSpark:
     def test_a_frame_is_written_by_key_in_order(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
     ) -> None:
-        """Without this `df.write` would lose rows, write them twice, or mix the order within a key."""
+        """`df.write` loses no row, writes none twice, and keeps the order within a key."""
         numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**given).mode("append").save()
         records = had(kinesis_client, stream)
         assert sorted(int(record.data) for record in records) == [*range(500)]
@@ -174,14 +174,14 @@ class TestSpark:
     def test_what_cannot_be_written_is_told_in_one_sentence(
         self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], said: str
     ) -> None:
-        """Without this a wrong column would be a traceback out of a task, or be written as something else."""
+        """A wrong column is neither a traceback from a task nor written as something else."""
         frame = change(numbered(spark.range(3), "id"))
         with pytest.raises(Exception, match=said):
             frame.write.format("kinesis-leased").options(**given).mode("append").save()
 
 
 def test_sections_are_the_same_however_rows_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this a batch that is repeated by other readers would be taken for other rows, and had twice."""
+    """A batch that other readers repeat has the same sections, so its rows are recognized as duplicates."""
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 2000)
     rows = [(b"%d" % number, str(number % 3)) for number in range(100)]
 

@@ -1,7 +1,8 @@
-"""Laws of every holder of room: a row comes once and in order, and nothing is left once all is taken or dropped.
+"""Laws of everything that buffers rows: a row comes once and in order, and in the end nothing remains.
 
-Whatever order readings, plans, commits, faults and ends come in, no mark of a shard overtakes the one before it
-(committed, acknowledged, delivered, read), what waits is bounded, and in the end all that was opened is closed.
+In whatever order reads, plans, commits, faults and ends come, no mark of a shard overtakes the one before it
+(committed, acknowledged, delivered, read), the number of waiting rows is bounded, and in the end everything that was
+opened is closed.
 """
 
 import math
@@ -56,11 +57,11 @@ SIZES = 1 << 20, 300, 101  # of what is taken: anything, some rows, about one
 
 
 class Refused(Exception):
-    """The system has no memory, thread or descriptor for now."""
+    """The system has no memory, thread or descriptor at the moment."""
 
 
 class Faulty:
-    """Columns that keep the source's own offset; to make them fails so many times."""
+    """Columns with the source's own offset; building them fails `faults` times."""
 
     def __init__(self) -> None:
         self.faults = 0
@@ -71,8 +72,8 @@ class Faulty:
         names = ["data", "sequenceNumber", "offset"]
         rows = [[each.data for each in records], [each.sequence_number for each in records]]
         kinds = [pa.binary(), pa.string(), pa.string()]
-        found = [*rows, [each.token for each in records]]
-        return pa.record_batch([pa.array(*each) for each in zip(found, kinds, strict=True)], names)
+        columns = [*rows, [each.token for each in records]]
+        return pa.record_batch([pa.array(*each) for each in zip(columns, kinds, strict=True)], names)
 
     def refuse(self) -> None:
         if self.faults:
@@ -89,7 +90,7 @@ def numbers(rows: pa.RecordBatch) -> list[int]:
 
 
 def behind(position: Position, stream: Stream, key: str) -> int:
-    """How many records lie up to here; of a position in between, the source's own offset is kept."""
+    """Return how many records lie up to this position, and check that the source's own offset was kept."""
     assert not position.numbered or not stream.tokens or position.token == f"@{position.sequence}", position
     return len(stream.records[key]) if position.ended else int(position.sequence) if position.numbered else 0
 
@@ -98,57 +99,57 @@ KEYS = st.sampled_from("ab")
 
 
 class Reading(RuleBasedStateMachine):
-    """A stream, and what it does to whoever reads it."""
+    """A stream, and the faults that readers of it meet."""
 
     keys = "ab"
 
     def begin(self) -> None:
-        """Shards with a page each."""
+        """Create shards with a page each."""
         self.stream = Stream({key: ["x"] * PAGE for key in self.keys}, tokens=True)
         self.made = Faulty()
         self.now = 0.0
 
     @rule(key=KEYS, count=st.integers(1, 4 * PAGE))
     def put(self, key: str, count: int) -> None:
-        """Records come, unless the shard is closed."""
+        """Put records, unless the shard is closed."""
         if key in self.keys and key not in self.stream.children:
             self.stream.put(key, *["x"] * count)
 
     @rule(key=KEYS)
     def split(self, key: str) -> None:
-        """A shard is closed; its last answer is empty."""
+        """Close a shard, so that its last response is empty."""
         if key in self.keys and key not in self.stream.children:
             self.stream.split(key, f"{key}1", f"{key}2")
 
     @rule(key=KEYS, count=st.integers(1, 3), how=st.sampled_from(["late", "unreachable", "throttled", "rows"]))
     def fault(self, key: str, count: int, how: str) -> None:
-        """Readings advance and raise, openings fail, nothing is answered, or there is no memory for the rows."""
+        """Make reads advance and raise, openings fail, reads return nothing, or memory for the rows run out."""
         if how == "rows":
             self.made.faults = count
         else:
             getattr(self.stream, how)[key] += count
 
     def mend(self) -> None:
-        """All of it is given again."""
+        """Clear all faults."""
         for each in (self.stream.late, self.stream.unreachable, self.stream.throttled):
             each.clear()
         self.made.faults = 0
 
     @invariant()
     def a_shard_has_one_reader(self) -> None:
-        """A second one would drive the first out, or count against the limits of the service twice."""
-        found = self.stream.open_readers if hasattr(self, "stream") else []
-        assert len(found) == len(set(found))
+        """A second reader would disconnect the first, or count twice against the limits of the service."""
+        shards = self.stream.open_readers if hasattr(self, "stream") else []
+        assert len(shards) == len(set(shards))
 
 
 class Feeding(Reading):
-    """One shard that a query reads ahead and commits, until it is wanted elsewhere."""
+    """One shard that a query reads ahead and commits, until the lease moves elsewhere."""
 
     keys = "a"
 
     @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]), end=st.sampled_from(["asked away", "stolen"]))
     def join(self, done: int, end: str) -> None:
-        """Hold the shard from its beginning on, or from where an earlier run committed it; that may be its end."""
+        """Hold the shard from its beginning, or from where an earlier run committed it, which may be its end."""
         self.begin()
         self.end = end
         self.ahead = ReadAheadState(
@@ -188,13 +189,13 @@ class Feeding(Reading):
 
     @rule(count=st.integers(1, 3))
     def table_away(self, count: int) -> None:
-        """Some calls of the lease table fail."""
+        """Make some calls of the lease table fail."""
         self.store_faults = count
 
     @precondition(lambda self: not self.over)
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
-        """Its thread calls it, as often as it wants to be called."""
+        """Step the feed as its thread does, when it asks to be called."""
         for _ in range(count):
             self.now += 0.1
             lost, before = self.feed.holding.lost.is_set(), self.stream.readings
@@ -216,17 +217,17 @@ class Feeding(Reading):
         chunk = self.feed.take(count, size)
         if chunk is None:
             return
-        found, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
-        assert found == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
-        assert len(found) <= count
+        taken, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
+        assert taken == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
+        assert len(taken) <= count
         assert before == self.handed[-1]
-        self.handed.append(before + len(found))
+        self.handed.append(before + len(taken))
         self.ends.append(chunk.ends)
 
     @precondition(lambda self: self.ends)
     @rule(count=st.integers(1, 3))
     def commit(self, count: int) -> None:
-        """Spark is done with some of it."""
+        """Commit some of the rows, as Spark does."""
         done, self.ends = self.ends[:count], self.ends[count:]
         self.committed = done[-1]
         self.feed.commit(done[-1])
@@ -234,7 +235,7 @@ class Feeding(Reading):
     @precondition(lambda self: not self.over)
     @rule(seconds=st.sampled_from([0.0, 100.0]))
     def passes(self, seconds: float) -> None:
-        """It was suspended, or not; then it renews."""
+        """Suspend the process or not, and then renew the lease."""
         self.now += seconds
         if seconds:
             self.step(2)
@@ -245,7 +246,7 @@ class Feeding(Reading):
     @precondition(lambda self: not self.over and len(self.handed) > 1)
     @rule(how=st.sampled_from(["asked away", "stolen", "denied"]))
     def leave(self, how: str) -> None:
-        """The lease is wanted elsewhere, or cannot be read here."""
+        """Have the lease move elsewhere, or make the shard unreadable here."""
         self.store_faults = 0
         if how == "asked away":
             self.feed.holding.ask_release()
@@ -258,7 +259,7 @@ class Feeding(Reading):
 
     @invariant()
     def marks_follow_one_another(self) -> None:
-        """Nothing is behind a checkpoint that Spark has not finished with, nor waits beyond the room there is."""
+        """No checkpoint passes what Spark has finished with, and waiting rows are bounded."""
         if not hasattr(self, "worker"):
             return
         faults, self.store_faults = self.store_faults, 0
@@ -275,18 +276,18 @@ class Feeding(Reading):
 
     @invariant()
     def whoever_has_left_has_closed(self) -> None:
-        """A reader would stay open for a lease that is another's, and drive out its owner."""
+        """A reader that stayed open after its lease moved would disconnect the new owner."""
         if hasattr(self, "left") and self.over:
             assert (self.left, self.stream.open_readers) == (1, [])
 
     def teardown(self) -> None:
-        """With all faults mended, all of it comes; and whoever is asked to leaves at once with nothing open."""
+        """With all faults cleared, all rows come, and a feed that is asked to leave closes everything at once."""
         if not hasattr(self, "worker"):
             return
         self.mend()
         self.stream.denied.clear()
         self.store_faults = 0
-        # A page each time, and what a start, its faults and the last commit take.
+        # One page per turn, and some turns for the start, its faults and the last commit.
         for _ in range(60 + len(self.stream.records["a"]) // PAGE):
             if self.over or self.feed.holding.releasing:
                 break
@@ -311,11 +312,11 @@ class Feeding(Reading):
 
 
 class Shelving(Reading):
-    """Two shards that one reader reads ahead, and its planner plans: each message goes over as text."""
+    """Two shards that one reader reads ahead and its planner plans; each message passes through its text form."""
 
     @initialize(rows=st.sampled_from([1, ROOM, 1000]), size=st.sampled_from([500, 1 << 20]))
     def join(self, rows: int, size: int) -> None:
-        """The reader has been asked for both."""
+        """Have the reader open both shards."""
         self.begin()
         source_spec = SourceSpec(lambda: self.stream, self.made.columns, 0.01, 2**53, rereadable=True)
         self.spec = ReaderSpec(("", 1), b"", Address("", ""), source_spec, rows, size, 3, 500, "")
@@ -333,9 +334,9 @@ class Shelving(Reading):
         self.number += 1
         self.buffers[key] = FarBuffer(self.made.columns)
         self.openings[key] = FarReader(self.number, Lease(key), self.planned[key], lambda _opening: None)
-        asked = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
-        assert isinstance(asked, Open)
-        self.aheads[key] = ShardReadAhead(asked, self.stream, self.spec, self._say, lambda: 2)
+        request = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
+        assert isinstance(request, Open)
+        self.aheads[key] = ShardReadAhead(request, self.stream, self.spec, self._say, lambda: 2)
         self.read_to[key] = self.planned[key]
         self.over.discard(key)
 
@@ -343,17 +344,17 @@ class Shelving(Reading):
         if self.unheard:
             self.unheard -= 1
             raise Refused
-        told = from_reader(line_of(message))
-        assert isinstance(told, ShardReport | ShardFailure)
-        (key,) = [key for key, each in self.openings.items() if each.number == told.opening]
-        if isinstance(told, ShardFailure):
-            self.openings[key].fail(told.text)
+        received = from_reader(line_of(message))
+        assert isinstance(received, ShardReport | ShardFailure)
+        (key,) = [key for key, each in self.openings.items() if each.number == received.opening]
+        if isinstance(received, ShardFailure):
+            self.openings[key].fail(received.text)
         else:
-            self.openings[key].report(told)
+            self.openings[key].report(received)
 
     @rule(count=st.integers(1, 2))
     def unheard_of(self, count: int) -> None:
-        """There is no memory for some of what is to be said."""
+        """Make memory run out for some of the reader's messages."""
         self.unheard = count
 
     @rule(key=KEYS, count=st.integers(1, 5))
@@ -378,22 +379,22 @@ class Shelving(Reading):
 
     @rule(key=KEYS, count=st.integers(1, 2 * PAGE), size=st.sampled_from(SIZES))
     def plan(self, key: str, count: int, size: int) -> None:
-        """What was reported is planned in part, and the reader is asked for just that."""
+        """Plan some of what was reported, and take exactly those rows from the reader."""
         self.hear(key)
         chunk = self.buffers[key].take(count, size)
         if chunk is None:
             return
         before = behind(self.planned[key], self.stream, key)
-        found = self.aheads[key].take(chunk.rows.through)
-        assert found is not None
-        rows = [number for each in found for number in numbers(each)]
+        taken = self.aheads[key].take(chunk.rows.through)
+        assert taken is not None
+        rows = [number for each in taken for number in numbers(each)]
         assert rows == list(range(before + 1, behind(chunk.ends, self.stream, key) + 1))
         assert (chunk.rows.range.begins, chunk.rows.num_rows) == (self.planned[key], len(rows))
         self.planned[key] = chunk.ends
 
     @rule(key=KEYS)
     def asked_again(self, key: str) -> None:
-        """The shard is closed, and opened behind what was planned."""
+        """Close the shard, and open it after what was planned."""
         if self.planned[key].ended:
             return
         self.openings[key].close()
@@ -404,14 +405,14 @@ class Shelving(Reading):
 
     @invariant()
     def what_waits_is_bounded(self) -> None:
-        """A blocked sink would fill the memory of every reader."""
+        """A blocked sink does not fill the memory of the readers."""
         for key, buffer in getattr(self, "buffers", {}).items():
             waiting = behind(self.read_to[key], self.stream, key) - behind(self.planned[key], self.stream, key)
             assert waiting == buffer.count <= max(1, self.spec.rows // 2) + 2 * PAGE
             assert bool(buffer) or (buffer.count, buffer.bytes) == (0, 0)
 
     def teardown(self) -> None:
-        """With all faults mended, all of it comes, and nothing stays open."""
+        """With all faults cleared, all rows come, and nothing stays open."""
         if not hasattr(self, "aheads"):
             return
         self.mend()
@@ -430,11 +431,11 @@ class Shelving(Reading):
 
 
 class Serving(RuleBasedStateMachine):
-    """A query's port for readers, and readers that come and go; tasks have rows of several shards each."""
+    """A query's port for readers, and readers that come and go; each task has rows of several shards."""
 
     @initialize()
     def begin(self) -> None:
-        """Two shards with records, and nobody who reads them."""
+        """Create shards with records, and no readers."""
         self.before = self._held()
         self.stream = Stream({key: ["x"] * PAGE for key in "abc"})
         self.pool = ReaderPool(Address(HOST, HOST), lambda _key: None)
@@ -450,7 +451,7 @@ class Serving(RuleBasedStateMachine):
         self.wanted: list[list[int]] = []
 
     def _held(self) -> set[object]:
-        """Threads and descriptors of this process."""
+        """Return the threads and descriptors of this process."""
         held: set[object] = set(threading.enumerate())
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(OSError):  # that of the listing itself is closed by now
@@ -460,7 +461,7 @@ class Serving(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: len(self.readers) < 3)
     def come(self) -> None:
-        """A reader connects, and has its part of the shards."""
+        """Connect a reader, which gets its part of the shards."""
         thread = Thread(target=ShardReader(a_spec(self.stream, self.pool)).run)
         thread.start()
         self.readers.append(thread)
@@ -469,7 +470,7 @@ class Serving(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.readers)
     def go(self) -> None:
-        """A reader loses its connection, and ends."""
+        """Cut the connection of a reader, which ends."""
         self.pool.connected[0].end()
         until(lambda: sum(each.is_alive() for each in self.readers) < len(self.readers), "it has ended")
         self.readers = [each for each in self.readers if each.is_alive()]
@@ -481,7 +482,7 @@ class Serving(RuleBasedStateMachine):
 
     @rule(at=st.sampled_from(["readers", "rows"]))
     def a_stranger(self, at: str) -> None:
-        """Somebody without the token has the port, and is shown the door at once."""
+        """A client without the token is disconnected at once."""
         promised = self.here.promised(0, 0)
         port, said = (self.pool.port, HELLO) if at == "readers" else (promised.port, bytes(16))
         with socket.create_connection((HOST, port), WAIT) as connection:
@@ -492,7 +493,7 @@ class Serving(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.readers)
     def batch(self) -> None:
-        """All that is there is planned as one task, once it is reported."""
+        """Plan everything as one task, once it is reported."""
         for key, records in self.stream.records.items():
             until(lambda key=key, records=records: self._hears(key) == len(records), f"all of {key}")  # type: ignore[misc]
         self.number += 1
@@ -506,7 +507,7 @@ class Serving(RuleBasedStateMachine):
         (self.part,) = self.transport.partitions(self.number, tasks) if tasks else (None,)
 
     def _hears(self, key: str) -> int:
-        """Take what was reported; how far."""
+        """Take what was reported, and return how many records that is."""
         if key not in self.openings or self.openings[key].gone:
             self.buffers[key] = FarBuffer(kinesis("fake"))
             self.openings[key] = self.pool.open(Lease(key), self.planned[key])
@@ -518,18 +519,18 @@ class Serving(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.part is not None)
     def task(self) -> None:
-        """It has exactly its rows, whoever has gone since."""
+        """The task gets exactly its rows, whichever readers have gone since."""
         assert self.part is not None
-        found: dict[str, list[int]] = {}
+        by_shard: dict[str, list[int]] = {}
         for rows in read(self.part):
             for shard, number in zip(rows["shardId"].to_pylist(), numbers(rows), strict=True):
-                found.setdefault(shard, []).append(number)
-        assert sorted(found.values()) == self.wanted
+                by_shard.setdefault(shard, []).append(number)
+        assert sorted(by_shard.values()) == self.wanted
 
     @rule()
     @precondition(lambda self: self.part is not None)
     def done(self) -> None:
-        """Spark has the batch: a task that is left over is told so."""
+        """Commit the batch; a task that is left over gets an error."""
         assert self.part is not None
         self.transport.discard(self.number)
         with pytest.raises(RuntimeError, match=f"batch {self.number} is done"):
@@ -555,7 +556,7 @@ TestFeeding, TestShelving, TestServing = Feeding.TestCase, Shelving.TestCase, Se
 
 @pytest.fixture(autouse=True)
 def no_door_closes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is shown out is shown out for a reason: no limit in seconds ends sooner than the test's patience."""
+    """Raise the time limits above the test's patience, so that no connection is closed by a timeout."""
     for module, name in (
         (pool_module, "SILENT_SECONDS"),
         (pool_module, "REQUEST_SECONDS"),

@@ -1,4 +1,4 @@
-"""The reader as Spark calls it, over a stream in memory and a real lease table: no session is needed."""
+"""The reader as Spark calls it, over a stream in memory and a real lease table, without a session."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,19 +34,19 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """A stream of two shards, with 35 and 15 records."""
+    """Return a stream of two shards, with 35 and 15 records."""
     found = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
     yield found
     found.close()
 
 
 def everything(stream: Stream) -> list[tuple[str, int, str]]:
-    """Every record, as rows have it."""
+    """Return every record as a row."""
     return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
 
 
 def test_limited_batches_hold_every_record_once(place: Place) -> None:
-    """Without it a limit would be exceeded, or what it cuts off be lost or read twice."""
+    """Batches keep to their limits, and what a limit cuts off comes in a later batch."""
     query = place.query()
     sizes: list[int] = []
     while len(query.rows) < 50:
@@ -56,7 +56,7 @@ def test_limited_batches_hold_every_record_once(place: Place) -> None:
 
 
 def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Place) -> None:
-    """Without it a sink with two actions would see two batches under one number."""
+    """A sink with two actions sees one batch under one number."""
     query = place.query()
     end = query.plan(ReadMaxRows(7))
     assert end is not None
@@ -67,14 +67,14 @@ def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Pl
 
 
 def test_tasks_that_could_not_be_made_are_made_of_the_same_rows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a disk that is full for a moment would leave a batch without the rows that its offset says."""
+    """A disk that is full for a moment does not cost a batch rows that its offset claims."""
     query, faults = place.query(), [OSError("no space left on device")]
-    kept = Transport.partitions
+    partitions = Transport.partitions
 
     def refused(transport: Transport, *given: Any) -> Any:  # noqa: ANN401  as it is
         if faults:
             raise faults.pop()
-        return kept(transport, *given)
+        return partitions(transport, *given)
 
     monkeypatch.setattr(Transport, "partitions", refused)
     end = query.plan()
@@ -87,7 +87,7 @@ def test_tasks_that_could_not_be_made_are_made_of_the_same_rows(place: Place, mo
 
 
 def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the end of such a query would raise, and its port and its connections stay open."""
+    """The end of such a query closes its port and its connections, and raises nothing."""
     query = place.query()
 
     def refused(*_given: object) -> Never:
@@ -101,7 +101,7 @@ def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeyp
 
 
 def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> None:
-    """Without it the last batch would be done again by whoever takes the shards next."""
+    """The next owner of the shards does not repeat the last batch."""
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     assert query.checkpoints() != {"a": "35", "b": "15"}
@@ -112,7 +112,7 @@ def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> 
 
 
 def test_a_planned_batch_is_repeated_exactly_whatever_came_since(place: Place) -> None:
-    """Without it a sink that skips the batch it knows would lose what only the repetition had."""
+    """A repeated batch has the same rows, because a sink may skip a batch it knows."""
     first = place.query(maxRowsPerTrigger="7")
     before = first.batch()
     one = first.offset
@@ -132,19 +132,19 @@ def test_a_planned_batch_is_repeated_exactly_whatever_came_since(place: Place) -
 
 
 def test_a_lease_stolen_between_plan_and_commit_costs_a_repetition_and_no_more(place: Place) -> None:
-    """Without it a theft would end the query, move a checkpoint back, or lose the thief's unread records."""
+    """A steal neither ends the query nor moves a checkpoint back, and the new owner's unread records are read."""
     query = place.query()
     query.until(lambda query: query.offset["r"].keys() == {"a", "b"})
     stolen(query.store, "a", "3")
     place.stream.put("b", "more")
     query.until(lambda query: sorted(set(query.rows)) == everything(place.stream))
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
-    # What the sink had already is not read again: its end was further than the thief's.
+    # Rows that the sink already had are not read again, because they end after the thief's.
     assert len(query.rows) == 51
 
 
 def test_a_commit_is_refused_while_another_worker_owns_the_lease(place: Place) -> None:
-    """Without it a late commit would overtake the owner, and the owner's records be skipped after a crash."""
+    """A late commit does not overtake the owner, whose records are skipped otherwise after a crash."""
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     query = place.query()
     query.until(lambda query: len(query.rows) == 10)
@@ -162,7 +162,7 @@ def test_a_commit_is_refused_while_another_worker_owns_the_lease(place: Place) -
 def test_a_shard_that_cannot_be_repeated_gives_nothing_and_goes_on_at_its_checkpoint(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it an event hub's partition read by another worker would end the query, or lose the range."""
+    """If another worker reads the partition of an event hub, the query goes on, and the range is read later."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
@@ -175,7 +175,7 @@ def test_a_shard_that_cannot_be_repeated_gives_nothing_and_goes_on_at_its_checkp
 
 
 def test_children_of_a_shard_come_after_spark_has_its_end(place: Place) -> None:
-    """Without it a crash at a shard's end would lose its tail, or children be read before their parent."""
+    """A crash at the end of a shard then loses nothing, and no child is read before its parent."""
     place.stream.split("a", "c", "d")
     place.stream.put("c", "first of c")
     query = place.query()
@@ -186,18 +186,17 @@ def test_children_of_a_shard_come_after_spark_has_its_end(place: Place) -> None:
 
 
 def test_a_lease_asked_for_is_given_once_its_batch_is_committed(place: Place) -> None:
-    """Without it every planned move would cost the batch under way."""
+    """A planned move does not cost the batch in progress."""
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     lease = query.store.get(["a"])[0]
-    asked = query.store.write(RequestLease(lease, "heir"))
-    assert isinstance(asked, Done)
+    requested = query.store.write(RequestLease(lease, "heir"))
+    assert isinstance(requested, Done)
     query.until(lambda query: query.store.get(["a"])[0].owner == "heir")
     assert query.checkpoints()["a"] == "35"
 
 
 def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held(place: Place) -> None:
-    """Without it a scheduled query would miss shards, never end, or keep leases that nobody reads."""
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     sizes = []
@@ -215,23 +214,22 @@ def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held
 
 
 def test_a_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
-    """Without it a user would see how many rows came, and not how many are still to come."""
     place.stream.put("a", *texts("x", 4000))
     query = place.query(buffer="100")
     assert query.reader.reportLatestOffset() is None
-    told: dict[str, Any] = {}
+    progress: dict[str, Any] = {}
 
     def both_are_told(query: Query) -> bool:
-        told.update(query.reader.reportLatestOffset() or {})
-        return told.get("shards") == 2 and told["behindMsByShard"].keys() == {"a"}
+        progress.update(query.reader.reportLatestOffset() or {})
+        return progress.get("shards") == 2 and progress["behindMsByShard"].keys() == {"a"}
 
     query.until(both_are_told)
-    assert told["behindMs"] == told["behindMsByShard"]["a"] > 0
-    json.dumps(told)
+    assert progress["behindMs"] == progress["behindMsByShard"]["a"] > 0
+    json.dumps(progress)
 
 
 def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
-    """Without it a blocked sink would fill the driver's memory."""
+    """A blocked sink does not fill the driver's memory."""
     place.stream.put("a", *texts("x", 4000))
     query = place.query(buffer="100")
     query.batch()
@@ -242,7 +240,7 @@ def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
 def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a scheduled query would end as if all was read, and its scheduler be told that it went well."""
+    """The query fails instead, so that its scheduler does not take the run for a success."""
     for name in ("STUCK_SECONDS", "EXPIRIES"):
         monkeypatch.setattr(lease_loop, name, 0.5)
     place = Place(Stream({"a": ["x"]}), tmp_path / "leases.db")
@@ -255,7 +253,7 @@ def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_ope
 
 
 def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> None:
-    """Without it a query of many months would keep a plan and the tasks of each of its batches."""
+    """Memory does not grow with the number of batches."""
     query = place.query()
     while len(query.rows) < 50:
         query.batch(ReadMaxRows(7))
@@ -270,13 +268,13 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
 
 
 def test_a_task_of_another_source_is_refused(place: Place) -> None:
-    """Without it a mistake would be answered with an empty batch, and its rows be lost."""
+    """The mistake is not hidden by an empty batch, which loses the rows."""
     with pytest.raises(TypeError, match=r"^InputPartition is no partition of this source$"):
         list(place.query().reader.read(InputPartition(0)))
 
 
 def test_a_row_larger_than_a_batch_may_be_comes_alone(place: Place) -> None:
-    """Without it such a row would stop its query for good, or those of other shards be taken and never planned."""
+    """Such a row stops neither its own shard nor the others."""
     place.stream.records = {"a": texts("a", 4), "b": texts("b", 4)}
     query = place.query()
     sizes = [len(query.batch(ReadMaxBytes(1))) for _ in range(8)]
@@ -284,7 +282,7 @@ def test_a_row_larger_than_a_batch_may_be_comes_alone(place: Place) -> None:
 
 
 def test_an_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it each start behind an idle query would wait for shards that the batch has no rows of, and say so."""
+    """A start after an idle query does not wait for shards of which the batch has no rows."""
     query = place.query()
     assert query.run({"v": 1, "n": 1, "r": {"a": ["5", "5", 1]}}) == []
     assert "planned by an earlier run" not in caplog.text
@@ -293,7 +291,6 @@ def test_an_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog
 def test_readers_are_begun_before_the_shards_that_they_are_to_open(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it the first shards would be opened where there is nobody to open them."""
     begun, start = list[str](), LeaseLoop.start
 
     def note(loop: LeaseLoop, *, only_now: bool) -> None:
@@ -307,7 +304,7 @@ def test_readers_are_begun_before_the_shards_that_they_are_to_open(
 
 
 def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a shard whose rows Spark has and will not commit any more would be left to expire."""
+    """A query that ends releases shards even if Spark will not commit their rows any more."""
     query, ending, stop = place.query(), list[bool](), Runner.stop
     query.plan()
     run = query.reader._run  # noqa: SLF001  what its shards look at
@@ -323,7 +320,7 @@ def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: p
 
 
 def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it what a scheduled query measured since the last export would never be told."""
+    """Measurements since the last export are sent when the query ends."""
     ended = list[bool]()
 
     @contextmanager
@@ -340,7 +337,7 @@ def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pyt
 
 
 def test_a_query_ends_with_what_has_ended_its_worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a query whose worker is gone would look idle for ever."""
+    """A query whose worker has failed raises the error, and does not look idle."""
 
     def refused(_runner: Runner) -> Never:
         raise StoreError("the table is away")
@@ -351,7 +348,7 @@ def test_a_query_ends_with_what_has_ended_its_worker(place: Place, monkeypatch: 
 
 
 def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the signal that follows a closed channel would close again what is half closed."""
+    """After a failed close, the signal that follows a closed channel does not close again."""
     query, closed = place.query(), list[Callable[[], None]]()
     query.plan()
     run = query.reader._run  # noqa: SLF001  what it closes
@@ -371,23 +368,23 @@ def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch:
 
 
 def test_what_was_read_ahead_grows_no_older_while_it_waits_for_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a query with a slow sink would seem to fall behind by what it has in hand."""
+    """`behindMs` does not grow with the time that buffered rows wait for a slow sink."""
     clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
     how: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
     reader = a_reader(stream, Mortal(MemoryStore()), **how)
     start = reader.initialOffset()
     while reader.latestOffset(start, ReadMaxRows(1)) == start:
         pass
-    told = reader.reportLatestOffset()
+    progress = reader.reportLatestOffset()
     clock.now += 5.0
-    assert reader.reportLatestOffset() == told
-    assert told is not None
-    assert told["behindMs"] > 0
+    assert reader.reportLatestOffset() == progress
+    assert progress is not None
+    assert progress["behindMs"] > 0
     reader.stop()
 
 
 def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a scheduled query would end before a shard was read, or wait for one that another worker reads."""
+    """A scheduled query waits for each shard that is to be read, except those that another worker reads."""
     clock, store = stepped(monkeypatch), MemoryStore()
     reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
     reader.prepareForTriggerAvailableNow()
@@ -407,7 +404,7 @@ def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatc
         loop.tick()
     assert loop.unfinished == {}
     taken = store.write(StealLease(store.get(["a"])[0], "thief"))
-    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  by which it hears of that
+    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
     loop.tick()
     assert loop.unfinished == {"a": "thief owns it and does not renew it"}
     assert isinstance(taken, Done)

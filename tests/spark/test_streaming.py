@@ -1,4 +1,4 @@
-"""Streaming queries in a real session over a real stream: what restarts, thefts, ends and stops cost."""
+"""Streaming queries in a real session over a real stream: what restarts, steals, shard ends and stops cost."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Stream:
         self.sent += rows
 
     def split(self) -> str:
-        """Split the first shard; its id."""
+        """Split the first shard, and return its id."""
         shard = self.client.list_shards(StreamName=self.name)["Shards"][0]
         ends = shard["HashKeyRange"]
         middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
@@ -66,7 +66,7 @@ def stream(kinesis_client: KinesisClient) -> Stream:
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -> Iterator[Job]:
-    """Queries over the stream, from its beginning."""
+    """Return queries over the stream, from its beginning."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis_url,
@@ -78,7 +78,7 @@ def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -
 
 @pytest.mark.more
 def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_after(job: Job, stream: Stream) -> None:
-    """Without it a nightly job would skip shards, repeat rows, or leave behind what others must do again."""
+    """A nightly job skips no shard, repeats no row, and leaves no lease for others to wait for."""
     stream.put(500)
     job.parquet("out", now=True)
     parent = stream.split()
@@ -86,7 +86,7 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
     done = job.parquet("out", now=True)
     assert job.written("out") == stream.sent
     assert '"behindMs"' in done.recentProgress[-1]["sources"][0]["latestOffset"]
-    # By the process that read, which Spark does not wait for; nobody else would free them.
+    # Freed by the reader process, for which Spark does not wait; no other process would free them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
     ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
     assert ended | job.checkpoints() == job.tips("out") | ended
@@ -106,7 +106,7 @@ def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Jo
 
 @pytest.mark.more
 def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stream: Stream) -> None:
-    """Without it no record of the new stream would be read up to the former's numbers, and the query looked idle."""
+    """Records of the new stream are not skipped up to the old stream's numbers."""
     stream.put(300)
     job.parquet("out", now=True)
     client, former = stream.client, stream.sent
@@ -128,12 +128,12 @@ def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stre
 
 @pytest.mark.more
 def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
-    """Without it a crash after the sink and before the commit would lose or change rows."""
+    """A crash after the sink and before the commit loses and changes no rows."""
     seen: dict[int, list[list[str]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
-        found = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(found))
+        batch = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
+        seen.setdefault(number, []).append(sorted(batch))
         if number == 1 and len(seen[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
@@ -154,7 +154,7 @@ def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile
     # The thief never renews: its lease expires, is taken back, and nothing of that shard is missing.
 
     def everything() -> list[str]:
-        return sorted({row.split()[2] for found in seen.values() for row in found[-1]})
+        return sorted({row.split()[2] for attempts in seen.values() for row in attempts[-1]})
 
     until(lambda: everything() == stream.sent, "every record")
     again.stop()
@@ -164,7 +164,6 @@ def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile
 
 
 def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
-    """Without it a second application would read everything again, or its end would leave shards unread."""
     stream.put(200)
     one = job.parquet("one")
     until(lambda: len(set(job.owners())) == 1 and "" not in job.owners(), "the first holds all")
@@ -177,18 +176,18 @@ def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, 
     until(lambda: set(job.written("one", "two")) == set(stream.sent), "the other goes on alone")
     two.stop()
     until(lambda: job.owners() == [""] * 4, "all is released")
-    # What is asked away is committed first, so moves between the living repeat nothing.
+    # A requested lease is committed first, so moves between living workers repeat nothing.
     assert len(job.written("one", "two")) - len(stream.sent) <= 200
 
 
 @pytest.mark.usefixtures("amqp_engine")
 def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it a sink that skips a batch it knows would lose events."""
+    """A sink that skips a batch it knows loses no events."""
     seen: dict[int, list[list[tuple[str, int, str]]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
-        found = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(found))
+        batch = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
+        seen.setdefault(number, []).append(sorted(batch))
         if number == 1 and len(seen[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
@@ -216,7 +215,6 @@ def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: P
 
 
 def test_a_misspelt_option_is_named(spark: SparkSession) -> None:
-    """Without it a typing error would read from the wrong place, or fail far from where it was made."""
     rows = (
         spark.readStream.format("kinesis-leased").option("kinesis.streamName", "s").option("lease.stor", "sqlite://x")
     )

@@ -1,4 +1,4 @@
-"""Queries that read by enhanced fan-out: what is live is subscribed to, and what is read once more is polled."""
+"""Queries with enhanced fan-out: live reads subscribe, and repeated reads poll."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -33,13 +33,13 @@ GIVEN = {
 
 
 def reader_of(source: object) -> object:
-    """What opens its shards, without a request."""
-    found = cast("KinesisSource", source)
-    return getattr(found.reader, "func", found.reader)
+    """Return the reader that opens the query's shards, without a request."""
+    kinesis_source = cast("KinesisSource", source)
+    return getattr(kinesis_source.reader, "func", kinesis_source.reader)
 
 
 def test_live_reading_subscribes_and_a_repetition_polls() -> None:
-    """Without this a repeated batch would take the subscription from the shard's owner."""
+    """A repeated batch does not take the subscription from the shard's owner."""
     spec, *_ = KinesisLeased(GIVEN).asked(GIVEN)
     assert spec.again is not None
     with closing(spec.open()) as live, closing(spec.again()) as again:
@@ -48,9 +48,9 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
 
 
 def test_what_is_stored_is_polled() -> None:
-    """Without this a back-fill would look for events at the pace of a subscription, or take one from a query."""
-    given = GIVEN | {"kinesis.endingPosition": "LATEST"}
-    spec, *_ = KinesisLeased(given).asked(given)
+    """A backfill does not wait at the pace of a subscription, and takes none from a query."""
+    options = GIVEN | {"kinesis.endingPosition": "LATEST"}
+    spec, *_ = KinesisLeased(options).asked(options)
     with closing(spec.open()) as stored:
         assert not issubclass(cast("type", reader_of(stored)), FanOut)
     assert spec.interval_seconds > 0
@@ -58,7 +58,7 @@ def test_what_is_stored_is_polled() -> None:
 
 @pytest.fixture
 def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
-    """A client of a service that can be subscribed to."""
+    """Return a client of a service that supports subscriptions."""
     client = reading_client("eu-west-1", ferrokinesis_url)
     yield client
     client.close()
@@ -72,7 +72,7 @@ def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
 def test_a_query_that_subscribes_has_each_row_once(
     spark: SparkSession, client: "KinesisClient", ferrokinesis_url: str, tmp_path: Path, readers: str
 ) -> None:
-    """Without this rows could be lost or come twice where a subscription ends, or where a batch is repeated."""
+    """No row is lost or repeated where a subscription ends, or where a batch is repeated."""
     name = f"subscribed-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     summary = client.describe_stream_summary

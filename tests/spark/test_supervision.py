@@ -1,4 +1,4 @@
-"""A supervised query is started again after what passes, with growing waits, and after nothing else."""
+"""A supervised query is started again after errors that pass, with growing waits, and after no others."""
 
 import logging
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from leasehold.adapters.spark.supervision import run
 
 @define
 class Query:
-    """A query that ends as told, after so many looks.
+    """A query that ends as the test says, after some number of looks.
 
-    ends    what ends it: a fault, or None
-    looks   how often it is looked at before
-    does    the batch that it has done when it was first looked at
-    status  as Spark has it; a trigger that is active and never says anything else stands still
+    ends    what ends it: an error, or None
+    looks   how often it is checked before it ends
+    does    the batch that it has done when it is first checked
+    status  as Spark reports it; a trigger that is active and never reports anything else stands still
     """
 
     ends: Exception | None = None
@@ -58,7 +58,7 @@ class Query:
 
 
 def of(*queries: Query) -> Callable[[], StreamingQuery]:
-    """One after the other; there must be no more starts than queries."""
+    """Start these queries one after the other; there must be no more starts than queries."""
     left = iter(queries)
     return lambda: cast("StreamingQuery", next(left))
 
@@ -91,7 +91,7 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
 def test_what_passes_is_said_and_the_query_started_again(
     caplog: pytest.LogCaptureFixture, text: str, said: str
 ) -> None:
-    """Without this one process killed for its memory would end a stream until somebody looks."""
+    """One process that is killed for its memory does not end a stream until someone intervenes."""
     waits = list[float]()
     with caplog.at_level(logging.WARNING):
         run(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
@@ -100,7 +100,7 @@ def test_what_passes_is_said_and_the_query_started_again(
 
 
 class Captured(RuntimeError):
-    """A fault of Java's, as PySpark hands it on: what its text leaves out is in its stack."""
+    """A Java error as PySpark passes it on, with the details in its stack only."""
 
     def __init__(self, text: str, *stack: str) -> None:
         super().__init__(f"[STREAM_FAILED] terminated with exception: {text}")
@@ -130,14 +130,14 @@ class Captured(RuntimeError):
     ids=["no text", "closed while it was read", "another text"],
 )
 def test_a_process_of_python_that_was_killed_is_known_by_the_stack_of_java(text: str, stack: tuple[str, ...]) -> None:
-    """Without this a process that is killed while Java reads from it or writes to it would end the stream."""
+    """Java may be reading from the process or writing to it when it is killed."""
     waits = list[float]()
     run(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
 
 
 def test_a_fault_of_a_disk_is_raised() -> None:
-    """Without this a checkpointLocation on a full disk would be tried for ever, in place of being told."""
+    """Retrying does not help a checkpointLocation on a full disk."""
     full = Captured(
         "No space left on device",
         "Caused by: java.io.IOException: No space left on device",
@@ -151,13 +151,13 @@ def test_a_fault_of_a_disk_is_raised() -> None:
 
 
 def test_what_would_come_again_is_raised() -> None:
-    """Without this a mistake of the user's would be tried for ever, in place of being told."""
+    """Retrying does not help after a user's mistake."""
     with pytest.raises(ValueError, match="no such column"):
         run(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
 def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Without this a call that never returns would be a stream that is silently not read."""
+    """A call that never returns does not leave the stream unread."""
     still = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
         run(of(still, Query()), silent_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
@@ -166,17 +166,17 @@ def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.L
 
 
 def test_a_query_that_idles_between_triggers_is_left_alone() -> None:
-    """Without this a stream without records would be started again every few minutes."""
+    """A stream without records is not started again every few minutes."""
     idle = Query(looks=1000)
     run(of(idle), silent_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
     assert idle.looks == 0
 
 
 def test_waits_grow_until_a_batch_is_done() -> None:
-    """Without this a query that fails at once would ask its services without a pause, or wait long after a good day."""
+    """A query that fails at once does not flood its services, and one that has worked restarts without a long wait."""
     lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
-    done = [Query(lost) for _ in range(60)]  # waits are drawn: eight may all be short
+    done = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
     run(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0

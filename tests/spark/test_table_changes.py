@@ -1,4 +1,4 @@
-"""The changes of a table in a real session: every change once, each item's in order, and what was there on the way."""
+"""The changes of a table in a real session: each change comes once, and those of an item in order."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]:
-    """A table of two lanes of shards, and its address."""
+    """Return a table of two lanes of shards, and its address."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "demo")
     streams = TableStreams(lanes=2)
@@ -27,7 +27,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) -> Iterator[Job]:
-    """Queries over its stream, from the beginning."""
+    """Return queries over the table's stream, from the beginning."""
     options = {
         "dynamodb.tableName": "orders",
         "dynamodb.region": "eu-west-1",
@@ -39,7 +39,7 @@ def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) ->
 
 
 def changed(streams: TableStreams, first: int, count: int) -> None:
-    """So many changes of five items, each made, changed, and removed again."""
+    """Make this many changes to five items, each created, changed, and removed again."""
     for number in range(first, first + count):
         streams.put(f"i-{number % 5}", None if number // 5 % 3 == 2 else {"n": {"N": str(number)}})
 
@@ -48,7 +48,7 @@ def changed(streams: TableStreams, first: int, count: int) -> None:
 def test_scheduled_queries_read_each_change_once_while_shards_roll(
     job: Job, table: tuple[TableStreams, str], spark: SparkSession
 ) -> None:
-    """A nightly job over a table would lose changes with each shard that ends, or have them in another order."""
+    """A nightly job over a table loses no change when a shard ends, and keeps the order."""
     streams, _ = table
     changed(streams, 0, 60)
     job.parquet("out", now=True)
@@ -58,9 +58,9 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     rows = spark.read.parquet(str(job.folder / "out")).collect()
     by_number = {int(row.sequenceNumber): row for row in rows}
     assert (len(rows), len(by_number)) == (120, 120)
-    found = [by_number[number] for number in sorted(by_number)]
+    changes = [by_number[number] for number in sorted(by_number)]
     for item in range(5):
-        of_item = [row for row in found if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
+        of_item = [row for row in changes if json.loads(row.keys) == {"id": {"S": f"i-{item}"}}]
         assert [row.event for row in of_item] == ["INSERT", "MODIFY", "REMOVE"] * 8
         values = [row.newImage and int(json.loads(row.newImage)["n"]["N"]) for row in of_item]
         assert values == [number if each % 3 < 2 else None for each, number in enumerate(range(item, 120, 5))]
@@ -73,7 +73,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
 
 
 def test_there_are_no_batches_of_a_table(job: Job, spark: SparkSession) -> None:
-    """A batch that ended at the tip would leave out, now and then, what lies behind an empty answer."""
+    """A batch that ends at the tip might miss records after an empty response."""
     with pytest.raises((AnalysisException, PySparkException), match=r"there are no batches of it; readStream with "):
         spark.read.format("dynamodb-leased").options(**job.options).load().collect()
     with pytest.raises(

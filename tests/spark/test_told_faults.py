@@ -1,4 +1,4 @@
-"""How the files of the Spark sources show an exception within a text of their own."""
+"""How the Spark sources show an exception within a message of their own."""
 
 import ast
 from pathlib import Path
@@ -7,22 +7,22 @@ import leasehold.adapters.spark
 
 
 def test_a_fault_within_a_text_is_bounded_and_in_one_line() -> None:
-    """Without this a query's error could be a service's answer of a megabyte, or lines that look like the log's."""
+    """The error of a query is neither a megabyte of a service's response nor lines that look like the log's."""
     (root,) = leasehold.adapters.spark.__path__
-    found = []
+    messages = []
     for path in sorted(Path(root).rglob("*.py")):
         for handler in ast.walk(ast.parse(path.read_text())):
-            # A process that lacks our packages has Python's own word alone.
+            # A process that lacks our packages has only Python's own message.
             if (
                 isinstance(handler, ast.ExceptHandler)
                 and handler.name
                 and ast.unparse(handler.type or handler) != "ImportError"
             ):
-                found += [
+                messages += [
                     f"{path.name}:{each.lineno}"
                     for each in ast.walk(handler)
                     if isinstance(each, ast.FormattedValue)
                     and isinstance(each.value, ast.Name)
                     and each.value.id == handler.name
                 ]
-    assert found == []
+    assert messages == []

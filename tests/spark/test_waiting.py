@@ -8,7 +8,7 @@ LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 
 
 def test_a_wait_ends_once_nothing_has_changed_for_too_long() -> None:
-    """Without it a query would hang on a dead shard, or give up on a slow one."""
+    """A query does not hang on a dead shard, and does not give up on a slow one."""
     now = [0.0]
     waiting = Waiting(10.0, lambda: now[0])
     for left, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
@@ -21,7 +21,7 @@ def test_a_wait_ends_once_nothing_has_changed_for_too_long() -> None:
 
 
 def test_a_wait_is_longer_where_leases_take_long_to_expire() -> None:
-    """Without it a dead worker's shards would fail the query that is there to take them."""
+    """The query waits until it can take the shards of a dead worker."""
     now = [0.0]
     waiting = Waiting(120.0, lambda: now[0])
     waiting.go_on(LEFT, 0)
@@ -33,7 +33,7 @@ def test_a_wait_is_longer_where_leases_take_long_to_expire() -> None:
 
 
 def test_a_wait_that_nobody_hears_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the reading process would outlive a JVM that was killed, and keep its leases for nobody."""
+    """The reading process ends after its JVM was killed, and releases its leases."""
     waiting = Waiting(10.0)
     monkeypatch.setattr("os.getppid", lambda: 1)
     with pytest.raises(ProcessLookupError, match="nobody waits"):

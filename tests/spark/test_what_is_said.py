@@ -1,4 +1,4 @@
-"""What a query says of itself: lines of many shards are short, and what is read up is not behind."""
+"""What a query reports about itself: lines about many shards are short, and a shard that is read up is not behind."""
 
 import logging
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from leasehold.balancer.model import Position
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """A stream of eight shards with a record each."""
+    """Return a stream of eight shards with a record each."""
     found = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
     yield found
     found.close()
 
 
 def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Without this a query that loses a thousand shards at once would write a line of 24 KB for each batch."""
+    """A query that loses a thousand shards at once does not log 24 KB for each batch."""
     query = place.query()
     query.until(lambda query: len(query.rows) == 8)
     for shard in place.stream.records:
@@ -36,7 +36,7 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
 
 
 def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place) -> None:
-    """Otherwise a user would have to look for a warning to learn of them."""
+    """Users see possible duplicates in the progress, and not only in a warning."""
     place.stream.undecided = True
     query = place.query()
     query.until(lambda query: len(query.rows) == len(place.stream.records))
@@ -45,7 +45,7 @@ def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place
 
 
 def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this a nightly query would be told as minutes behind while its last batches are in its sink."""
+    """A nightly query whose last batches are in its sink is not reported as minutes behind."""
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)  # from now on every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()

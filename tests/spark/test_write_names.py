@@ -1,4 +1,4 @@
-"""How the rows of a Spark sink are named: alike if one write repeats another, and apart if not."""
+"""How the rows of a Spark sink are named: alike if one write repeats another, and differently if not."""
 
 from types import SimpleNamespace
 
