@@ -1,4 +1,4 @@
-"""Prints what the planner, the simulator, the checker and the commands answer once `toy` stands in the list."""
+"""Prints the results of the planner, the simulator, the checker and the commands once `toy` is in the list."""
 
 import json
 import sys

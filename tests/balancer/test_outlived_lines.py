@@ -25,7 +25,7 @@ class Lineage:
     cuts: tuple[tuple[str, ...], ...]
 
     def ancestors(self, ids: set[str]) -> set[str]:
-        """Every ancestor of these shards."""
+        """Return every ancestor of these shards."""
         parents, found, todo = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
         while todo:
             new = set(parents[todo.pop()]) - found
@@ -36,7 +36,7 @@ class Lineage:
 
 @st.composite
 def lineages(draw: st.DrawFn) -> Lineage:
-    """Up to three first shards and up to six reshards, each a split or a merge of neighbors."""
+    """Draw up to three first shards and up to six reshards, each a split or a merge of neighbors."""
     roots, ranged = draw(st.integers(1, 3)), draw(st.booleans())
     edges = [number * (HASH_KEYS[1] + 1) // roots for number in range(roots + 1)]
     shards = {f"s{n:02}": Shard(f"s{n:02}", hash_range=(edges[n], edges[n + 1] - 1)) for n in range(roots)}
@@ -62,7 +62,7 @@ def lineages(draw: st.DrawFn) -> Lineage:
 
 @frozen
 class Outage:
-    """A lineage, what is still listed of it, and the leases as they were when every worker stopped."""
+    """A lineage, the shards of it that are still listed, and the leases as they were when every worker stopped."""
 
     lineage: Lineage
     listed: tuple[Shard, ...]
@@ -76,13 +76,13 @@ class Outage:
 
     @property
     def unbegun(self) -> set[str]:
-        """Those of them without a lease."""
+        """The shards in `due` that have no lease."""
         return self.due.keys() - {lease.key for lease in self.leases}
 
 
 @st.composite
 def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
-    """Draw an outage; if it is not orderly, any closed shards have expired, but each part of the stream had a lease."""
+    """Draw an outage. If it is orderly, any closed shards have expired, but each part of the stream had a lease."""
     lineage = draw(lineages())
     closed = [shard.id for shard in lineage.shards if not shard.open]
     expired = set(draw(st.lists(st.sampled_from(closed), unique=True)))
@@ -100,7 +100,7 @@ def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
 
 @frozen
 class Outcome:
-    """Where each lease that was created begins, and the shards that were read, in this order."""
+    """The start position of each lease that was created, and the shards in the order in which they were read."""
 
     begun: dict[str, Position]
     order: list[str]
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataObject | None = None) -> Outcome:
-    """Let several workers plan from one reading and read what they may, until nothing changes.
+    """Let several workers plan from one listing and read what they may, until nothing changes.
 
     If given, `data` draws which planned actions are carried out in the first rounds, as when workers die.
     """

@@ -1,4 +1,4 @@
-"""Several processes claim the same leases, each at the same moment as the others."""
+"""Lets several processes claim the same leases at the same moment."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ def _claims(url: str, me: str) -> tuple[str, ...]:
 
 
 def wins(url: str) -> Iterator[tuple[str, str]]:
-    """(key, worker) for every claim that was answered with Done, over all processes."""
+    """Return (key, worker) for every claim that was answered with Done, over all processes."""
     with closing(open_store(url)) as store:
         for key in KEYS:
             store.write(CreateLease(Lease(key)))
@@ -48,7 +48,7 @@ def wins(url: str) -> Iterator[tuple[str, str]]:
 
 
 def assert_one_winner_each(url: str) -> None:
-    """Every lease was won once, by the worker the store shows as its owner."""
+    """Assert that every lease was won once, by the worker that the store shows as its owner."""
     won = sorted(wins(url))
     assert [key for key, _ in won] == list(KEYS)
     with closing(open_store(url)) as store:

@@ -1,4 +1,4 @@
-"""The credentials that a URL of AWS names: a profile, a role of another account, a session of the caller's."""
+"""The AWS credentials that a URL selects: a profile, a role of another account, or the caller's own session."""
 
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +32,7 @@ Asked = list[tuple[str, dict[str, list[str]]]]
 
 @pytest.fixture
 def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
-    """A service that gives a role to whoever asks, and who asked, for what."""
+    """Run a service that hands out roles, and record who requested which."""
     asked: Asked = []
 
     class Roles(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def _key(session: boto3.Session | None) -> str:
 
 
 def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment's keys would read another account's stream of the same name."""
+    """The environment's keys could otherwise read another account's stream of the same name."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     session = session_of({"profile": "team"})
     client = patient_client("kinesis", None, None, 5.0, session)
@@ -101,7 +101,7 @@ def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked
 
 @pytest.mark.usefixtures("sts")
 def test_a_session_of_the_callers_serves_source_and_store() -> None:
-    """A program with credentials of its own would have to put them into the environment of all its threads."""
+    """A program with its own credentials does not have to put them into the environment of all its threads."""
     session = boto3.Session("AKIAOWN", "own", region_name="eu-south-1")
     source: Any = open_source("kinesis://orders", session=session)
     client = source._clients.within(5.0)  # noqa: SLF001
@@ -128,14 +128,14 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
 )
 @pytest.mark.usefixtures("sts")
 def test_an_option_that_a_url_cannot_mean_is_refused(address: str, options: str, said: str) -> None:
-    """A misspelt profile would be the environment's credentials."""
+    """With a misspelled profile, the environment's credentials would be used."""
     opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(ValueError, match=rf"^(store|source) URL: {said}"):
         opened(f"{address}?{options}")
 
 
 def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records would be read with other credentials than the file says."""
+    """Records are read with exactly the credentials that the file names."""
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
     assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
     assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
@@ -154,7 +154,7 @@ def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monke
 
 
 def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network without a way to the default endpoint would have no role."""
+    """In a network without access to the default endpoint, no role could be assumed otherwise."""
     with monkeypatch.context() as patched:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
@@ -171,6 +171,6 @@ def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.Mo
     ],
 )
 def test_a_region_is_doubted_only_where_aws_itself_cannot_be_reached(url: str, hint: str) -> None:
-    """A local endpoint that is down has no region to be wrong."""
+    """A local endpoint that is down has no region that could be wrong."""
     assert region_hint(EndpointConnectionError(endpoint_url=url)) == hint
     assert region_hint(ReadTimeoutError(endpoint_url=url)) == ""

@@ -1,4 +1,4 @@
-"""Responses of which a byte comes now and then: every client gives them up in time, and logs it."""
+"""Responses that arrive a byte at a time: every client gives up in time, and logs it."""
 
 import logging
 import socket
@@ -124,7 +124,7 @@ CASES = [
 def test_a_call_whose_response_drips_ends_with_its_deadline(
     ask: str, drip: Drip, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A call ends as unknown when its deadline passes, however often another byte comes, and the log has it."""
+    """A call ends as unknown when its deadline passes, however often another byte comes, and the log shows it."""
     with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
     told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
