@@ -57,7 +57,7 @@ def lived(signs: dict[str, list[float]], pauses: Sequence[tuple[float, float]], 
 @pytest.mark.parametrize("seconds", [30.0, 600.0, 3600.0])
 @pytest.mark.parametrize("ours", [True, False])
 def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ours: bool) -> None:
-    """Its first renewal after an outage was taken for its pace: claimable after three outages, and an alarm for all."""
+    """A dead worker's first renewal after an outage was taken for its pace: claimable only after three outages."""
     pauses = [(60.0, 60.0 + seconds)]
     signs = {owner: renewed(pauses, 1.0 + place, 5.3, 2 * seconds + 200.0) for place, owner in enumerate(OWNERS)}
     last = next(t for t in signs["a"] if t >= pauses[0][1])

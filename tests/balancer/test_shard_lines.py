@@ -253,7 +253,10 @@ def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read
 
 
 def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> None:
-    """Nobody would create it: its parent counts as finished, since a sibling has begun, and was not seen to finish."""
+    """A sibling has begun, so the parent counts as finished although no listing showed it.
+
+    The child is created anyway.
+    """
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent, sibling = Lease("0", checkpoint=READ), Lease("1", checkpoint=READ, parents=("0",))
     assert begun([parent], line, [sibling]) == {"2": TRIM_HORIZON}

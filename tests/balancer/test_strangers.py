@@ -96,7 +96,10 @@ def test_an_expected_worker_is_no_stranger() -> None:
 
 
 def test_a_led_worker_gets_its_count_where_loads_are_known_too() -> None:
-    """By loads one lease more or less is even enough: each of two that came would have been left without any (M13)."""
+    """By loads, a difference of one lease is even enough.
+
+    Each of two joiners would have been left without one (M13).
+    """
     weighed = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
     history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))
     actions = plan(weighed, None, Me("b-1", history=history), CONFIG)

@@ -249,7 +249,7 @@ def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
 
 
 def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
-    """Whoever is named next would count the time before (H4); one named before we looked counts from our first look."""
+    """The time starts when the next owner is named (H4); one named before we looked counts from our first look."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
     asked = evolve(ROW, next_owner="b")

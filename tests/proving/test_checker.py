@@ -51,7 +51,7 @@ def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_missing_patience_is_caught() -> None:
-    """The planted fault: for ever waiting for a worker that renews and never plans (M9)."""
+    """The planted fault: waiting forever for a worker that renews and never plans (M9)."""
     patient = evolve(OURS, rules=Minimal(patience=10**9))
     assert faults_of(Case("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
         "unowned",

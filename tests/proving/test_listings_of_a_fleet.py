@@ -23,7 +23,7 @@ def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
 
 
 def test_a_fleet_that_is_replaced_in_turn_lists_no_more_than_one_of_kcl() -> None:
-    """Ten workers read one and a half times the rows, most of them to see what their own claims had told them."""
+    """Ten workers read one and a half times the rows, mostly to see what their own claims had already shown."""
     fleet = rolling(200, group_of(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
     listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
     seconds = fleet.scenario.seconds - fleet.since

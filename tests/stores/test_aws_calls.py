@@ -1,4 +1,4 @@
-"""Calls past boto3: signed as Amazon's own vectors say, asked as boto3 asks, and judged by it where not plain."""
+"""Calls past boto3 are signed like Amazon's own vectors and sent as boto3 sends them; boto3 judges odd responses."""
 
 import json
 import logging
@@ -90,7 +90,7 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
     ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
 )
 def test_every_form_of_a_good_answer_is_read_and_asked_for_once(told: bytes) -> None:
-    """Without it something between a worker and its service would end reading, or double its requests."""
+    """A proxy that changes the form of a response neither ends reading nor doubles requests."""
     with service(answer(), told, answer()) as there, asking(there.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert len(there.asked) == 3

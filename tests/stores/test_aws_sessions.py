@@ -85,7 +85,7 @@ def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch:
 
 @pytest.mark.parametrize("profile", [None, "team"])
 def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked, profile: str | None) -> None:
-    """A role that wants an external id gives nothing without it; one that is asked for early may never be needed."""
+    """A role may require its external id, and a role that is assumed early may never be needed."""
     options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
     session = session_of(options)
     client = patient_client("kinesis", "eu-west-1", None, 5.0, session)

@@ -119,7 +119,7 @@ def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> N
 def test_a_partition_owned_and_never_checkpointed_starts_where_the_url_says(
     connection: str, blobs: ContainerClient
 ) -> None:
-    """Taken from an official worker that reads what is new, it would be read from the beginning of its retention."""
+    """A partition taken from an official worker that reads new events is not read from the start of its retention."""
     assert connection
     blobs.upload_blob(f"{PREFIX}/ownership/0", b"", metadata={"ownerid": "sdk"})
     url = f"azblob://{ACCOUNT}/{blobs.container_name}?eventhub=ns/orders"

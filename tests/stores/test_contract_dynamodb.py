@@ -74,7 +74,7 @@ class TestDynamoDBLocal(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynalite_url}")
 
 
@@ -87,7 +87,7 @@ def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str)
 
 @pytest.mark.services
 def test_a_table_that_was_deleted_is_made_anew_by_a_worker_that_may(dynalite_url: str, session: Session) -> None:
-    """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
+    """Only workers create tables; the fleet does not have to wait until another worker starts."""
     table = f"leases-{next(_numbers)}"
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)
     tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)

@@ -73,7 +73,7 @@ def sql(postgres_service: Service, table: str) -> Sql:
 
 
 def test_one_winner_between_processes(url: str) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(url)
 
 
@@ -175,7 +175,10 @@ def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) ->
     ],
 )
 def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape: str, says: str) -> None:
-    """Some other program's table would be used until the first write fails; without its key two workers create."""
+    """Another program's table is not used until the first write fails.
+
+    Without its key, two workers could create a lease.
+    """
     open_store(url).close()
     sql(f"CREATE TABLE other_TABLE_ {shape}")
     with pytest.raises(StoreError, match=says):
@@ -228,7 +231,7 @@ def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
 
 
 def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
-    """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
+    """Only workers create tables; the fleet does not have to wait until another worker starts."""
     seen = owned(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")

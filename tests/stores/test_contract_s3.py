@@ -56,5 +56,5 @@ class TestVersitygw(StoreContract):
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_one_winner_between_processes_on_versitygw(versitygw_url: str) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"s3://race/fleet?region=eu-west-1&endpoint={versitygw_url}")

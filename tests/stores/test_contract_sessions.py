@@ -70,7 +70,7 @@ class TestSqlite(StoreContract):
 
 
 def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"sqlite://{tmp_path}/leases.db?layout=sessions")
 
 
@@ -88,7 +88,7 @@ class TestDynalite(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
 
 
@@ -107,7 +107,7 @@ class TestDynaliteUnderAPrefix(StoreContract):
 
 @pytest.mark.services
 def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
-    """One would find the other's rows, and refuse the table as mixed, or read its shards."""
+    """One application never sees the other's rows, so it neither rejects the table as mixed nor reads their shards."""
     url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
     usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
     done(usual.write(CreateLease(Lease("shard-0"))))
@@ -123,7 +123,7 @@ def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str)
 
 @pytest.mark.services
 def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
 
 
@@ -141,7 +141,7 @@ class TestPostgres(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
     assert_one_winner_each(f"{url}&layout=sessions")
 

@@ -39,7 +39,7 @@ BEGINNINGS: dict[Drip, bytes] = {
 
 @contextmanager
 def dripping(drip: Drip) -> Iterator[str]:
-    """The address of a service that begins every response like this, and then sends a byte every half timeout."""
+    """Run a service that begins every response like this and then sends a byte every half timeout."""
     over = Event()
 
     def serve(connection: socket.socket) -> None:

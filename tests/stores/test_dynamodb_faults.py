@@ -114,7 +114,7 @@ class Line:
 
 
 class DirectLine(Line):
-    """Likewise where calls go past boto3; and of boto3 what it sends over lines of its own, to repeat one, say."""
+    """The same for calls that bypass boto3, and for what boto3 sends over its own connections, such as retries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Session())

@@ -53,7 +53,7 @@ class TestDynamoDBLocal(StoreContract):
 
 
 def test_one_winner_between_processes(dynalite_url: str) -> None:
-    """Otherwise two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")
 
 

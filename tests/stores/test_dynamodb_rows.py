@@ -292,7 +292,7 @@ def test_a_text_of_which_the_counter_alone_is_new_is_not_parsed_again() -> None:
 
 @pytest.mark.parametrize("value", ['}},{"', "}}]", '\\"leaseCounter":{"N":"', '{"Items":[{', "}},{}},{"])
 def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
-    """Without this a note, which anybody may write, would cut a listing's rows elsewhere, and leases would be lost."""
+    """Annotations, which anyone may write, must not shift the boundaries of a listing's rows."""
     items: list[dict[str, Any]] = [
         {**WHOLE, "leaseKey": {"S": f"s-{place}"}, "lh_a": {"S": value}} for place in range(3)
     ]
