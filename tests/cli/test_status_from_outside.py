@@ -1,9 +1,9 @@
-"""The law of status, seen from outside: the real worker, real faults, and what the real commands say of them.
+"""The law of status, seen from outside: the real worker, real faults, and the output of the real commands.
 
-A fault of more than a minute shows as another word than OK, with a sentence that names it; lag is no less than the age
-of the first record that is not acknowledged; what is merely slow is no fault; and all is OK again soon after the end.
-`explain`, the answers of `serve`, its metrics and the alarms on them say the same as `leases`.
-The cases run side by side, since nearly all of their time is waiting.
+A fault of more than a minute shows as another status than OK, with a sentence that names it. Lag is at least the age of
+the first record that is not acknowledged. What is merely slow is not a fault, and the status is OK again soon after the
+end. `explain`, the responses of `serve`, its metrics and the alarms on them agree with `leases`. The cases run side by
+side, since they spend nearly all of their time waiting.
 """
 
 import json
@@ -82,7 +82,7 @@ ALARMS = {
 
 @frozen
 class Case:
-    """A fault of a source, a store or a handler, and the words and the cause that are to be shown."""
+    """A fault of a source, a store or a handler, with the status and the cause that must be shown."""
 
     source: str
     store: str
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in a word, which is its stream's name, too."""
+        """The name of the case, which is its stream's name, too."""
         return f"{self.source}-{self.store}-{self.where}-{self.how}"
 
 
@@ -139,7 +139,7 @@ CASES = [
 
 @define
 class Services:
-    """The services that the cases share, and a line of its own for each case."""
+    """The services that the cases share, and a proxy for each case."""
 
     stack: ExitStack
     kinesis: str
@@ -150,7 +150,7 @@ class Services:
 
 @define(eq=False)
 class Trial:
-    """A worker in a process of its own, a stream that grows, and an onlooker."""
+    """A worker in its own process, a growing stream, and an observer."""
 
     case: Case
     services: Services
@@ -215,7 +215,7 @@ class Trial:
         self.worker = self.started(self.folder, "w-1")
 
     def started(self, folder: Path, name: str) -> "subprocess.Popen[bytes]":
-        """A worker whose handler is in this folder."""
+        """Start a worker whose handler is in this folder."""
         env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         if self.case.source == "eventhubs":
             env["EVENTHUBS_CONNECTION_STRING"] = self.services.hubs[self.case.name].connection_string()
@@ -225,12 +225,12 @@ class Trial:
             return subprocess.Popen([*LEASEHOLD, *words], stderr=log, stdout=log, env=env)
 
     def mode(self, how: str) -> None:
-        """Have the handler behave like this; written whole."""
+        """Set the handler's behavior, in a file that is written as a whole."""
         (self.folder / "next").write_text(how)
         (self.folder / "next").replace(self.folder / "mode")
 
     def send(self, data: str) -> None:
-        """One more record; what a stopped service does not take is sent later."""
+        """Send one more record; what a stopped service does not accept is sent later."""
         with suppress(OSError):
             if self.table_streams is not None:
                 self.table_streams.put("k", {"data": {"S": f"{data} {len(self.put)}"}})
@@ -244,7 +244,7 @@ class Trial:
                 self.put.append((len(self.put), time.time()))
 
     def look(self) -> WatchedTable | None:
-        """The table as one look at it shows, without any watching before."""
+        """Read the table once, without having watched it before."""
         try:
             if self.table_store is None:
                 self.table_store = open_store(self.store, create=False)
@@ -253,7 +253,7 @@ class Trial:
             return None
 
     def age(self, table: WatchedTable) -> float:
-        """Seconds since the first record that is not acknowledged was put."""
+        """Return the seconds since the first unacknowledged record was put."""
         at = table.leases[0].checkpoint
         done = int(at.sequence) if at.numbered else -1
         return time.time() - next((when for number, when in self.put if number > done), time.time())
@@ -270,7 +270,7 @@ class Trial:
         return float("inf"), table
 
     def served(self, key: str, status: str) -> list[str]:
-        """What `serve`, its metrics and the alarms on them say otherwise than `leases`."""
+        """Return the differences of `serve`, its metrics and the alarms on them from `leases`."""
         words = (*LEASEHOLD, "serve", self.store, "--port", "0")
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serve:
             try:
@@ -328,7 +328,7 @@ class Trial:
             os.killpg(self.services.hubs[self.case.name].service.pid, signal.SIGSTOP)
 
     def limit_files(self, size: int) -> None:
-        """Refuse the worker every byte of a file beyond this size, as a full disk does."""
+        """Deny the worker every byte of a file beyond this size, as a full disk does."""
         assert self.worker is not None
         resource.prlimit(self.worker.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -351,7 +351,7 @@ class Trial:
         self.said = ""
 
     def run(self) -> tuple[str, list[str]]:  # noqa: PLR0915  the steps of a trial, in their order
-        """A line of the table, and what is wrong."""
+        """Return a line of the table, and what is wrong."""
         self.prepare()
         self.start()
         wrong = list[str]()
@@ -416,7 +416,7 @@ class Trial:
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
-    """Everything that the cases need, as far as this machine has it."""
+    """Start everything that the cases need, as far as this machine has it."""
     with ExitStack() as stack:
         database = ""
         with suppress(ServiceError):
@@ -431,7 +431,7 @@ def services() -> Iterator[Services]:
 def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
     services: Services, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Within a minute of a fault the status is not OK and names the cause; lag is at least the oldest record's age."""
+    """Within a minute of a fault, the status is not OK and names the cause; lag is at least the oldest record's age."""
     only = os.environ.get("STATUS_CASES", "")
     had = [case for case in CASES if re.search(only, case.name)]
     had = [case for case in had if case.store != "postgres" or services.postgres]

@@ -27,9 +27,9 @@ def _pyright() -> list[str]:
 
 
 def write(folder: Path) -> dict[Path, str]:
-    """The pages' programs as a reader saves them, each page in a folder of its own; the page of each folder.
+    """Write the pages' programs as a reader saves them, each page in its own folder; return the page of each folder.
 
-    A line of a file is the line of the page: what lies between is empty.
+    The line numbers of a file are those of the page; lines in between are empty.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folders: dict[Path, str] = {}
@@ -48,7 +48,7 @@ def write(folder: Path) -> dict[Path, str]:
 
 
 def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
-    """The errors that pyright finds in this mode."""
+    """Return the errors that pyright finds in this mode."""
     project = {
         "typeCheckingMode": mode,
         "pythonVersion": "3.11",
@@ -76,7 +76,7 @@ def _untyped(file: Path) -> bool:
 
 
 def main() -> None:
-    """Check, and end with 1 where anything is found."""
+    """Check the programs, and exit with 1 if there are errors."""
     folders = write(OUT)
     found = [line for mode in MODES for line in complaints(mode, folders)]
     sys.exit("\n".join(found) or None)

@@ -1,4 +1,4 @@
-"""What readers type into the site's search finds the page that answers it."""
+"""The site's search finds the right page for the words that readers type."""
 
 import json
 import os

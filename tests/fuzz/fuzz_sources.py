@@ -1,4 +1,4 @@
-"""What streams and their services say: aggregates, answers, events, listings; and the URLs that name the streams."""
+"""Input from streams and their services: aggregates, responses, events, listings, and the URLs of streams."""
 
 import hashlib
 import json
@@ -121,7 +121,7 @@ def _answered(body: bytes, form: str) -> None:
 
 
 def _batch(batch: Batch) -> None:
-    """All that its readers take of it."""
+    """Take everything that a batch's readers use."""
     assert batch.count == 0 or batch.end is not None
     assert {type(record.sequence_number) for record in batch.records} <= {str}
     assert batch.wait_seconds >= 0
@@ -130,7 +130,7 @@ def _batch(batch: Batch) -> None:
 
 
 def _sent(event: object) -> None:
-    """An event of a subscription, as botocore hands it over."""
+    """Return an event of a subscription as botocore passes it on."""
     if not isinstance(event, dict):
         return
 
@@ -163,7 +163,7 @@ def _listed(body: bytes) -> None:
 
 
 def _streamed(told: Any) -> bytes:  # noqa: ANN401  messages as (headers, payload), the prelude perhaps another
-    """Messages of an event stream, each with the digests that its bytes have."""
+    """Return messages of an event stream, each with correct checksums."""
     body = b""
     for message in told if isinstance(told, list) else ():
         if isinstance(message, dict):

@@ -231,7 +231,10 @@ def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:
 
 
 def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
-    """Every breach of a law where this befalls the story: by the judge, and by what is read late or by nobody."""
+    """Return every breach of a law in the scenario with this fault.
+
+    These are the judge's breaches, and shards that are read late or never.
+    """
     history = told(story, *befalling)
     limits = Limits(
         dict.fromkeys((HERO, PEER), CONFIG.lease_seconds),

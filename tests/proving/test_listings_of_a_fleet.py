@@ -10,7 +10,7 @@ from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of
 
 
 def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
-    """A thousand workers that each read a table of ten thousand rows at once cannot be simulated in time."""
+    """A thousand workers that each read ten thousand rows at once could not be simulated in time."""
     names = group_of(0, 8)
     members = tuple(Member(name, Config(), present=True) for name in names)
     ended = Scenario(1, tuple(names) * 5, (evolve(members[0], ends=20.0), *members[1:]), 60.0, network=Network())

@@ -1,4 +1,4 @@
-"""Two laws, whatever the callables of users raise or answer: nothing is checkpointed unfinished, or held unread."""
+"""Whatever users' callables raise or return, nothing unfinished is checkpointed and no held shard stays unread."""
 
 import logging
 from collections import Counter

@@ -13,16 +13,16 @@ CRASH = SimulationQuestion(40, (8,), kind="crash", cycles=4.0)
 
 
 def test_few_of_a_crowd_choose_the_same_lease() -> None:
-    """C15: Without random draws, 6 of these claims are rejected."""
+    """C15: Without this rule, 6 of these claims are rejected."""
     assert answer(SimulationQuestion(100, (40,), start="together", cycles=2.0)).failed_writes <= 1
 
 
 @pytest.mark.parametrize("dated", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_death_all_is_owned_within_an_expiry_and_a_cycle(seed: int, *, dated: bool) -> None:
-    """C16: where every look at the table is a cycle after the last, two are needed, and up to two cycles (1.9 here).
+    """C16: If each look at the table came a cycle after the last, two would be needed, and up to two cycles (1.9 here).
 
-    Where rows are dated, one is.
+    With dated rows, one look is enough.
     """
     told = answer(evolve(CRASH, seed=seed, dated=dated))
     assert told.unowned_lease_cycles_max <= 1.62

@@ -51,7 +51,7 @@ def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -
 
 
 def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
-    """The lease is claimed in TO while FROM's row still fits its owner's writes, and a thief's (W2)."""
+    """Claim the lease in TO while FROM's row still satisfies writes of its owner and of other workers (W2)."""
 
     def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
         arrived = self._arrived(RowPair((None, None)).put(side, held), me)

@@ -326,7 +326,7 @@ def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeyp
 
 
 def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None:
-    """A row set anew in FROM would speak again while TO's owner reads; a backup would have half of the leases."""
+    """A row that was reset in FROM would count again while TO's owner reads. A backup would have half of the leases."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
     with closing(open_both(*tables)) as both:
