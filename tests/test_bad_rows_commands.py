@@ -1,4 +1,4 @@
-"""`leasehold leases` and `report` show a table that has rows nobody can read."""
+"""`leasehold leases` and `report` show a table that has unreadable rows."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ SPOILT = {
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A table with one good row, and one of each bad kind."""
+    """Return a table with one good row, and one of each bad kind."""
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     for key in ("good", *SPOILT):
@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
 
 
 def ran(app: Typer, *arguments: str) -> str:
-    """What the command prints, with nothing amiss."""
+    """Return what the command prints; it must succeed."""
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stderr) == (0, "")
     done.stdout.encode()
@@ -48,7 +48,7 @@ def ran(app: Typer, *arguments: str) -> str:
 
 
 def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
-    """Whoever must mend the table saw a traceback, and not which row it was."""
+    """Users who had to repair the table used to see a traceback instead of the row."""
     done = CliRunner().invoke(leases, [url])
     assert done.exit_code == 0
     said = done.output
@@ -61,7 +61,7 @@ def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
 
 
 def test_report_counts_the_bad_rows(url: str, tmp_path: Path) -> None:
-    """Likewise, where a page was wanted."""
+    """The same for the page."""
     told = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
     assert (told["malformed"], told["distribution"]["leases"]) == (len(SPOILT), 1)
     assert f"{len(SPOILT)} rows cannot be read" in (tmp_path / "r.html").read_text()

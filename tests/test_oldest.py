@@ -1,4 +1,4 @@
-"""The oldest versions that pyproject.toml allows: they are resolved, installed, and run a part of the tests."""
+"""The oldest versions that pyproject.toml allows are resolved, installed, and used to run a part of the tests."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ PART = (
 
 
 def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
-    """A version that is allowed and does not work is found by users, as a traceback at their first command."""
+    """Users would notice an allowed version that does not work at their first command."""
     oldest, environment = tmp_path / "oldest.txt", tmp_path / "environment"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
     lowest = ("--resolution", "lowest-direct", "--python-version", "3.11", "--no-emit-index-url")

@@ -19,7 +19,7 @@ AT_ONCE: "WaiterConfigTypeDef" = {"Delay": 0, "MaxAttempts": 100_000}
 
 @define
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that moves only when told to."""
 
     now: float = 1000.0
 
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
     def monotonic(self) -> float:
-        """The same, as the module `time` names it."""
+        """The clock under the name that the module `time` uses."""
         return self.now
 
     def monotonic_ns(self) -> int:
@@ -38,7 +38,7 @@ class Clock:
 
 
 def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  whatever is looked for
-    """Look until there is something, and return it; of what does not come in time, say what it was."""
+    """Call it until it returns something, and return that; if it takes too long, raise with the last result."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"

@@ -149,7 +149,7 @@ def test_faults_stand_below_the_table() -> None:
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
-    """In the table, in the sum below it, in the picture that pages read, and in the story of the lease."""
+    """The mark appears in the table, in the sum below it, in the picture that pages read, and in `explain`."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
     bound = LeaseLag(75.0, at_least=True)
     table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})

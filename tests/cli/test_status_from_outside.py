@@ -259,7 +259,10 @@ class Trial:
         return time.time() - next((when for number, when in self.put if number > done), time.time())
 
     def until(self, wanted: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
-        """Look, with a record more each time, until that is so, or for so long; seconds, infinite if it never was."""
+        """Look, sending a record each time, until the condition holds or time is up.
+
+        Returns the seconds, infinite if the condition never held, and the last table.
+        """
         began, table = time.monotonic(), None
         while (taken := time.monotonic() - began) < seconds:
             self.send("x")

@@ -188,7 +188,7 @@ class Breaking(ObjectCells):
 def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that_it_is_done(
     script: Script, error: BaseException
 ) -> None:
-    """Both tickets are written by the first write; a later attempt writes them."""
+    """The first commit tries to write both tickets; a later attempt succeeds."""
     rows = Breaking(ObjectMemory(), "")
     page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
     assert page.begin()
