@@ -114,7 +114,7 @@ def _package(module: str) -> str:
 
 
 def test_no_import_goes_through_the_links() -> None:
-    """Otherwise a module could be loaded twice under two names, and its classes would differ."""
+    """No module is loaded twice under two names, which would give it two sets of classes."""
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"

@@ -50,7 +50,7 @@ def unit(key: str) -> str:
 
 
 def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
-    """Otherwise they would be killed during the drain, and every deployment would leave leases to expire."""
+    """They are not killed during the drain, so deployments leave no leases to expire."""
     spec = pod("orders-workers")
     params = parsed(spec["containers"][0]["args"])
     assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + SLACK_SECONDS

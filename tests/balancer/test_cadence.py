@@ -116,7 +116,7 @@ def test_news_send_every_reader_to_the_table() -> None:
 
 
 def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> None:
-    """C8, C13: Otherwise it would see no one, and the released leases would stay unread for up to 20 s."""
+    """C8, C13: The remaining worker learns of the released leases, which were unread for up to 20 s before."""
     free, ours = row("s-0", None), row("s-1", READER)
     assert look(READER, (free, ours), heard(turned=True)).seconds == 0.0
     assert look(READER, (free, ours), heard()).seconds > 10.0
@@ -325,7 +325,7 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
 
 
 def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
-    """M9: A worker that must act for another by patience would otherwise read the table only after N cycles (C11)."""
+    """M9: A worker that must act for another by patience does not have to wait N cycles to read the table (C11)."""
     uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
     uneven = tuple(evolve(lease, notes=row("", lease.owner).notes) for lease in uneven)
     uneven += (row("s-x", READER),)
@@ -438,7 +438,7 @@ def test_each_count_stands_still_since_it_last_moved_itself() -> None:
 
 
 def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afterwards() -> None:
-    """C7: Otherwise each read of the owner's row alone would send the reader to the whole table."""
+    """C7: A read of the owner's row alone does not send the reader to the whole table."""
     watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
     watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
     for owner, began, turned in (("b", 20.0, False), ("c", 30.0, True), ("c", 40.0, True)):

@@ -65,7 +65,7 @@ def test_a_worker_without_leases_measures_others_by_its_own_settings() -> None:
 
 
 def test_a_lease_just_given_by_a_leader_waits_two_of_our_limits() -> None:
-    """M14: Otherwise the lease would be taken repeatedly from a worker that has not polled yet."""
+    """M14: The lease is not taken again and again from a worker that has not polled yet."""
     me = Me("me", history=History(led=(("k", 0.0),)))
     given = Lease("0", owner="k", idle=21.0, held=20.0)
     assert take_census([given], me, CONFIG).expired == ()

@@ -41,7 +41,7 @@ def test_the_wait_ends_a_cycle_after_the_first_lease() -> None:
 
 
 def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
-    """Otherwise it would steal at its first look, and so would all workers that start with it."""
+    """Neither it nor any worker that starts with it steals at its first look."""
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=0.5)
     assert awaits_joiners([], evolve(OFTEN, history=History(full_apart=0.3)), config)
 

@@ -75,7 +75,7 @@ def test_many_unknown_weights_leave_it_to_the_counts() -> None:
 
 
 def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
-    """Unmeasured children would otherwise end balance by load, and all counts would be evened out."""
+    """Unmeasured children do not end balance by load, after which all counts would be evened out."""
     leases = fleet(1)
     for turn in range(20):
         for worker, action in plans(leases, turn):
@@ -89,7 +89,7 @@ def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
 
 
 def test_where_nothing_flows_the_counts_decide() -> None:
-    """Otherwise the fair share of a newcomer to an idle stream would be zero."""
+    """By loads, the fair share of a newcomer to an idle stream would be zero."""
     assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
 
 
@@ -184,7 +184,7 @@ def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
 
 
 def test_the_unmeasured_weigh_the_average_in_everybodys_load() -> None:
-    """M13: Otherwise, after a split, every worker would look idle."""
+    """M13: A split does not make every worker look idle."""
     measured = (Lease("a-0", owner="a", weight=50), Lease("b-0", owner="b", weight=50))
     assert not shares_of(*measured, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
 

@@ -50,7 +50,7 @@ def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
 
 
 def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> None:
-    """C3: Otherwise the readers of its row would wait until it falls silent."""
+    """C3: The readers of its row do not have to wait until it falls silent."""
     notes = told(10, 3, 1)
     old, history = abdicating(acts_read=2)
     assert look(READER, old, history) == Look(2.5, keys=KEYS, notes=notes, stale_ok=True)

@@ -53,7 +53,7 @@ def first(actions: tuple[Action, ...]) -> Steal | RequestHandoff:
 
 
 def test_a_newcomer_is_seen_at_once_in_a_fleet_of_few_leases() -> None:
-    """With three leases, the newcomer would otherwise get none until the wait for other joiners is over."""
+    """With three leases, the newcomer gets one before the wait for other joiners is over."""
     assert turn([*count("a", 2), *count("b", 1)], History(), "c") == [("M5", "a")]
 
 
@@ -96,7 +96,7 @@ def test_a_successor_takes_what_the_median_of_the_others_holds(
 
 @pytest.mark.parametrize(("idle", "rules"), [(4.9, []), (5.0, ["M6", "M6"])])
 def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float, rules: list[str]) -> None:
-    """M12: Otherwise each rolling restart would move every lease twice."""
+    """M12: A rolling restart does not move every lease twice."""
     taken = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
     assert [rule for rule, _ in taken] == rules
 
@@ -110,7 +110,7 @@ def test_a_worker_takes_what_is_free_and_the_rest_of_its_share_from_the_living()
 
 
 def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
-    """M9: Otherwise half of the stream would stay unread as long as an announced worker stays away."""
+    """M9: The stream does not stay half unread as long as an announced worker stays away."""
     table = [*count("a", 2), *count("b", 2)]
     assert turn([*table, *free(4, 30.0)], expected_workers=4) == []
     assert turn([*table, *free(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]
@@ -209,7 +209,7 @@ def test_beside_loads_a_lease_is_let_go_only_where_counts_are_far_off(fullest: i
 
 
 def test_a_worker_with_its_load_in_one_lease_takes_no_others_for_its_count() -> None:
-    """The reader of a hot shard would otherwise get its full number of other leases, and fall behind."""
+    """The reader of a hot shard does not fall behind because it also has a full number of other leases."""
     assert turn([*held("a", *[10] * 7), *held("b", 100)]) == []
 
 
@@ -219,7 +219,7 @@ def test_a_count_that_loads_allow_is_no_reason_to_take() -> None:
 
 
 def test_loads_wait_until_counts_are_in_order() -> None:
-    """Two workers would otherwise want the same lease: one for its count, the other for its load."""
+    """Two workers never want the same lease, one for its count and the other for its load."""
     table = loads(a=(12, 2000), b=(10, 100), c=(2, 300))
     assert turn(table) == []
 

@@ -54,7 +54,7 @@ def test_a_lease_without_an_owner_or_with_its_heir_as_owner_is_no_move(still: Le
 
 
 def test_a_finished_lease_is_not_moved() -> None:
-    """Under rules that count finished leases, the owner would otherwise hand off a shard with nothing left to read."""
+    """Under rules that count finished leases too, no shard is handed off that has nothing left to read."""
     ended = evolve(ASKED, checkpoint=SHARD_END)
     everything = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
     assert handoffs(everything, CONFIG) == ()
@@ -124,7 +124,7 @@ def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -
 
 
 def test_a_dead_owners_lease_is_no_move_that_will_be_made() -> None:
-    """Otherwise its next owner would be counted with a lease that any worker may claim."""
+    """Its next owner is not counted with a lease that any worker may claim."""
     assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
     # Another one's death says nothing about this move.
     assert moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}

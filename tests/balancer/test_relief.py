@@ -104,7 +104,7 @@ def moves(
 
 
 def test_counts_limit_what_loads_ask_for() -> None:
-    """A worker of light leases would otherwise be filled with heavy ones until it holds nearly all."""
+    """A worker of light leases is not filled with heavy ones until it holds nearly all."""
     heavy = weighed(a=(10, 11, 12, 13), b=(1, 2))
     assert moves(heavy, 1) == {"a-13": "b"}
     assert moves(heavy, 2) == {"a-13": "b", "a-10": "b"}
@@ -122,7 +122,7 @@ def test_a_lease_without_an_owner_comes_first_and_one_on_its_way_stays() -> None
 
 
 def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
-    """The children of a split would otherwise count as idle and attract load to their owner."""
+    """The children of a split do not count as idle and do not attract load to their owner."""
     held = {
         "a": [*(Lease(f"a-{place}", owner="a", weight=100_000) for place in range(6)), Lease("z", owner="a")],
         "b": [Lease(f"b-{place}", owner="b", weight=100_000) for place in range(4)],
@@ -132,7 +132,7 @@ def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
 
 
 def test_a_small_excess_of_few_leases_is_evened_out() -> None:
-    """Otherwise a fleet of few leases would never enter the band."""
+    """A fleet of few leases enters the band too."""
     held = {
         "a": [Lease("a-6", owner="a", weight=60_000), Lease("a-1", owner="a", weight=10_000)],
         "b": [Lease("b-6", owner="b", weight=60_000), Lease("b-1", owner="b", weight=10_000)],

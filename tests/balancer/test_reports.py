@@ -71,7 +71,7 @@ def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_report
 
 
 def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
-    """Otherwise workers would be given up while their leader is still giving."""
+    """Workers are not given up while their leader is still giving."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
     roll = roll.after(reported(j="1"), (J,), ended=9)
     assert roll.led(began=10) == (("j", 1),)
@@ -89,7 +89,6 @@ def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
 
 
 def test_finished_leases_do_not_count() -> None:
-    """Otherwise a worker with only finished leases would never come to need a lease."""
     over = Lease("s-1", owner="j", checkpoint=SHARD_END)
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (J,), ended=1)
     assert roll.after(reported(j="1"), (over,), ended=9).led(began=10) == ()

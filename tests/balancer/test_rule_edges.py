@@ -21,13 +21,13 @@ def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
 
 
 def test_the_last_lease_that_a_worker_may_hold_can_be_a_stolen_one() -> None:
-    """R2: A kcl-rust worker that may hold one lease would otherwise have none next to a worker that holds two."""
+    """R2: A kcl-rust worker that may hold one lease gets it from a worker that holds two."""
     assert [type(each) for each in did(KclRust(max_leases=1), "bb")] == [Steal]
     assert did(KclRust(max_leases=1), "abbb") == []
 
 
 def test_each_of_the_fullest_workers_is_robbed_now_and_then() -> None:
-    """R2: Otherwise all workers would steal from the first by name, until it is the emptiest."""
+    """R2: Steals are spread over the fullest workers, so the first by name does not become the emptiest."""
     victims = {
         each.from_owner for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)
     }
@@ -47,7 +47,7 @@ def test_ownerships_are_written_again_three_times_before_they_expire() -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 120.0])
 def test_an_ownership_of_dotnet_and_java_expires_at_its_time_itself(seconds: float) -> None:
-    """Otherwise it would leave a partition that its peers take, or take one that they keep."""
+    """The worker agrees with its peers on whether it still owns the partition."""
     expires = {dialect: EventHubs(dialect).expires_above(seconds) for dialect in ("dotnet", "java", "python", "gist")}
     assert all(0.999 * seconds < expires[dialect] < seconds for dialect in ("dotnet", "java"))
     assert expires["python"] == expires["gist"] == seconds

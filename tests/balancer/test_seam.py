@@ -56,7 +56,7 @@ def test_a_quiet_turn_waits_a_whole_cycle() -> None:
 
 
 def test_new_leases_are_looked_at_soon() -> None:
-    """A new lease would otherwise wait a whole cycle for an owner."""
+    """A new lease does not wait a whole cycle for an owner."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
 
 
@@ -68,7 +68,7 @@ def test_leases_asked_for_are_polled_alone() -> None:
 
 
 def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
-    """From the rows of its first request (M5), a newcomer would otherwise request its share of a fleet of two."""
+    """A newcomer does not request its share of a fleet of two from the rows of its first request (M5)."""
     others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
     given = Lease("s-9", owner="b", yields=True, next_owner="a")
     later = Me("a", history=History(full_still=0.25))
@@ -105,7 +105,7 @@ def test_owners_are_drawn_as_often_as_they_have_leases() -> None:
 
 
 def test_owners_that_renew_too_slowly_are_named() -> None:
-    """A fleet set to a longer `lease_seconds` would otherwise lose leases that it still works on."""
+    """A fleet set to a longer `lease_seconds` keeps the leases that it still works on."""
     me = Me("me", history=History(gaps=(("fine", 5.0), ("me", 5.0), ("slow", 5.1))))
     assert slow_owners(me, Config(rules=Kcl(), lease_seconds=10.0)) == (("slow", 5.1),)
     assert slow_owners(me, Config(rules=Minimal(), lease_seconds=10.0)) == ()
@@ -140,7 +140,7 @@ def test_a_merge_child_waits_for_its_other_parent(leases: dict[str, Lease], list
 
 
 def test_a_child_is_read_only_after_its_parents() -> None:
-    """L12: Otherwise records of one key would be handled out of order."""
+    """L12: Records of one key are handled in order."""
     child = Lease("2", parents=("0", "1"))
     done, running = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
     assert [readable(child, known) for known in ({}, {"0": done}, {"0": done, "1": running})] == [True, True, False]
@@ -189,7 +189,7 @@ def test_once_the_requests_are_settled_the_whole_table_is_read_at_once() -> None
 
 
 def test_no_wait_is_longer_than_a_cycle() -> None:
-    """A fleet that is told to look twice a second would otherwise look only once after each new shard."""
+    """A fleet that is told to look twice a second does so after a new shard, too."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl(), cycle_seconds=0.5)) == Look(0.5)
 
 

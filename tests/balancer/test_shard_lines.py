@@ -37,7 +37,7 @@ def shard(name: str, *parents: str, keys: tuple[int, int] | None = (0, 9), open:
 
 
 def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> None:
-    """A child whose parent's row cannot be read would otherwise start where its first records are skipped."""
+    """A child whose parent's row cannot be read does not start where its first records are skipped."""
     line = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
     others = [shard("8"), shard("9", "8")]
     assert apart([*line, *others], ["1"]) == tuple(others)
@@ -56,7 +56,7 @@ def test_partitions_of_a_stream_are_all_kin() -> None:
 
 
 def test_where_every_row_is_read_nothing_is_kin() -> None:
-    """A table in order would otherwise have nothing created."""
+    """Nothing prevents creation in a table that is in order."""
     listed = [shard("0"), shard("1", "0")]
     assert apart(listed, []) == tuple(listed)
 
@@ -81,7 +81,7 @@ def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
 
 
 def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
-    """While parents are left, it is deleted after them, because otherwise they would look unread."""
+    """While parents are left, it is deleted after them, so that they do not look unread."""
     child = Lease("1", parents=("0",), checkpoint=SHARD_END)
     grandchild = Lease("2", parents=("1",), checkpoint=READ)
     assert ripe([DONE, child, grandchild, *owners("a")], "a") == {"0"}
@@ -195,7 +195,7 @@ def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
 
 
 def test_the_child_of_a_finished_shard_that_is_gone_waits_for_its_other_parent() -> None:
-    """L9 applies to shards that expired before they were finished; otherwise records would be out of order."""
+    """L9 applies only to shards that expired before they were finished, so records stay in order."""
     done, other = Lease("0", checkpoint=SHARD_END), Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9))
     assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
 
@@ -219,7 +219,7 @@ def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Po
 
 
 def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
-    """The records between that position and the tip would otherwise be skipped."""
+    """The records between that position and the tip are not skipped."""
     gone = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
     assert begun(gone, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
     (made,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(gone))), Config())
@@ -242,7 +242,7 @@ def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) 
 
 
 def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read() -> None:
-    """Otherwise it would be read before that parent, whose missing row looks like that of a finished lease."""
+    """The parent's missing row looks like that of a finished lease, yet the parent is read first."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
     line.append(shard("4", "2", "3"))
     gone = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
@@ -285,7 +285,7 @@ def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> N
 
 
 def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it() -> None:
-    """Otherwise every table would keep a row for each shard that ever existed."""
+    """A table does not keep a row for each shard that ever existed."""
     gone = Lease("0", owner="a", checkpoint=READ)
     reading = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
     actions = plan([gone, reading], [shard("1", keys=HASH_KEYS)], Me("a"), Config())

@@ -54,12 +54,12 @@ def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> 
 
 
 def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
-    """Otherwise all children of a reshard would be ours, and be stolen from us one by one."""
+    """If ours took them, strangers would steal the children of a reshard from us one by one."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
 def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
-    """Otherwise a worker whose part was taken as a stranger's would steal from the worker that took it."""
+    """A worker whose part was taken as a stranger's would steal from the worker that took it."""
     lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
     assert claimed(lacking) == {"M6": 1, "M15": 5}
     taken = tuple(
@@ -79,7 +79,7 @@ def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
     ids=["nothing is heard", "we let go for peers that never steal"],
 )
 def test_the_share_of_strangers_is_left_to_them(history: History, config: Config) -> None:
-    """A lease that we release for them would otherwise be ours again at once, in an endless loop."""
+    """A lease that we release for them is not taken by us again at once, in an endless loop."""
     assert claimed(DIED, history, config) == {}
 
 

@@ -65,7 +65,7 @@ def test_watching_a_row_changes_nothing_else_of_it() -> None:
 
 
 def test_our_own_stall_makes_nobody_look_dead() -> None:
-    """Otherwise a listing that took 30 s would expire every lease of the table."""
+    """A listing that takes 30 s does not expire every lease of the table."""
     watch, _ = Watch().look([ROW], began=0, ended=30)
     _, (lease,) = watch.look([ROW], began=31, ended=90)
     assert lease.idle == 1
@@ -159,7 +159,7 @@ def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
 
 
 def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
-    """Rules with patience would otherwise act at once, or never."""
+    """Rules with patience depend on these times."""
     two = [ROW, evolve(ROW, key="s-2", owner="b")]
     watch, _ = Watch().look(two, began=0, ended=1)
     watch, _ = watch.look(two, began=10, ended=11)
@@ -222,7 +222,7 @@ def test_of_an_owners_paces_the_longest_counts() -> None:
 
 
 def test_holes_are_counted_on_full_readings_alone() -> None:
-    """Otherwise three reads of a few rows would pass for three looks at the stream (L7)."""
+    """Three reads of a few rows do not pass for three looks at the stream (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
     watch, _ = Watch().look([row], began=0, ended=1)
     watch, _ = watch.look([row], began=2, ended=3, asked=["s-1"])
@@ -239,7 +239,7 @@ def steps(*versions: str, owner: str = "a") -> list[Lease]:
 
 
 def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
-    """A worker that takes a lease from a slow worker would otherwise get the same long grace."""
+    """A worker that takes a lease from a slow worker does not get the same long grace."""
     watch, gaps = Watch(), []
     slow = steps("1", "1", "2", "2", "3", "3", "3")
     for began, row in enumerate(slow + steps("4", "4", "5", "5", "6", "6", "7", owner="b")):
@@ -259,7 +259,7 @@ def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
 
 
 def test_a_lease_that_came_later_is_held_since_then() -> None:
-    """Its owner would otherwise look like one that has held it forever, and lose it."""
+    """Its owner does not look like one that has held it forever, and keeps it."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
     _, leases = watch.look([ROW, evolve(ROW, key="s-2")], began=19, ended=20)
@@ -283,7 +283,7 @@ def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() ->
 
 
 def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
-    """Otherwise a worker that reads all once a cycle would pass for one that reads twice a second, and wait (C10)."""
+    """A worker that reads all rows once a cycle is not taken for one that reads twice a second, and waits (C10)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=1.5, ended=2)
     assert watch.history.full_apart == 0.5
@@ -432,7 +432,7 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
 
 
 def test_an_outage_of_the_store_counts_against_nobody() -> None:
-    """Otherwise the first worker to come back would find all leases expired, even those of its own fleet (C17)."""
+    """The first worker to come back does not find all leases expired, its own fleet's included (C17)."""
     old = evolve(ROW, idle=70.0)  # where the store knows a row's age, that counts the outage, too
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)

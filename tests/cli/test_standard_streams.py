@@ -57,7 +57,7 @@ def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
 
 
 def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
-    """Commands that need no file in it go on; the others would otherwise blame a file."""
+    """Commands that need no file in it go on. Otherwise, the message about the folder comes before the error."""
     says = "leasehold: the working folder was deleted; relative paths lead nowhere\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:

@@ -124,7 +124,7 @@ def test_a_second_signal_kills_all() -> None:
 
 
 def test_a_worker_that_does_not_drain_is_killed_and_told() -> None:
-    """The supervisor would otherwise be killed itself at the end of its grace period, without a reason in the log."""
+    """The supervisor is not killed itself at the end of its grace period, and the log has the reason."""
     with supervised(HANGS, "a-0", drain_seconds=0.0) as (process, out):
         begun(out, 1)
         process.terminate()
@@ -176,7 +176,7 @@ def test_a_signal_that_another_thread_receives_ends_them() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
 def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None:
-    """Otherwise the supervisor would end, and all other workers with it, undrained."""
+    """The supervisor does not end, and the other workers are not cut off undrained."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         assert process.stderr is not None
         first = begun(out, 2)

@@ -11,7 +11,7 @@ from statements import THOROUGH, Fault, Verdicts, faults, plant, rooms, unseen
 
 
 def test_every_listed_module_and_test_exists() -> None:
-    """A renamed file, and its mutants, would otherwise be left out."""
+    """A renamed file, with its mutants, is not left out silently."""
     listed = groups()
     paths = [path for each in listed for path in (*each.modules, *each.tests)]
     assert len(listed) > 1
@@ -113,7 +113,7 @@ def test_a_variable_is_used_after_its_assignment_and_a_constructor_puts_nothing_
 
 
 def test_every_module_and_test_of_a_room_exists() -> None:
-    """A renamed file, and its faults, would otherwise be left out."""
+    """A renamed file, with its faults, is not left out silently."""
     named = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
     paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in unseen()]
     assert paths

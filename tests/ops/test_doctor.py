@@ -375,7 +375,7 @@ def test_every_store_and_source_can_be_examined() -> None:
 
 
 def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
-    """Otherwise each problem would show only after the one before is fixed."""
+    """Users see all problems at once, not one after the other."""
     SqliteStore(str(tmp_path / "l.db")).close()
     asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
     ran = CliRunner().invoke(app, [*asked, "--json"])

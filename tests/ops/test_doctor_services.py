@@ -288,7 +288,7 @@ def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
-    """Otherwise the first worker would find the missing rights one at a time."""
+    """All missing rights are found before the first worker starts."""
     table = TableStreams()
     with served(table) as endpoint:
         words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")

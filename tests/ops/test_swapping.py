@@ -267,7 +267,7 @@ def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str
 
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
-    """The page and monitoring would otherwise show half of the fleet, and call the other half dead."""
+    """The page and monitoring do not call half of the fleet dead."""
     with closing(opened(*half_way)) as both, closing(FleetRecord()) as record:
         watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
         watcher.look()
@@ -288,7 +288,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("side", [FROM, TO])
 def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
-    """It would otherwise explain what an owner named moved:ann does next."""
+    """It does not explain what an owner named moved:ann does next."""
     told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
     signs = ("2 leases went on in another table", "a swap into this table is not over")
     assert (told.exit_code, signs[side] in told.stdout) == (0, True)

@@ -29,6 +29,6 @@ def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_joiners_wait_for_each_other_where_notes_are_not_free(seed: int) -> None:
-    """Otherwise early joiners take what later ones need, and a third of the moves is in vain."""
+    """Early joiners do not take what later ones need; a third of the moves was in vain."""
     found = answer(evolve(DATED, seed=seed))
     assert (found.moves, found.spread) == (found.moves_minimum, 1)

@@ -48,7 +48,7 @@ def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
 
 
 def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
-    """Otherwise a fleet of a thousand would read ten million rows before anything happens to it."""
+    """A fleet of a thousand does not read ten million rows before anything happens to it."""
     crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")
     told, known = answered(*crash), answered(*crash, "--known")
     assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)

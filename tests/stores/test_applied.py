@@ -25,7 +25,7 @@ LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=V
     "write", [ClaimLease(LEAVING, "bob"), StealLease(LEAVING, "bob"), TakeBackLease(LEAVING, "bob")], ids=repr
 )
 def test_a_worker_that_takes_a_lease_ends_its_hand_over(write: Write) -> None:
-    """Otherwise the new owner would at once give the lease to its predecessor's next owner."""
+    """The new owner does not at once give the lease to its predecessor's next owner."""
     assert applied(write, LEAVING) == Lease("s-0", owner="bob", yields=True, version=Version("8"), epoch=8)
 
 

@@ -32,7 +32,7 @@ SHARD = {"ShardId": "s-0"}
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> None:
-    """A service would otherwise reject every request that boto3 has not signed."""
+    """A service accepts requests that boto3 has not signed."""
     headers = {name.lower(): value for name, value in vector["headers"].items()}
     time = headers.pop("x-amz-date")
     secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # noqa: S105  published with the vectors
@@ -133,7 +133,7 @@ def test_a_kept_connection_that_ends_without_a_byte_costs_nothing_where_asking_t
 
 
 def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> None:
-    """Otherwise a write could be lost without anyone knowing whether it was carried out."""
+    """No write is lost without anyone knowing whether it was carried out."""
     with service(*[answer()] * 3) as there, asking(there.url) as ask:
         assert ask() == "i"
         there.hang_up()

@@ -72,7 +72,7 @@ def _key(session: boto3.Session | None) -> str:
 
 
 def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment's keys could otherwise read another account's stream of the same name."""
+    """The environment's keys might read another account's stream of the same name."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     session = session_of({"profile": "team"})
     client = patient_client("kinesis", None, None, 5.0, session)
@@ -154,7 +154,7 @@ def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monke
 
 
 def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a network without access to the default endpoint, no role could be assumed otherwise."""
+    """A role can be assumed in a network without access to the default endpoint."""
     with monkeypatch.context() as patched:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")

@@ -78,7 +78,7 @@ def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> 
 
 
 def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
-    """Otherwise a dead owner that receives a request would look alive for another `lease_seconds`."""
+    """A dead owner that receives a request does not look alive for another `lease_seconds`."""
     owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
     asked, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
     request = HUB.ownership({}, owned, asked)
@@ -89,7 +89,7 @@ def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
 
 
 def test_a_version_that_a_stranger_kept_does_not_count() -> None:
-    """A worker that renews and keeps metadata that it does not know would otherwise look dead."""
+    """A worker that renews and keeps metadata that it does not know does not look dead."""
     kept = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", kept)))
     assert lease is not None
@@ -161,7 +161,7 @@ def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
 
 @pytest.mark.parametrize("at", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
 def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
-    """Otherwise the next listing of every official worker in the group would fail."""
+    """The next listing of every official worker in the group would fail."""
     with pytest.raises(StoreError, match=r"^(offset|checkpoint 9: .* its offset)"):
         HUB.checkpoint({}, Lease("0", checkpoint=at))
 
@@ -202,7 +202,7 @@ def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None
 
 
 def test_a_measured_lease_stays_so() -> None:
-    """Otherwise only the worker that measured the load would know it, and it would never be evened out."""
+    """Every worker knows the load, not only the one that measured it, so it can be evened out."""
     fields = HUB.ownership({}, Lease("0"), Lease("0", owner="ann", weight=12_800))
     assert fields == {"ownerid": "ann", "throughputkbps": "12.5"}
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields)))
@@ -211,7 +211,7 @@ def test_a_measured_lease_stays_so() -> None:
 
 
 def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
-    """Otherwise it would give its lease to no one."""
+    """A worker never hands off a lease without a recipient."""
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
     assert lease is not None
     assert (lease.yields, lease.next_owner) == (True, None)

@@ -70,7 +70,7 @@ def test_a_write_without_an_answer_is_sent_once(
 
 @pytest.mark.parametrize("does", READS)
 def test_a_reading_without_an_answer_is_tried_again(objects: BlobObjects, memory: BlobMemory, does: str) -> None:
-    """Each busy moment of the service would otherwise cost a look at the leases."""
+    """A busy moment of the service does not cost a look at the leases."""
     memory.faults = [BlobFault(503, "ServerBusy")] * 2
     READS[does](objects)
     assert len(memory.asked) == 3
@@ -90,7 +90,7 @@ def test_a_reading_without_an_answer_is_tried_again(objects: BlobObjects, memory
 def test_a_permanent_refusal_of_the_service_is_said(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object], fault: BlobFault, says: str
 ) -> None:
-    """A worker without rights would otherwise wait forever."""
+    """A worker without rights does not wait for them forever."""
     memory.faults = [fault] * 9
     with pytest.raises(StoreError, match=f"^container 'leases': {says}") as refused:
         ask(objects)
@@ -176,7 +176,7 @@ def test_a_container_is_made_where_it_may_be(memory: BlobMemory) -> None:
 
 
 def test_a_container_that_somebody_else_made_meanwhile_will_do(memory: BlobMemory) -> None:
-    """Of workers that start together, all but one would otherwise fail."""
+    """Workers that start together all succeed."""
     memory.faults = [BlobFault(404, "ContainerNotFound")]
     _ensure(memory.client(), create=True)
     assert memory.asked == ["list", "create"]

@@ -40,7 +40,7 @@ class Identity:
 
 
 def test_options_choose_the_layout() -> None:
-    """Leases would otherwise be stored where no other worker of the group looks."""
+    """Leases are stored where the other workers of the group look."""
     assert layout({}) == ObjectLayout("")
     assert layout({"prefix": "fleet/one"}) == ObjectLayout("fleet/one")
     hub = {"eventhub": "ns/hub"}
@@ -78,7 +78,7 @@ def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -
     ],
 )
 def test_a_namespace_has_the_name_that_the_sdks_write(name: str, full: str) -> None:
-    """Otherwise the SDKs' blobs and ours would have different names, and both would read every partition."""
+    """If the SDKs' blobs and ours had different names, both would read every partition."""
     assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
 
 
@@ -156,7 +156,7 @@ def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> 
     ids=["key", "http", "signature"],
 )
 def test_a_secret_read_from_a_file_may_end_with_a_line_end(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line end within the secret is reported; otherwise the error would mention a host that does not exist."""
+    """A line end within the secret is reported, instead of a host that does not exist."""
     monkeypatch.setenv(CONNECTION_STRING, secret)
     wanted = client_of("acc/c", None).url
     monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")

@@ -94,7 +94,7 @@ def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> N
 
 
 def test_a_key_that_is_no_text_is_named_all_the_same(tmp_path: Path) -> None:
-    """Otherwise the user could not find the row to correct."""
+    """The user can find the row to correct."""
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     store.write(CreateLease(Lease("good")))

@@ -101,7 +101,7 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
-    """Otherwise each renewal of a large fleet would read the whole table."""
+    """A renewal in a large fleet does not read the whole table."""
     seen = owned(store)
     sql(
         "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
@@ -189,7 +189,7 @@ def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape:
 def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
     sql: Sql, url: str, store: PostgresStore, does: str
 ) -> None:
-    """A worker would otherwise be told for each write that another worker was first."""
+    """A worker would be told for each write that another worker was first."""
     seen = owned(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
     with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
@@ -245,7 +245,7 @@ def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, ur
 
 
 def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> None:
-    """Otherwise a worker would retry it forever."""
+    """A worker does not retry it forever."""
     with pytest.raises(StoreError, match="NUL") as caught:
         store.write(CreateLease(Lease("a\0b")))
     assert not isinstance(caught.value, OutcomeUnknown)
@@ -270,7 +270,7 @@ def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, st
 
 
 def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
-    """A worker would otherwise wait as long as TCP does, and lose all its leases to one stalled request."""
+    """A worker does not wait as long as TCP does, and lose all its leases to one stalled request."""
     hasty = open_store(url, request_seconds=1.0)
     seen = owned(hasty)
     processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")

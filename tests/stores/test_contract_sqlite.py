@@ -179,7 +179,7 @@ def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(st
 
 
 def test_a_new_file_is_its_owners_alone(path: str) -> None:
-    """Otherwise every user of the machine could read worker names and annotations."""
+    """Other users of the machine cannot read worker names and annotations."""
     before = os.umask(0o022)
     try:
         made = SqliteStore(path)
@@ -218,7 +218,7 @@ def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch:
 
 
 def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers and writers would otherwise wait for each other, and leases would expire meanwhile."""
+    """Readers and writers would wait for each other, and leases would expire meanwhile."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError, match=r"keeps no write-ahead log here \(it answers 'memory'\)"):
         SqliteStore(":memory:")
@@ -291,7 +291,7 @@ def beside(path: str) -> list[str]:
 
 
 def test_a_file_that_was_removed_is_made_anew_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
-    """Workers would otherwise go on in a file that no newcomer can open, and everything would be read twice."""
+    """Workers do not go on in a file that no newcomer can open, which would read everything twice."""
     seen = done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
@@ -316,7 +316,7 @@ def test_a_file_that_was_replaced_is_read_instead(path: str, store: SqliteStore,
 
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
-    """Processes that have the old log open would otherwise write where a newcomer does not read."""
+    """Processes that have the old log open do not write where a newcomer does not read."""
     seen = done(store.write(CreateLease(FULL)))
     for end in ends:
         Path(f"{path}{end}").unlink()

@@ -207,7 +207,7 @@ def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
 def test_a_throttled_write_is_sent_again(store: DynamoStore, line: Line, code: str) -> None:
-    """A table with fixed throughput would otherwise cost its workers their renewals."""
+    """A table with fixed throughput does not cost its workers their renewals."""
     line.answers = [reply(400, code), reply(400, code)]
     assert isinstance(store.write(CreateLease(Lease(KEY))), Done)
     assert line.sent == ["PutItem"] * 3
@@ -222,7 +222,7 @@ def test_a_write_throttled_for_long_is_an_unknown_outcome(store: DynamoStore, li
 
 
 def test_readings_are_repeated(store: DynamoStore, line: Line) -> None:
-    """Otherwise every lost packet would cost a worker its turn."""
+    """A lost packet does not cost a worker its turn."""
     seen = owned(store)
     line.answers = [reply(500, "InternalServerError"), TIMEOUT]
     assert store.get([KEY]) == (seen,)
@@ -293,7 +293,7 @@ def test_a_table_of_another_shape_is_refused(dynalite_url: str, table: str, dyna
 
 
 def test_a_made_table_bills_by_request(store: DynamoStore, table: str, dynalite_client: DynamoDBClient) -> None:
-    """An idle group would otherwise be billed for throughput that it does not use."""
+    """An idle group is not billed for throughput that it does not use."""
     assert isinstance(store, DynamoStore)
     made = dynalite_client.describe_table(TableName=table)["Table"]
     assert made["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
@@ -350,7 +350,7 @@ def test_a_listing_tells_leases_from_other_rows(
 def test_an_owner_nulled_by_another_client_is_no_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """The lease would otherwise wait forever for an owner without a name."""
+    """The lease does not wait forever for an owner without a name."""
     owned(store)
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
     free = stored(store)
@@ -362,7 +362,7 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
 def test_a_java_hand_off_is_finished_by_its_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Otherwise the new owner would wait until its leader gives up, and records would be read twice."""
+    """The new owner does not wait until its leader gives up, and no records are read twice."""
     seen = owned(store)
     started = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | started)

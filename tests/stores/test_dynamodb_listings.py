@@ -89,7 +89,7 @@ def test_rows_are_what_boto3_makes_of_them(status: int, told: dict[str, Any]) ->
 
 
 def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a lookout would spend a tenth of a processor on ten thousand leases."""
+    """A lookout used to spend a tenth of a processor on ten thousand leases."""
     client, read = client_saying(200, json.dumps(PAGE).encode()), []
     read_listings_quickly(client)
     client.meta.events.register_last(

@@ -94,7 +94,7 @@ def test_a_row_is_what_java_would_write_and_one_attribute(
 
 
 def test_a_listing_asks_for_its_own_rows_alone(dynalite_url: str) -> None:
-    """Otherwise each look of a small application would cost as much as all rows of the large ones."""
+    """A look of a small application does not cost as much as all rows of the large ones."""
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)

@@ -196,7 +196,7 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
     ],
 )
 def test_an_item_that_is_no_whole_lease_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
-    """The shard would otherwise get a second lease, and be read from its beginning."""
+    """The shard does not get a second lease, which would be read from its beginning."""
     item = {name: value for name, value in {**BARE, **attributes}.items() if value is not None}
     assert to_lease(item) == Malformed("s-1", field, why)
 
@@ -249,7 +249,7 @@ def test_rows_read_again_say_what_a_first_reading_of_them_says(listings: list[li
 
 
 def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a large table would be decoded every three seconds although its rows are unchanged."""
+    """A large table is not decoded every three seconds although its rows are unchanged."""
     decoded: list[Any] = []
 
     def decode(item: Item) -> Lease | Malformed | None:
@@ -267,7 +267,7 @@ def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monk
 
 
 def test_a_text_of_which_the_counter_alone_is_new_is_not_parsed_again() -> None:
-    """Otherwise a lookout would spend half a second parsing 100,000 rows every three seconds."""
+    """A lookout does not spend half a second parsing 100,000 rows every three seconds."""
     rows, item = RowDecoder(), dict[str, Any](WHOLE)
     parsed: list[bytes] = []
 
@@ -307,7 +307,7 @@ def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
 
 
 def test_a_counter_inside_another_value_is_not_the_row_s() -> None:
-    """A row would otherwise get a counter that it does not have, and its owner would be taken for alive."""
+    """A row does not get a counter from elsewhere, which would make its owner look alive."""
     rows = RowDecoder()
     for deep, counter in (("1", "7"), ("2", "7"), ("2", "8")):
         item: dict[str, Any] = {**WHOLE, "deep": {"M": {"leaseCounter": {"N": deep}}}, "leaseCounter": {"N": counter}}

@@ -306,7 +306,7 @@ def test_notes_have_names_of_their_own(name: str) -> None:
     ],
 )
 def test_a_write_that_the_lease_as_seen_rules_out_is_no_request(write: writes.Write) -> None:
-    """The service would otherwise get a condition that cannot hold, or one about an owner without a name."""
+    """The service never gets a condition that cannot hold, or one about an owner without a name."""
     assert request_of(write) is None
 
 

@@ -290,7 +290,7 @@ def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) 
 
 
 def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written() -> None:
-    """Otherwise the renewal would have happened, and the owner would no longer know its own version."""
+    """A renewal that had happened before the rejection would leave the owner without its own version."""
     objects, store = opened(HUB)
     lease = owned(objects, store)
     with pytest.raises(StoreError, match="wants its offset"):
@@ -529,7 +529,7 @@ class HeldBack(ObjectMemory):
 @LAYOUTS
 @pytest.mark.parametrize("reading", ["list", "get"])
 def test_a_reading_from_before_takes_no_checkpoint_back(layout: Layout, reading: str) -> None:
-    """Otherwise the owner's next write would return an older checkpoint, from which the owner would go on."""
+    """The owner's next write does not return an older checkpoint, from which the owner would go on."""
     objects = HeldBack(last=f"{reading} {layout.parts[-1]}")
     store = EtagStore(objects, layout)
     lease = owned(objects, store)

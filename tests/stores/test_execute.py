@@ -60,7 +60,7 @@ def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) 
 
 
 def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two leases would otherwise be taken instead of one."""
+    """Two leases might be taken instead of one."""
     first, second = unowned(store, "s-0"), unowned(store, "s-1")
 
     def unanswered(*_: object) -> Done:

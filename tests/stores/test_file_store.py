@@ -80,7 +80,7 @@ def test_a_backup_is_in_its_place_when_it_is_whole(path: Path) -> None:
 
 
 def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
-    """Otherwise half of a fleet's checkpoints could be restored without anyone noticing that the rest is missing."""
+    """No one restores half of a fleet's checkpoints without noticing that the rest is missing."""
     lines = [LINE, "{", '{"key": "s-2"}', LINE, LINE.replace("orders:s-1", "s-3").replace('"41"', '"EARLIEST"')]
     path.write_text("\n".join(lines), encoding="utf-8")
     listing = FileStore(str(path)).list()

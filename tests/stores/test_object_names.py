@@ -155,7 +155,7 @@ def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None
 
 
 def test_a_counter_that_is_none_is_not_counted_on() -> None:
-    """Otherwise the next owner would write a smaller counter, and its renewals would look old."""
+    """The next owner does not write a smaller counter, which would make its renewals look old."""
     with pytest.raises(BadRowField) as caught:
         FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
     assert caught.value.field == "counter"

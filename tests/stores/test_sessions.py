@@ -564,7 +564,7 @@ def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
 
 
 def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> None:
-    """Otherwise a worker that commits often would see each request late, and lose the lease to a steal."""
+    """A worker that commits often does not see each request late, and lose the lease to a steal."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     held = [lease]
@@ -583,7 +583,7 @@ def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> Non
 
 
 def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each read of the bulletin's row would take two round trips, and a shrinking fleet would rest later."""
+    """A read of the bulletin's row does not take two round trips, so a shrinking fleet rests earlier."""
     objects = ObjectMemory()
     _, bob, lease = scene(objects)
     bob.list()

@@ -119,7 +119,7 @@ def test_a_worker_moves_so_many_leases_at_once_and_renews_the_others(monkeypatch
 
 
 def test_a_move_that_failed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, after eight failures, no lease of this worker would move any more."""
+    """After eight failures, leases of this worker still move."""
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
 
     def fail() -> None:

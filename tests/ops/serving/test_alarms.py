@@ -65,7 +65,7 @@ def series(incident: Incident) -> list[dict[str, str]]:
     ],
 )
 def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, alerts: list[str], tmp_path: Path) -> None:
-    """A missing alarm is otherwise noticed only during its incident."""
+    """A rule that never fires is noticed before its incident."""
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the alarms were not tried; it comes with Debian's package prometheus")
     names = re.findall(r"alert: (\w+)", RULES.read_text())

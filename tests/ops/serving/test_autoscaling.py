@@ -65,7 +65,7 @@ def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str,
 
 
 def test_the_metric_is_one_that_the_server_tells() -> None:
-    """KEDA would otherwise query a missing number, and the fleet would never grow."""
+    """If KEDA queried a missing number, the fleet would never grow."""
     table = ScriptedTable(overloaded)
     table.minute = 9
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)

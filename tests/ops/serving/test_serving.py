@@ -167,7 +167,7 @@ def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
 
 
 def test_another_hosts_name_is_refused(port: int) -> None:
-    """A page on the web could otherwise read the fleet through a name that it points at this machine."""
+    """A page on the web cannot read the fleet through a name that it points at this machine."""
     assert got(port, "/leases.json", Host="evil.example")[0] == 400
     assert got(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
 
@@ -230,7 +230,7 @@ def test_a_view_that_there_is_not_is_refused(port: int, query: str) -> None:
 
 
 def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: TableWatcher, port: int) -> None:
-    """Otherwise each open page would receive 230,000 bytes for every look at a large table."""
+    """An open page no longer receives 230,000 bytes for every look at a large table."""
     for number in range(1000):
         placed(store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number))
     watcher.look()
@@ -443,7 +443,7 @@ def test_a_second_request_that_is_half_there_is_not_waited_for_either(
 
 
 def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise all descriptors of the process would be used, and its tables could not be read."""
+    """Clients cannot use up all descriptors, which the process needs to read its tables."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MOST", 5)
     with ExitStack() as stack:
         made = [
