@@ -24,7 +24,7 @@ class Page:
         target = self._ask("Target.createTarget", url=url)["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
-    def evaluate(self, script: str) -> Any:  # noqa: ANN401  whatever the script makes
+    def evaluate(self, script: str) -> Any:  # noqa: ANN401  any JSON value
         """Return the value of this JavaScript."""
         told = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
         return told["result"].get("value")
@@ -32,7 +32,7 @@ class Page:
     def until(self, script: str) -> Any:  # noqa: ANN401  likewise
         """Wait until this JavaScript has a truthy value, and return it."""
         while not (found := self.evaluate(script)):
-            pass  # the page is told by the server; each question waits for the browser
+            pass  # the server notifies the page; each call waits for the browser
         return found
 
     def drawn(self, width: int, height: int, *, dark: bool) -> bytes:

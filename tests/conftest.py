@@ -54,15 +54,15 @@ SHARED = {
 LONGEST = ("rolling", "java", "spark", "fleets", "runs", "docs")
 """Groups that take minutes; `runs` are fleets, too, apart so that neither is waited for alone."""
 
-# How fast a busy machine draws examples, or runs one, says nothing about the law under test.
+# The speed of a busy machine does not matter for the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# What is to be passed before a change lands draws the same examples each time; a plain `pytest` draws new ones.
+# Tests that gate a change draw the same examples each time; a plain `pytest` draws new ones.
 settings.register_profile("repeatable", settings.get_profile("busy"), derandomize=True)
-# The inner loop tries fewer; a test that says how many it wants gets them.
+# The inner loop tries fewer, except in tests that set their own number.
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=25)
 settings.load_profile("busy")
 
-# No test may find real credentials, nor ask a machine's metadata service for them; children inherit this.
+# No test must find real credentials or query a machine's metadata service; children inherit this.
 os.environ.update(
     AWS_ACCESS_KEY_ID="testing",
     AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106  stand-ins take any
@@ -75,10 +75,10 @@ for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_RE
     os.environ.pop(variable, None)
 
 
-# Hundreds of sessions with AWS are made, and each would read the descriptions of services anew, for 0.1 s.
+# Hundreds of AWS sessions are created, and each would spend 0.1 s loading service descriptions.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 
-# Whoever started the tests in the background may have told them to ignore these; tests send them.
+# A shell that starts the tests in the background may have set these to be ignored; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         draw = random.Random(config.option.shuffle)  # noqa: S311  an order, not a secret
         turns = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
         draw.shuffle(items)
-        items.sort(key=lambda item: turns[item.path])  # a file's tests share what it sets up
+        items.sort(key=lambda item: turns[item.path])  # tests of one file share its setup
     if not config.getoption("loadgroup", default=False):
         return
     for item in items:
@@ -148,7 +148,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        # A command that was called in this process has set what it logs; the next test sees all of its log.
+        # A command that ran in this process has set log levels; the next test must see its whole log.
         logging.getLogger("leasehold").setLevel(logging.NOTSET)
         told, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -107,7 +107,7 @@ OF_SOURCES = {
 
 @pytest.mark.parametrize(
     ("command", "url"),
-    # `report` takes files too, and a text without :// is a file's name, which is repeated.
+    # `report` also accepts files; an argument without :// is a file name, which is repeated.
     [(command, url) for command in OF_STORES for url in STORES if command != "report" or "://" in url],
 )
 @pytest.mark.usefixtures("planted")

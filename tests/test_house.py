@@ -39,7 +39,7 @@ PUBLIC = {
 }
 """All that users import; `leasehold` has the names of `balancer`, too."""
 
-# What balancer may know of: values, and arithmetic on them. Anything else wants an argument, and a line here.
+# The balancer may import values and arithmetic. Anything else needs a good reason and a line here.
 ALLOWED = {
     "attrs",
     "leasehold.balancer",
@@ -55,10 +55,10 @@ ALLOWED = {
     "operator",
     "typing",
 }
-# Built in, and yet input, output, or different from one process to the next.
+# Built-ins that do input or output, or differ between processes.
 FORBIDDEN_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "id", "input", "open", "print"}
 
-# Where somebody's own machine keeps things.
+# Folders of a developer's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(work|root|home|Users|tmp)/")
 TEXT_SUFFIXES = {
     "",
@@ -246,7 +246,7 @@ STARTERS = {"Thread", "Timer", "start_new_thread"}
 
 THREADS_OF_THEIR_OWN = {
     "leasehold/adapters/threads.py",  # spawn itself
-    "lab/leasehold_lab/standins/guard.py",  # run as a file by a bare interpreter, which has nothing of the project
+    "lab/leasehold_lab/standins/guard.py",  # run as a file by a bare interpreter without the project
 }
 
 

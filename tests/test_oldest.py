@@ -34,7 +34,7 @@ def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lab")))}
     told = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
     assert "--processes" in subprocess.run(told, env=env, capture_output=True, text=True, check=True).stdout
-    # Old libraries say of newer ones that they will be gone.
+    # Old libraries emit deprecation warnings about newer ones.
     words = ("-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-m", "not (more or services or slow)")
     files = [f"tests/{name}" for name in PART.split()]
     done = subprocess.run([python, "-m", "pytest", *words, *files], cwd=ROOT, env=env, capture_output=True, text=True)  # noqa: PLW1510  looked at below

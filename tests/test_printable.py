@@ -26,7 +26,7 @@ def url(tmp_path: Path) -> str:
     store = SqliteStore(str(path))
     row = placed(store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024))
     done(store.write(RequestLease(row, f"{ESCAPE}-bob")))
-    bad = store._connection  # noqa: SLF001  no store writes such a row
+    bad = store._connection  # noqa: SLF001  no store's own write creates such a row
     bad.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (?, ?, 0, ?)", (f"{ESCAPE}-bad", "s", "x"))
     store.close()
     return f"sqlite://{path}"

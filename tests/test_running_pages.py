@@ -73,7 +73,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
     here = tmp_path / UNIT.name
-    # The command must be there, and the environment of these tests has it.
+    # The command must exist; it does in the environment of these tests.
     here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
     done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
     ours = [line for line in done.stderr.splitlines() if UNIT.name in line]

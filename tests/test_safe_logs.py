@@ -98,7 +98,7 @@ BARE_LOGGERS = (
 
 @pytest.mark.parametrize("source", BARE_LOGGERS)
 def test_a_logger_that_may_raise_is_found_wherever_it_is_kept(source: str) -> None:
-    """It may be a name, an attribute, a default, or one of several targets."""
+    """A logger may be kept in a name, an attribute, a default, or one of several targets."""
     assert len(_bare_calls(ast.parse(source))) == 1
 
 

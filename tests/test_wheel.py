@@ -160,7 +160,7 @@ def in_project(wheels: Wheels, project: Path, files: Sequence[str], *words: str)
     return subprocess.run(
         [sys.executable, "-S", "-m", "pytest", *files, "-p", "few", "--hypothesis-profile", "few", *words],
         cwd=project,
-        # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
+        # Packages next to the wheel, but not this checkout, which only an editable install puts on the path.
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join((*map(str, wheels), str(few), *site.getsitepackages())),
@@ -231,7 +231,7 @@ def test_an_application_may_have_packages_of_our_names(
         *(sys.executable, "-S", "-c", "from leasehold.adapters.cli import run; run()", *words),
         *("--initial-position", "TRIM_HORIZON", "--handler", "adapters.orders:handle"),
     ]
-    # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
+    # Packages next to the wheel, but not this checkout, which only an editable install puts on the path.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(installed), *site.getsitepackages()))}
     with child(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 WAIT = 120
 """Seconds: no test needs them, and one that fails may take as long on a busy machine."""
 
-# Stand-ins make a stream in milliseconds, and the least that a waiter waits otherwise is a second.
-# How often it may ask is left to the time limit of the test.
+# Stand-ins create a stream in milliseconds, but a waiter's default minimum delay is a second.
+# The test's time limit bounds the number of attempts.
 AT_ONCE: "WaiterConfigTypeDef" = {"Delay": 0, "MaxAttempts": 100_000}
 
 
@@ -37,7 +37,7 @@ class Clock:
         self.now += seconds
 
 
-def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  whatever is looked for
+def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  any value
     """Call it until it returns something, and return that; if it takes too long, raise with the last result."""
     deadline = time.monotonic() + seconds
     while not (found := look()):

@@ -152,7 +152,7 @@ def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_do
 
     stuck = (*TABLE, own)
     assert (keeps(NEXT, stuck), keeps(THIRDS[0], stuck)) == (True, False)
-    for bulletin in ("9 2 1", "0 0 0"):  # it looks again; or it is new, and has not looked yet
+    for bulletin in ("9 2 1", "0 0 0"):  # it looks again, or is new and has not looked yet
         leases = tuple(row(each.key, LOOKOUT, bulletin=bulletin) if each.owner == LOOKOUT else each for each in stuck)
         assert not keeps(NEXT, leases)
 
@@ -269,7 +269,7 @@ def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> Non
     assert look("new", new, joining).seconds == 3.0
     assert [type(action) for action in plan(new, None, Me("new", history=FULL), CONFIG)] == [Steal]
     seldom = evolve(joining, hearing=None, full_apart=20.0)
-    assert plan(new, None, Me("new", history=seldom), CONFIG) != ()  # a reader of every cycle has waited one
+    assert plan(new, None, Me("new", history=seldom), CONFIG) != ()  # a worker reading once a cycle has waited for one
     long_here = (evolve(new[0], held=21.0), *TABLE[1:])
     assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
 
@@ -282,7 +282,7 @@ def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
     assert look("new", new, joining).seconds == 3.0
     assert look("new", new, evolve(joining, fleet_still=0.0)).seconds == 1.0
     assert look("new", new, evolve(joining, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
-    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # over a hub, whose leases last two minutes
+    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
     alone = evolve(joining, full_apart=History().full_apart)
     assert plan(new, None, Me("new", history=alone), CONFIG) != ()
 

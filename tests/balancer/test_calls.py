@@ -115,7 +115,7 @@ def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
 
 
 def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> None:
-    """C6: It read only those rows, and must not claim what they do not show."""
+    """C6: The called worker read only those rows, and must not claim what they do not show."""
     history = called(f"{digits_of(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
     assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}

@@ -34,7 +34,7 @@ def test_every_rule_set_keeps_the_law(law: Law) -> None:
 
 @pytest.mark.parametrize("kind", RULE_SETS)
 def test_a_fleet_under_every_rule_set_comes_to_rest(kind: type[RuleSet]) -> None:
-    """It does so with any options, except while it waits for expected workers that never come."""
+    """A fleet rests under any options, except while it waits for expected workers that never come."""
     laws.comes_to_rest.check(plan, rule_sets(kind).map(lambda rules: evolve_known(rules, expected_workers=None)))
 
 

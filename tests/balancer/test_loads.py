@@ -152,7 +152,7 @@ def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
     leases = [evolve(lease, notes=notes["a"]) for lease in fleet(1).values()]
     ours = [evolve(lease, owner="a") for lease in leases]
     assert slack(ours, 20) == 10
-    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the attribute of the one before
+    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the previous owner's attribute
     assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
     assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", notes=notes["b"]), *ours[2:]], 20) == 10
 

@@ -105,7 +105,7 @@ def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float
 
 
 def test_a_worker_takes_what_is_free_and_the_rest_of_its_share_from_the_living() -> None:
-    """It does not wait a turn for each lease that happens to be free."""
+    """A worker does not wait a turn for each lease that happens to be free."""
     assert turn([*count("a", 6), *count("b", 1), *free(1, 1.0)]) == [("M6", ""), ("M6", "a"), ("M6", "a")]
 
 

@@ -12,7 +12,7 @@ from leasehold.balancer.model import SHARD_END, Lease, Me
 CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
 DEAD = 100.0
 
-# ann owns it, and bob has asked for it.
+# ann owns the lease, and bob has requested it.
 ASKED = Lease("s-0", owner="ann", next_owner="bob", yields=True)
 
 
@@ -48,7 +48,7 @@ def test_the_heir_of_a_dead_owner_claims_and_the_dead_owner_itself_does_not_rele
 )
 @pytest.mark.parametrize("worker", ["ann", "bob"])
 def test_a_lease_without_an_owner_or_with_its_heir_as_owner_is_no_move(still: Lease, worker: str) -> None:
-    """Its next owner must not release to itself what it just received, nor claim a free lease under the wrong rule."""
+    """A next owner neither releases a lease to itself nor claims a free lease under the wrong rule."""
     assert steps(worker, still) == ()
     assert moves(evolve(still, owner=None)) == {}
 
@@ -124,7 +124,7 @@ def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -
 
 
 def test_a_dead_owners_lease_is_no_move_that_will_be_made() -> None:
-    """Its next owner is not counted with a lease that any worker may claim."""
+    """The next owner is not counted with a lease that any worker may claim."""
     assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
-    # Another one's death says nothing about this move.
+    # The death of another worker does not affect this move.
     assert moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}

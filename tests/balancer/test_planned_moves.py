@@ -13,7 +13,7 @@ from leasehold.stores.writes import StealLease, TakeBackLease, Write, applied
 def test_no_write_of_a_planned_move_may_be_lost_or_its_last_with_any_harm(caplog: pytest.LogCaptureFixture) -> None:
     """A lost reply, or a death at any moment, repeats no records, loses none, and strands no lease."""
     caplog.set_level(logging.CRITICAL)
-    stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` tells all of them, and pairs
+    stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` runs all of them, and pairs
     assert len(stories) >= 20
     assert {story: wrong for story in stories if (wrong := breaches(story))} == {}
 

@@ -65,14 +65,14 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
 @pytest.mark.parametrize(
     ("held", "room", "spare", "taken"),
     [
-        # Its count may not fall, so that it gives what leaves it above the mean: not the 21 that evens out best.
+        # Its count must not fall, so it gives a lease that leaves it above the mean, not the 21 that evens out best.
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 0), {"a-10": "b", "a-9": "b"}),
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 1), {"a-21": "b"}),
-        # After one lease its count may not fall further.
+        # After one lease, its count must not fall further.
         (weighed(a=(), b=(), c=(2, 8, 4)), {"a": 3, "b": 1, "c": 3}, {"a": 0, "b": 1, "c": 1}, {"c-8": "a"}),
-        # The 40 would leave 20 and 50 where the 20 leaves 40 and 30.
+        # Moving the 40 would leave 20 and 50; moving the 20 leaves 40 and 30.
         (weighed(a=(40, 20), b=(10,)), ROOM, ROOM, {"a-20": "b"}),
-        # What weighs all but a tenth of the mean may not move; what weighs less may.
+        # A lease of nine tenths of the mean or more must not move; a lighter one may.
         (weighed(a=(38, 2), b=()), ROOM, ROOM, {"a-2": "b"}),
         # Just a tenth above the mean.
         (weighed(a=(10, 1), b=(10, 1), c=(8,)), dict.fromkeys("abc", 3), dict.fromkeys("abc", 3), {}),
@@ -80,7 +80,7 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
         (weighed(a=(10, 9, 8, 7, 6), b=()), {"a": 3, "b": 2}, ROOM, {"a-10": "b", "a-9": "b"}),
         (weighed(a=(), b=(2, 7, 3)), {"a": 1, "b": 0}, {"a": 0, "b": -1}, {"b-3": "a"}),
         (weighed(a=(9, 9), b=()), {"a": 3, "b": 0}, ROOM, {}),
-        # What nobody measured weighs nothing, unless it is said otherwise.
+        # Unmeasured leases weigh nothing by default.
         (weighed(a=(None, None, None), b=()), ROOM, ROOM, {}),
     ],
 )
@@ -144,9 +144,9 @@ def test_a_small_excess_of_few_leases_is_evened_out() -> None:
 @pytest.mark.parametrize(
     ("held", "moving"),
     [
-        # a gives two of its leases to c: without them it is not above the mean.
+        # a gives two of its leases to c. Without them, it is not above the mean.
         (weighed(a=(10, 9, 8), b=(9, 8), c=(9,)), {"a-10": ("a", "c")}),
-        # c is about to have its load.
+        # c is about to receive its load.
         (weighed(a=(10, 5), b=(10, 1), c=(1,)), {"a-5": ("a", "c"), "b-1": ("b", "c")}),
     ],
 )

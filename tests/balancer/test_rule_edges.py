@@ -54,7 +54,7 @@ def test_an_ownership_of_dotnet_and_java_expires_at_its_time_itself(seconds: flo
 
 
 def test_a_python_worker_at_its_share_claims_nothing() -> None:
-    """E3: It would take what the others lack."""
+    """E3: A worker at its share leaves the rest to workers that lack a partition."""
     assert did(EventHubs("python"), "aab-") == []
     assert [type(each) for each in did(EventHubs("python"), "ab--")] == [Claim]
 

@@ -143,7 +143,7 @@ def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, st
 
 
 def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> None:
-    """L3: It would be read next to an unfinished parent, with its records out of order."""
+    """L3: A merge child is never read next to an unfinished parent, so records stay in order."""
     done, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
     first = shard("0", keys=(0, 4), open=False)
     other = shard("1", keys=(5, 9), open=False)
@@ -274,7 +274,7 @@ def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> Non
 
 
 def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> None:
-    """A worker that reads the table seldom would read again what others have long finished (L8)."""
+    """A worker that reads the table seldom does not read again what others have long finished (L8)."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], [line[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}

@@ -121,7 +121,7 @@ def test_plans_made_alike_never_meet(grouping: str) -> None:
     config = Config(rules=Minimal(groups=groups))
     for held in divisions(8, 4):
         if 0 in held:
-            continue  # who holds nothing is not seen by the others (M5)
+            continue  # the others cannot see a worker that holds nothing (M5)
         leases = held_by(held, names)
         counts = dict(zip(names, held, strict=False))
         shares = shares_of(counts, 8, groups)

@@ -77,10 +77,10 @@ def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settl
                 living = [evolve(lease, idle=0.0) for lease in seen]
                 writes = now + random.choice((0.0, random.uniform(0, CYCLE)))
                 for action in plan(living, None, Me(worker, turns[worker], watches[worker].history), CONFIG):
-                    if isinstance(action, Claim | Steal | RequestHandoff):  # the gift (H3) comes by itself
+                    if isinstance(action, Claim | Steal | RequestHandoff):  # the release (H3) follows by itself
                         heapq.heappush(due, (writes, next(number), worker, action))
                 heapq.heappush(due, (max(now + CYCLE, writes), next(number), worker, None))
-            case str(key):  # its owner has given it
+            case str(key):  # its owner has released it
                 moves.append(Move(key, "H2", now))
                 table[key] = owned(table[key], worker, next(number))
             case RequestHandoff(lease=asked_for):

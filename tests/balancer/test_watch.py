@@ -99,7 +99,7 @@ def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
 
 
 def test_a_new_version_starts_again() -> None:
-    """A renewed lease that kept its idle time would be taken from its owner."""
+    """A renewed lease stays with its owner, because its idle time starts again."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, (lease,) = watch.look([evolve(ROW, version=Version("2"))], began=9, ended=10)
     assert lease.idle == 0
@@ -259,7 +259,7 @@ def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
 
 
 def test_a_lease_that_came_later_is_held_since_then() -> None:
-    """Its owner does not look like one that has held it forever, and keeps it."""
+    """The owner does not look like one that has held the lease forever, and keeps it."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
     _, leases = watch.look([ROW, evolve(ROW, key="s-2")], began=19, ended=20)
@@ -419,7 +419,7 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
         blanks = {owner: weights.count((owner, None)) for owner in sums}
         folded = indexed(leases)
         assert folded.measured() == (len(known), sum(known))
-        # An owner whose last lease is gone stays with nothing.
+        # An owner whose last lease is gone has no entry left.
         loads = {owner: load for owner, load in folded.load_of_each(7).items() if load}
         assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}
         for worker in ("a", "b", "d"):
@@ -433,7 +433,7 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
 
 def test_an_outage_of_the_store_counts_against_nobody() -> None:
     """The first worker to come back does not find all leases expired, its own fleet's included (C17)."""
-    old = evolve(ROW, idle=70.0)  # where the store knows a row's age, that counts the outage, too
+    old = evolve(ROW, idle=70.0)  # a store that knows a row's age includes the outage in it
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)
     assert lease.idle == 0

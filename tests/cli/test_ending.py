@@ -37,7 +37,7 @@ def test_signal_while_handlers_are_put_back_leaves_them_as_before(
 ) -> None:
     """A program that goes on after a command does not ignore Ctrl-C."""
     with unwinding():
-        interrupted(monkeypatch, len(ENDING), ENDING[-1])  # before that, each is told to be ignored
+        interrupted(monkeypatch, len(ENDING), ENDING[-1])  # before that, each is set to be ignored
     assert {each: signal.getsignal(each) for each in ENDING} == before
 
 

@@ -333,7 +333,7 @@ def test_check_ends_with_the_status_as_a_number(
     assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
     assert ran.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
     shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
-    alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # a moment passes between the two
+    alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # some time passes between the two
     assert (shown.exit_code, alike[0]) == (0, alike[1])
 
 
@@ -355,7 +355,7 @@ def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:
     assert (first_known(wait), passed[0]) == ("OK", 8.0)
     moving, passed[0] = False, 0.0
     assert (first_known(wait, watch=False), passed[0]) == ("UNKNOWN", 0.0)
-    # Nobody renews it meanwhile: after the time that this may take its owner is known to be dead.
+    # No worker renews it meanwhile, so after this time its owner is known to be dead.
     assert (first_known(wait), passed[0]) == ("ORPHAN", 52.0)
 
     def renewed(seconds: float) -> None:

@@ -118,9 +118,9 @@ CASES = [
     Case("kinesis", "sqlite", "handler", "sleeps", OK, ""),
     Case("kinesis", "sqlite", "handler", "poison", STALLED, r"its handler raised ValueError"),
     Case("kinesis", "sqlite", "worker", "killed", ORPHAN, UNHEARD),
-    Case("kinesis", "sqlite", "pair", "raises", OK, ""),  # the other worker takes what this one puts aside
+    Case("kinesis", "sqlite", "pair", "raises", OK, ""),  # the other worker takes the lease that this one puts aside
     Case("kinesis", "sqlite", "clock", "forwards", OK, ""),
-    # One look cannot tell a clock that is behind from an owner that has been silent; a watch can.
+    # A single look cannot distinguish a slow clock from a silent owner; a watch can.
     Case("kinesis", "sqlite", "clock", "backwards", ORPHAN, UNHEARD),
     Case("kinesis", "sqlite", "disk", "full", ORPHAN, UNHEARD),
     Case("dynamodb-streams", "sqlite", "stream", "throttled", STALLED, r"Throughput|slow down|limit"),
@@ -359,7 +359,7 @@ class Trial:
         self.start()
         wrong = list[str]()
         try:
-            # The stream of a table that is written to all the time never shows its tip.
+            # A stream of a table with constant writes never reaches its tip.
             tip = self.table_streams is None
             took, table = self.until(
                 lambda found: found.status.ok and any(lag.end or not tip for lag in found.lags.values()), START_SECONDS
@@ -400,7 +400,7 @@ class Trial:
                 wrong.append(f"lag {lag:.1f} below the age {age:.1f}")
             self.heal()
             again, table = self.until(lambda found: found.status.ok, 90)
-            # What was put aside is taken again after a minute, as there is no other worker.
+            # A lease that was put aside is taken again after a minute, since there is no other worker.
             if again > LEASE_SECONDS + (75.0 if "put it aside" in told["says"] else 15.0):
                 wrong.append(f"not OK again: {table and table.status}")
         finally:
@@ -449,5 +449,5 @@ def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
             line, wrong = each.result()
             found += wrong
             with capsys.disabled():
-                print(line, flush=True)  # noqa: T201  the table is what this is run for
+                print(line, flush=True)  # noqa: T201  printing the table is the purpose of this run
     assert sorted(found) == []

@@ -181,7 +181,7 @@ def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None
         assert process.stderr is not None
         first = begun(out, 2)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        # So few that what the dead process leaves free is not enough for another.
+        # Too few for another process, even with what the dead one leaves free.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         os.kill(first["a-1"], signal.SIGKILL)
         said = [process.stderr.readline() for _ in range(3)]
@@ -197,7 +197,7 @@ def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not work on under an id that the next attempt uses too, nor keep its pipes open forever."""
+    """The process does not work on under an id that the next attempt uses, nor keep its pipes open forever."""
     start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
     def refuse(thread: threading.Thread) -> None:

@@ -40,7 +40,7 @@ def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGINT)
         _, said = demo.communicate(timeout=60)
-    # The first run on a machine also says that it installs its services.
+    # The first run on a machine also reports that it installs its services.
     last = [line for line in said.splitlines() if not line.startswith("leasehold: installing ")]
     assert (demo.returncode, last) == (128 + signal.SIGINT, ["leasehold demo: stopped; nothing is left running"])
     assert list(tmp_path.iterdir()) == []

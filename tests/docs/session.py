@@ -25,7 +25,7 @@ class Printed(io.StringIO):
 def main() -> None:
     """Run block after block, each with the names that earlier ones defined."""
     answers, names = os.fdopen(os.dup(1), "w"), dict[str, Any](__name__="__main__")
-    os.dup2(2, 1)  # children that write there are not answers
+    os.dup2(2, 1)  # output of child processes must not mix with the responses
     for line in sys.stdin:
         page, text = json.loads(line)
         with contextlib.redirect_stdout(Printed()) as printed:

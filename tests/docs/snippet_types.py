@@ -52,7 +52,7 @@ def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
     project = {
         "typeCheckingMode": mode,
         "pythonVersion": "3.11",
-        "reportDuplicateImport": False,  # each block of a page says what it imports
+        "reportDuplicateImport": False,  # each block of a page has its own imports
         "executionEnvironments": [
             {"root": str(place), "extraPaths": [str(ROOT), str(ROOT / "lab")]} for place in folders
         ],

@@ -49,7 +49,7 @@ def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
         if fate == "stopped":
             with Interrupted.between:
                 os.kill(os.getpid(), signal.SIGSTOP)
-                Interrupted.resumed.wait()  # this thread may go on for a moment before all of them stand still
+                Interrupted.resumed.wait()  # this thread may run for a moment before all threads are stopped
         try:
             put(batch)
         except fenced:

@@ -75,9 +75,9 @@ def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: P
     lines = written(tmp_path)
     with worker(tmp_path, "w-1", words, "killed") as first:
         assert first.wait(60) == -signal.SIGKILL
-    assert contents("a.log") == lines["a.log"]  # all in the sink, nothing checkpointed
+    assert contents("a.log") == lines["a.log"]  # everything is in the sink, nothing is checkpointed
     with worker(tmp_path, "w-2", words) as second:
-        assert said(second) == "done a.log\n"  # handed over again
+        assert said(second) == "done a.log\n"  # handled again
         with (tmp_path / "a.log").open("a") as file:
             file.write("one more\n")
         assert said(second) == "done a.log\n"

@@ -37,7 +37,7 @@ TestPostgres = leasehold_store_contract(leases)
 
 
 def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
-    """Its id is lower than those that were read while its transaction was open."""
+    """The job's id is lower than those that were read while its transaction was open."""
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
     jobs = Jobs(database, 1)

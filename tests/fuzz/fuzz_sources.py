@@ -105,9 +105,9 @@ def _client() -> "tuple[KinesisClient, Spoken]":
 
 
 def _answered(body: bytes, form: str) -> None:
-    # First: what is broken the reader refuses, and what is in C meets it all the same.
+    # First, because the reader rejects broken input, and the C code must be tested with it as well.
     if (in_c := scan()) is not None:
-        for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few values drawn end within a row
+        for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few generated values end within a row
             if (found := in_c.viewed(body[:end])) is not None:
                 with suppress(ValueError):
                     in_c.columns(body[:end], *found[:4])
@@ -116,7 +116,7 @@ def _answered(body: bytes, form: str) -> None:
         reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
         reader._iterator = "i-1"
         spoken.answers[:] = [Answer(body, form)] * 4
-        with patch.object(forms, "SCAN", new=in_c):  # as in a wheel; what it declines, cbor2 reads
+        with patch.object(forms, "SCAN", new=in_c):  # as in a wheel; cbor2 reads what the C code declines
             _batch(reader.read())
 
 

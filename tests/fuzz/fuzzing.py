@@ -81,7 +81,7 @@ class FuzzTarget:
         return None
 
     def _packed(self, value: Any) -> bytes:  # noqa: ANN401  of any kind
-        # What broke the law as bytes is kept as bytes.
+        # A value that broke the law as bytes is stored as bytes.
         assert self.pack is not None
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 

@@ -38,7 +38,7 @@ class Trial:
     def __init__(self, target: FuzzTarget) -> None:
         self.target, self.began = target, time.monotonic()
         self.count, self.slowest = 0, 0.0
-        self.last: list[object] = []  # of those that hypothesis tries, the last is the smallest that breaks the law
+        self.last: list[object] = []  # the last one that hypothesis tries is the smallest that breaks the law
         values = target.values
 
         @settings(max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -94,7 +94,7 @@ def guided(target: FuzzTarget, seconds: float) -> Never:
         kept = trial.told(rounds)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if kept else 1)  # atheris has no other way back
+        os._exit(0 if kept else 1)  # atheris does not return
 
     def one(drawn: bytes) -> None:
         if time.monotonic() - trial.began >= seconds:

@@ -207,7 +207,7 @@ def planted_again(group: Group) -> Path:
     """Try the survivors of the last run again; mutmut plants only what has changed since."""
     place = ROOT / "build" / "mutants" / group.name
     _copy(place)
-    if not group.parts:  # or it would plant what no part has, too
+    if not group.parts:  # otherwise it would also plant mutants outside all parts
         _run(place)
     alive = [name for name, result in _results(place).items() if result in ALIVE]
     if alive:
@@ -242,7 +242,7 @@ def _tally(place: Path, group: Group, module: str, tried: Mapping[str, str]) -> 
     alive = _shown(place, module, [name for name, result in ours.items() if result in ALIVE])
     known = excuses(module)
     survivors = tuple(mutant for mutant in alive if not any(each.fits(mutant) for each in known))
-    # In a part of the mutants an excused one need not be.
+    # A part need not contain an excused mutant.
     idle = () if group.parts else tuple(each for each in known if not any(map(each.fits, alive)))
     late = sum(result == "timeout" for result in ours.values())
     return Tally(module, group.parts, len(ours), survivors, len(alive) - len(survivors), late, idle)
@@ -286,7 +286,7 @@ def page(found: list[Tally], before: str = "") -> str:
     alive = _by_module(lower, "- `") | {
         each.module: [_line(each, mutant) for mutant in each.survivors] for each in found
     }
-    # A module may be in two groups, whose tests are to kill different mutants of it.
+    # A module may be in two groups whose tests kill different mutants of it.
     modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in rows]
     lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
     return PAGE.format(

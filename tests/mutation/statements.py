@@ -86,7 +86,7 @@ def faults(source: str) -> Iterator[Fault]:
             block = getattr(node, name, None)
             if within and isinstance(block, list):
                 if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                    continue  # nothing is there to put back, and the order seldom matters
+                    continue  # there is nothing to restore, and the order seldom matters
                 yield from _swaps(source, block)
                 yield from (_dropped(source, "reset", each, each) for each in block if _resets(each))
         if isinstance(node, ast.If) and not node.orelse and isinstance(last := node.body[-1], _LEAVES):
@@ -180,7 +180,7 @@ def _resets(statement: ast.stmt) -> bool:
 
 def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
-    if first is last and not hasattr(first, "body"):  # what a function closes over stays
+    if first is last and not hasattr(first, "body"):  # variables in a closure stay
         lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
     else:
         lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
@@ -273,7 +273,7 @@ class Asked:
         """
         ended, status = os.waitpid(self._child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # whatever else says nothing
+            return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # any other status proves nothing
         if time.monotonic() < self._until:
             return None
         os.killpg(self._child, signal.SIGKILL)
@@ -435,7 +435,7 @@ def main() -> int:
     if not any(chosen.values()):
         parser.error(f"where: no room and no module of statements.toml is named {asked.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    # That it fails is enough: a smaller example of it would be looked for up to the limit.
+    # A failure is enough; searching for a smaller example could take up to the limit.
     settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
     verdicts = Verdicts(asked.seconds, anew=asked.anew)
     shares = [planted(name, modules, verdicts) for name, modules in chosen.items() if modules]

@@ -56,7 +56,7 @@ def test_a_part_of_the_page_can_be_written_anew() -> None:
 
 
 def test_a_module_of_two_groups_stands_on_the_page_once() -> None:
-    """Its rows, excuses and survivors do not double each time that a part is rewritten."""
+    """Rows, excuses and survivors do not double each time that a part is rewritten."""
     (module, _), *_ = Counter(module for each in groups() for module in each.modules).most_common(1)
     lines = page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
     assert [len([line for line in lines if line.startswith(f"{mark} `{module}`")]) for mark in ("|", "-")] == [
@@ -146,7 +146,7 @@ def test_a_fault_is_planted_into_functions_that_are_there_already(
     module = importlib.import_module("planted")
     one = module.Some()
     one.open = True
-    found = {each.kind: each for each in faults(PLANTED)}  # of the two resets the later one
+    found = {each.kind: each for each in faults(PLANTED)}  # the later of the two resets
     plant(str(tmp_path / "planted.py"), found["reset"])
     one.close()
     assert (one.open, one.name) == (True, "open")

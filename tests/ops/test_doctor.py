@@ -233,7 +233,7 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     alone = cost_of(bucket, Config(), None).says
     assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
     assert " reads a second; under steady records " in alone
-    # Where nobody reads for all, each worker lists each cycle; a checkpoint after each batch is five a second.
+    # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
     assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
     assert loads(Fleet("azblob", 6000, 1, 1.0, shared=False), Config(cycle_seconds=10.0))[0].reads == 0
@@ -336,7 +336,7 @@ def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers would own one lease."""
+    """If conditions are ignored, two workers can own one lease."""
 
     def careless(_store: object, write: Write) -> Outcome:
         return Done(write.lease)
@@ -369,7 +369,7 @@ def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str
 
 def test_every_store_and_source_can_be_examined() -> None:
     """A new kind of store or source must not end the command in a traceback."""
-    # On a backup no fleet works.
+    # No fleet works on a backup.
     assert set(examination._STORES) == set(stores._SCHEMES) - {"file"}  # noqa: SLF001  two lists of the same
     assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
 

@@ -84,7 +84,7 @@ def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
     assert states(found, "kinesis:").keys() == {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"}
     assert "2 leases of this stream, and 2 owners" in found["table"]["says"]
     assert "2 open shards, 2 workers" in found["cost"]["says"]
-    kept = "deletion protection: not told, point-in-time recovery: not told"  # as far as dynalite tells
+    kept = "deletion protection: not told, point-in-time recovery: not told"  # dynalite reports neither
     assert kept in found["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
@@ -134,7 +134,7 @@ def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_cl
 def test_the_table_of_another_application_is_recognised(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient, row: dict[str, Any], says: str
 ) -> None:
-    """Its rows must not be taken for leases, nor get in the way of ours."""
+    """Rows of another application must not be taken for leases, nor get in the way of ours."""
     table, key = f"orders-{uuid4().hex[:8]}", next(iter(row))
     dynalite_client.create_table(
         TableName=table,
@@ -229,7 +229,7 @@ def test_buckets_and_containers_are_left_as_they_were(
 
 @pytest.mark.slow
 def test_a_hub_is_examined_beside_the_worker_that_reads_it(
-    amqp_engine: None,  # noqa: ARG001  it skips where there is none
+    amqp_engine: None,  # noqa: ARG001  it skips the test if there is no engine
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check does not take the partition from its worker, and notices a missing consumer group."""
@@ -307,7 +307,7 @@ def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path
 
 
 def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalite_url: str) -> None:
-    """It needs other rights than a table of one application: a query in place of a scan."""
+    """A shared table needs other rights than a table of one application: a query in place of a scan."""
     table = f"shared-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?prefix=orders/&endpoint={dynalite_url}"
     status, found = asked(source, "--store", url)

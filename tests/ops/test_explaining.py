@@ -261,7 +261,7 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
     assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
     should = story(now, CONFIG, light[0], (a, b)).should
     assert should == f"b: {b.rest.removeprefix('nothing: it ')}, where its share is 4"
-    # Where nobody measures, and under rules that go by counts, M13 has no part in it.
+    # M13 does not apply without measurements, or under rules that use counts.
     assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
     assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
 

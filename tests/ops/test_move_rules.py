@@ -72,7 +72,7 @@ def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase:
     return found
 
 
-# Seldom readings show the dead owner's leases as young ones first, and then as another's.
+# Infrequent listings first show the dead owner's leases as young, and then with another owner.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "phase"), [(2.0, 0.4), (2.0, 1.2), (5.0, 0.0), (5.0, 1.9), (5.0, 3.8), (9.0, 0.0), (9.0, 4.5)]

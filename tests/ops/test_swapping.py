@@ -111,7 +111,7 @@ def _over(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_to(tables: tuple[Store, Store]) -> None:
-    """It joins what TO has, creates new leases there, and shows no control row as a lease; so does a second start."""
+    """A restarted worker joins what TO has and creates new leases there; the control row is no lease."""
     _over(tables)
     for _ in range(2):
         assert announced(tables, NAMES) is None
@@ -288,7 +288,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("side", [FROM, TO])
 def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
-    """It does not explain what an owner named moved:ann does next."""
+    """The command does not explain what an owner named moved:ann does next."""
     told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
     signs = ("2 leases went on in another table", "a swap into this table is not over")
     assert (told.exit_code, signs[side] in told.stdout) == (0, True)

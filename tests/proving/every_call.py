@@ -245,7 +245,7 @@ def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
     brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
     plain = undisturbed(story)
     met = [(plain.calls[mishap.number].what, mishap.fault) for mishap in befalling]
-    # A refused reading of the table may be the sign of an outage, which counts against nobody (C17).
+    # A rejected read of the table may indicate an outage, which counts against no worker (C17).
     passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READINGS for what, fault in met)
     most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
     free = unowned(history, history.end, history.end - AT_REST)

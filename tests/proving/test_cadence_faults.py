@@ -85,7 +85,7 @@ def test_a_lookout_that_renews_and_plans_no_more_is_stood_in_for_until_it_looks_
     """A stand-in that kept returning the role to a stuck lookout would leave the fleet without calls for good."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
     waited = [each for each in unowned(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
-    # What falls to the share of the one that is stuck waits for the patience of others (M9).
+    # Leases in the share of the stuck worker wait for the patience of others (M9).
     assert median(waited) <= OWNED_AGAIN_SECONDS
 
 
@@ -102,7 +102,7 @@ def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
 
 
 def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8: Its death would be noticed only by the listing that each worker makes for itself."""
+    """C8: The death is noticed only by the listing that each worker makes for itself."""
     monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
     monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
@@ -139,7 +139,7 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """C3: If every worker took itself for the lookout, only the bill would show it."""
     name = "an ordinary worker dies"
-    bill = sound(name).scanned  # before the fault is planted: it may be the first to ask
+    bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
     assert lived(STORIES[name]).scanned > 3 * bill
 

@@ -49,7 +49,7 @@ def drained(
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
     joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
     peer = Member(PEER, config, starts=0.0 if peers else stop + 70.0)
-    # The longest drain, and two batches of 14 s by whoever gets its leases; or the peer that comes after it all.
+    # The longest drain, and two batches of 14 s by the next owner; or the peer that comes last.
     seconds = stop + (80.0 if peers else 110.0)
     scenario = Scenario(
         seed=seed,

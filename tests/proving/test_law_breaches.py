@@ -100,11 +100,11 @@ def test_a_planted_fault_is_found_and_named(name: str) -> None:
     """A law that nothing can break would accept any rule set of a user."""
     law, planner, words = PLANTED[name]
     with pytest.raises(LawBroken, match=words):
-        law.check(planner, Kcl(), examples=2000)  # of 100 none may show it, once in a few hundred times
+        law.check(planner, Kcl(), examples=2000)  # with 100 examples, none shows it once in a few hundred runs
 
 
 def test_a_planner_that_fails_on_one_row_is_found() -> None:
-    """Its workers would stop renewing all leases because of one row."""
+    """Workers with such a planner stop renewing all leases because of one row."""
 
     def stumbling(actions: Actions, table: list[Lease], _me: Me) -> Actions:
         return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))

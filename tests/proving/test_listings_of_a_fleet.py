@@ -18,8 +18,8 @@ def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
     assert len({process for _, _, process in run(rest).listings}) == 1
     history = run(ended)
     owners = {write.after.owner for write in history.writes if write.after is not None and write.t > 20.0}
-    assert None in owners  # the dead worker's leases are let go
-    assert names[0] not in owners  # and are taken by others
+    assert None in owners  # the dead worker's leases are released
+    assert names[0] not in owners  # and other workers take them
 
 
 def test_a_fleet_that_is_replaced_in_turn_lists_no_more_than_one_of_kcl() -> None:

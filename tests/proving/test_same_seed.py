@@ -62,7 +62,7 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
 
 def test_a_run_leaves_nothing_behind() -> None:
     """Memory and time per run stay constant over ten thousand fleets."""
-    # What goes wrong is logged, and a log under test keeps whom it went wrong for.
+    # Faults are logged, and pytest's captured log keeps references to the objects involved.
     calm = evolve(SMALL, calm=0.0)
 
     def objects() -> int:
@@ -70,7 +70,7 @@ def test_a_run_leaves_nothing_behind() -> None:
         gc.collect()
         return len(gc.get_objects())
 
-    # What is kept once for all is made by the first two.
+    # The first two runs create what is cached permanently.
     before = [objects() for _ in range(3)][-1]
-    # Other threads of a test process make a few meanwhile.
+    # Other threads of the test process create a few objects meanwhile.
     assert sum(objects() - before for _ in range(3)) < 300

@@ -42,7 +42,7 @@ def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
     """The figures that others read are present, and are those of this fleet."""
     told = answered(*SMALL, "--seed", "7")
     assert told.keys() >= AT_LEAST
-    # Of 20 leases on four workers six workers should have three or four each.
+    # With 20 leases, six workers should have three or four each after growing from four.
     figures = [told[name] for name in ("moves", "moves_minimum", "claims", "spread", "groups")]
     assert figures == [6, 6, 0, 1, {"a": 14, "b": 6}]
 

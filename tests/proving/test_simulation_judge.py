@@ -247,7 +247,7 @@ def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: Brea
     """The judge is not silent because it sees nothing."""
     named = [breach for breach in judge(history(), LIMITS) if breach.what == what]
     assert named
-    for breach in named:  # what and when, and of which lease or worker
+    for breach in named:  # the breach, its time, and its lease or worker
         assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
         assert re.search(r"\b(s-\d|a-00\d)", breach.why)
 

@@ -37,8 +37,8 @@ def _scenario(seed: int) -> Scenario:
     before = tuple(each for each in scenario.reshapes if each.at < at)
     early = before or (Reshape(draw.uniform(5.0, 20.0), draw.choice(("double", "split"))),)
     again = (Reshape(at + draw.uniform(0.5, 25.0), draw.choice(("double", "split", "merge"))),) * draw.randrange(2)
-    seconds = scenario.seconds + 2 * PEACE  # each lease of the former stream is let go, and taken again
-    stays = Member("z", scenario.members[0].config)  # somebody is to be there in the end
+    seconds = scenario.seconds + 2 * PEACE  # each lease of the old stream is released and taken again
+    stays = Member("z", scenario.members[0].config)  # at least one worker must be there at the end
     scenario = evolve(scenario, members=(*scenario.members, stays))
     return evolve(scenario, reshapes=(*early, Reshape(at, "anew"), *again), misdeeds=(), seconds=seconds)
 

@@ -118,7 +118,7 @@ def test_the_page_shows_how_far_each_shard_is_behind_though_no_rows_come(tmp_pat
     assert seen.texts["dd"] == ["20", "0.5 s", "2", "1.5 s", "4", "0.0 s"]
     assert seen.texts["td"] == []
     none = drawn(tmp_path / "p.html", [ReadingProgress("rows-<b>", 1004.0, 0, 0.0, {})], running=True)
-    assert none.texts["dd"] == ["0"]  # who has read nothing is not level with anything
+    assert none.texts["dd"] == ["0"]  # a reader that has read nothing is not up to date
 
 
 def test_the_page_is_written_now_and_then_and_keeps_the_last_batches(tmp_path: Path) -> None:

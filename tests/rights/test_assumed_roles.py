@@ -81,4 +81,4 @@ def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account,
     assert aws.client("s3").list_objects_v2(Bucket=stream)["KeyCount"] == 1
     with pytest.raises(DeadLetterError):
         _dead_letter(url)
-    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same letter: it lies there
+    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same dead letter, already stored

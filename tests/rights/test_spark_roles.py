@@ -24,7 +24,7 @@ _numbers = count()
 @pytest.fixture
 def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return the options of a query whose environment may only assume roles, with one record to read."""
-    # A reader takes over the signals of its process, which it thinks to be one that Spark has started for it alone.
+    # A reader sets the signal handlers of its process, which it assumes Spark has started for it alone.
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     name = f"queries-{uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)

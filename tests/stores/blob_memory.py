@@ -105,7 +105,7 @@ class BlobMemory:
         page = [(name, *self.blobs[name]) for name in names[first : first + PAGE]]
         rows = "".join(self.row(name, etag, said if told else {}, written) for name, etag, said, written in page)
         marker = str(first + PAGE) if first + PAGE < len(names) else ""
-        asked = f"<Prefix>{escape(prefix)}</Prefix>"  # by which the SDK asks for the next page
+        asked = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK uses it to request the next page
         shown = f"{asked}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
         text = f"<EnumerationResults>{shown}</EnumerationResults>"
         return self.said(200, {"content-type": "application/xml"}, text.encode())

@@ -55,7 +55,7 @@ class Bytes:
 
     def serve(self, server: socket.socket) -> None:
         """Serve one connection after another, each in its own thread."""
-        with suppress(OSError):  # how `accept` learns that the server was closed
+        with suppress(OSError):  # makes `accept` return when the server is closed
             while True:
                 connection, _ = server.accept()
                 Thread(target=self._serve, args=(connection,), daemon=True).start()

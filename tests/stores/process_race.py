@@ -17,7 +17,7 @@ KEYS = tuple(f"shard-{number:02}" for number in range(20))
 STORES = ("dynamodb.store", "embedded.sqlite", "postgres", "objects.blob")
 CLEAN = get_context("forkserver")
 """Children of a process that has spoken with no service: of the tests' own they would share the connections."""
-# Imported there once, and not by each child of each race, which took a second of a processor.
+# Imported once in the fork server, because an import per child took a second of CPU time.
 CLEAN.set_forkserver_preload(["__main__", *(f"leasehold.stores.{name}" for name in STORES)])
 
 _gates: list[Barrier] = []
@@ -25,7 +25,7 @@ _gates: list[Barrier] = []
 
 def _prepare(gate: Barrier, environment: Mapping[str, str]) -> None:
     _gates.append(gate)
-    os.environ.update(environment)  # theirs is of the moment when the first race began
+    os.environ.update(environment)  # their environment is that of the first race
 
 
 def _claims(url: str, me: str) -> tuple[str, ...]:

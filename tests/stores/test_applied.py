@@ -17,7 +17,7 @@ from leasehold.stores.writes import (
     applied,
 )
 
-# ann reads it still, and is to leave it to java-1.
+# ann still reads the lease, and is to hand it off to java-1.
 LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=Version("7"), epoch=7)
 
 

@@ -192,7 +192,7 @@ def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Code that watches calls, changes them or responds in their place is not bypassed."""
-    caplog.set_level(logging.INFO, "leasehold.calls")  # whatever a command set before
+    caplog.set_level(logging.INFO, "leasehold.calls")  # in case a command changed it
     by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
     def wrapped(*given: Any) -> Any:  # noqa: ANN401  as boto3

@@ -77,7 +77,7 @@ def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch:
     session = session_of({"profile": "team"})
     client = patient_client("kinesis", None, None, 5.0, session)
     assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
-    # boto3 itself tells clients apart from their credentials only by what they sign.
+    # boto3 shows a client's credentials only in what it signs.
     assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
     assert session_of({}) is None
     assert sts == []
@@ -93,7 +93,7 @@ def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked
     assert _key(session) == "ASIAROLE"
     signed = client._request_signer._credentials.get_frozen_credentials()  # noqa: SLF001
     assert (signed.access_key, signed.token) == ("ASIAROLE", "token")
-    # Two clients, and one request: the credentials are shared until they expire.
+    # Two clients cause one request, because the credentials are shared until they expire.
     ((authorization, told),) = sts
     assert (told["RoleArn"], told["ExternalId"], told["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
     assert ("AKIATEAM" if profile else "AKIAENVIRONMENT") in authorization
@@ -146,7 +146,7 @@ def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monke
     assert _key(credentials_of(either).session()) == "AKIAENVIRONMENT"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert _key(credentials_of(either).session()) == "AKIATEAM"
-    # That one alone, and not the rest of the chain.
+    # Only this provider, not the rest of the chain.
     session = credentials_of("EnvironmentVariableCredentialsProvider").session()
     assert session is not None
     assert session.get_credentials() is None

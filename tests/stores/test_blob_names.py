@@ -39,7 +39,7 @@ def test_names_are_the_sdks_own() -> None:
     ],
 )
 def test_only_a_partitions_name_is_a_lease(name: str, key: str | None) -> None:
-    """A stray file below the prefix would be balanced as if it were a partition."""
+    """A stray file below the prefix is not balanced as if it were a partition."""
     assert HUB.key(name, "ownership") == key
 
 

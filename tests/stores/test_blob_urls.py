@@ -20,7 +20,7 @@ from leasehold.stores.protocol import Patience
 
 KEY = base64.b64encode(b"secret").decode()
 SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"
-layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  what a URL's options say of names
+layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  the layout that a URL's options select
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_a_place_is_an_account_and_a_container(place: str) -> None:
 
 
 def settings(client: ContainerClient) -> dict[str, Any]:
-    config: Any = client._config  # noqa: SLF001  the SDK shows it nowhere else
+    config: Any = client._config  # noqa: SLF001  the SDK exposes it nowhere else
     transport: Any = client._pipeline._transport  # noqa: SLF001
     inner = getattr(transport, "_transport", transport)
     retry: Any = config.retry_policy

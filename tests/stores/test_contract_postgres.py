@@ -200,7 +200,7 @@ def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
 
 
 def test_the_probe_shows_nobody_a_row(sql: Sql, store: PostgresStore) -> None:
-    """A listing at that moment would have a lease of no shard."""
+    """A listing during the probe shows no lease of a shard that does not exist."""
     store.prove()
     assert sql("SELECT n_tup_ins, n_live_tup FROM pg_stat_user_tables WHERE relname = 'TABLE_'")
     assert sql("SELECT count(*) FROM TABLE_") == [(0,)]
@@ -266,7 +266,7 @@ def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, st
         store.write(RenewLease(seen))
     assert done(store.write(RenewLease(seen))).epoch == seen.epoch + 1
     sql(end)
-    assert store.get([KEY]) != (seen,)  # a reading is repeated, and nobody notices
+    assert store.get([KEY]) != (seen,)  # a read is repeated transparently
 
 
 def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
@@ -279,7 +279,7 @@ def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -
     try:
         with pytest.raises(OutcomeUnknown):
             hasty.write(RenewLease(seen))
-        assert hasty.get([KEY]) == (seen,)  # by another connection: those that hang are asked no more
+        assert hasty.get([KEY]) == (seen,)  # over another connection; those that hang are not used again
     finally:
         for (process,) in processes:
             os.kill(process, signal.SIGCONT)

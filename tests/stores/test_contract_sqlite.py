@@ -171,7 +171,7 @@ def test_a_lock_that_is_never_released_is_an_unknown_outcome(
 def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(store: SqliteStore) -> None:
     """A full disk must not create owners of leases that the file does not contain."""
     lease = done(store.write(CreateLease(FULL)))
-    store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more than there are by now
+    store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more pages than now
     with pytest.raises(OutcomeUnknown, match="full"):
         store.write(ClaimLease(lease, "ann", (("note", "x" * 100_000),)))
     assert store.get([KEY]) == (lease,)

@@ -75,7 +75,7 @@ steps = st.tuples(
     workers,
     positions,
     words,
-    st.integers(0, 3),  # how many readings old the view is that the write is made under
+    st.integers(0, 3),  # how many reads old the view for the write is
 )
 
 

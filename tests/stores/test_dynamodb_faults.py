@@ -95,7 +95,7 @@ class Line:
         self.sent: list[str] = []
         self.bodies: list[str] = []
         self.lose_reply = False
-        # The stubs say a hook answers nothing; botocore takes what this one does for the reply.
+        # By the stubs a hook returns nothing, but botocore uses this one's result as the response.
         session.events.register("before-send.dynamodb.*", self._before)  # type: ignore[arg-type]
 
     def _before(self, event_name: str, request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
@@ -172,7 +172,7 @@ def table() -> str:
 def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterator[DynamoStore]:
     """Open a store behind that connection."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
-    if isinstance(line, DirectLine):  # boto3 asks first, once of each kind
+    if isinstance(line, DirectLine):  # boto3 makes the first call of each kind
         made = done(opened.write(CreateLease(Lease("once"))))
         opened.write(DeleteLease(done(opened.write(ClaimLease(made, "ann")))))
         opened.list()

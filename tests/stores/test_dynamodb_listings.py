@@ -84,7 +84,7 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
 )
 def test_rows_are_what_boto3_makes_of_them(status: int, told: dict[str, Any]) -> None:
     """A listing must show the same leases as a read of the same rows."""
-    for body in (json.dumps(told).encode(), orjson.dumps(told)):  # the service leaves no blanks
+    for body in (json.dumps(told).encode(), orjson.dumps(told)):  # the service sends no blanks
         assert scanned(status, body, quick=True) == scanned(status, body, quick=False)
 
 
@@ -97,7 +97,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
     )
     client.scan(TableName="t")
     assert [json.loads(each["body"]) for each in read] == [{"Count": 2, "ScannedCount": 2}]
-    monkeypatch.setattr(listings, "orjson", None)  # then it works as before
+    monkeypatch.setattr(listings, "orjson", None)  # without orjson it works as before
     assert scanned(200, json.dumps(PAGE).encode(), quick=True)["Items"] == PAGE["Items"]
 
 

@@ -110,7 +110,7 @@ def test_a_listing_asks_for_its_own_rows_alone(dynalite_url: str) -> None:
 def test_a_service_that_ignores_conditions_is_refused(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    """Every worker would win every lease."""
+    """If conditions are ignored, every worker wins every lease."""
     ignored = pytest.raises(StoreError, match="careless-shared: the service ignores the conditions of writes")
     with careless_line(dynalite_url, forgets) as line, ignored:
         open_store(f"dynamodb://careless-shared?prefix=a/&endpoint={line.url}")

@@ -123,9 +123,9 @@ JAVA_LEASE = Lease("s-1", owner="java-1", version=Version("20"), epoch=20, check
     [
         ({}, JAVA_LEASE),
         ({"leaseOwner": {"NULL": True}}, evolve(JAVA_LEASE, owner=None)),
-        # KCL 3.x hands over: the worker named first is still at work (rule 3 of the writes).
+        # A KCL 3.x hand-off: the worker named first still reads (rule 3 of the writes).
         ({"checkpointOwner": {"S": "java-0"}}, evolve(JAVA_LEASE, owner="java-0", next_owner="java-1", leaving=True)),
-        # Java took it from an owner of ours: what that one had been asked is void.
+        # Java took the lease from an owner of ours, so the request to that owner is void.
         ({"handoffOwner": {"S": "ann"}, "handoffTo": {"S": "bob"}}, JAVA_LEASE),
         (
             {"handoffOwner": {"S": "java-1"}, "handoffTo": {"S": "bob"}},

@@ -379,7 +379,7 @@ def test_a_spoilt_object_found_on_the_way_is_told_with_its_lease(layout: Layout,
 
 @LAYOUTS
 def test_a_gift_overtaken_by_a_later_checkpoint_is_lost_and_says_what_is_stored(layout: Layout) -> None:
-    """Its owner must neither take the lease for gone nor give it away at a position before the stored one."""
+    """The owner neither takes the lease for gone nor gives it away at a position before the stored one."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     drain = EtagStore(objects, layout)
@@ -413,7 +413,7 @@ def test_conditions_are_proved_beside_the_leases_of_the_same_folder() -> None:
 
 
 def test_a_copied_lease_keeps_its_number_from_the_first_owner_on() -> None:
-    """Its next owner never gets a number that a handler has already seen, which a fence would reject."""
+    """The next owner never gets a number that a handler has already seen, which a fence would reject."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
         made = done(store.write(CreateLease(Lease(str(number), epoch=number))))
@@ -485,7 +485,7 @@ def test_a_checkpoint_behind_both_a_request_and_a_drain_is_lost(layout: Layout) 
 
 
 def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
-    """Its owner does not end with a traceback."""
+    """The owner does not end with a traceback."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
     objects.before = once("over checkpoint/0", objects.stored.clear)
@@ -540,7 +540,7 @@ def test_a_reading_from_before_takes_no_checkpoint_back(layout: Layout, reading:
             readings.append(pool.submit(store.list if reading == "list" else lambda: store.get(["0"])))
             assert objects.read.wait(WAIT)
 
-        # The ownership was renewed by then: what the reading brings lacks nothing but the new checkpoint.
+        # The ownership was renewed by then, so the read lacks only the new checkpoint.
         objects.before = once("over checkpoint/0", read)
         lease = done(store.write(CheckpointLease(lease, AT_9)))
         objects.written.set()

@@ -137,7 +137,7 @@ def test_an_official_reader_that_has_begun_sets_a_late_checkpoint_back(
     """
     lease = done(ours.write(CheckpointLease(placed(ours, Lease("0", owner="ann")), AT_9)))
     claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
-    assert checkpoints(theirs)["0"] == ("4520", 9)  # where their reader begins
+    assert checkpoints(theirs)["0"] == ("4520", 9)  # the position at which their reader begins
     done(ours.write(CheckpointLate(lease, AT_20)))
     assert checkpoints(theirs)["0"] == ("9040", 20)
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "5424", "sequence_number": 11})

@@ -336,7 +336,7 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
                 answer.lease.next_owner,
             )
         assert left.checkpoint in {AT, NEXT, SHARD_END}
-        # The store goes on with its other lease, and the next owner with this one.
+        # The store still works for its other lease, and the next owner for this one.
         assert done(store.write(CheckpointLease(rest, NEXT))).checkpoint == stored(cat, "s-1").checkpoint == NEXT
         if not left.ended:
             assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == left.checkpoint

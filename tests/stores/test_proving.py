@@ -146,7 +146,7 @@ def test_many_open_one_bucket_at_once(moto_url: str) -> None:
 def test_a_dynamodb_that_ignores_conditions_is_refused_for_writing_only(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    """Every worker would win every lease."""
+    """If conditions are ignored, every worker wins every lease."""
     table = f"careless-{next(_names)}"
     with careless_line(dynalite_url, forgets) as line:
         with pytest.raises(StoreError, match=f"{table}: the service ignores the conditions of writes"):

@@ -75,7 +75,7 @@ def test_an_endpoint_of_the_environment_is_no_more_talkative(
 ) -> None:
     """The AWS SDK reads endpoints from there too."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which may remember another
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may hold another session
     said = told(lambda: open_store(url), caplog)
     assert "holds credentials" in said
     assert CANARY not in said
@@ -97,7 +97,7 @@ def test_a_connection_string_is_not_repeated(
 ) -> None:
     """With it, anyone who reads the log could read and write the whole account."""
     monkeypatch.setenv(CONNECTION_STRING, connection)
-    # With so little time the client tries once.
+    # With this short a timeout, the client tries once.
     opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
     said = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
     assert CANARY not in said

@@ -136,7 +136,7 @@ def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) 
 
 
 def test_a_lease_that_is_new_is_written_with_the_others(script: Script, page: Page) -> None:
-    """It must not pass for the last of the round before, be written alone, and be waited for in vain."""
+    """A new lease is not taken for the last of the round before, written alone, and waited for in vain."""
     for number in (1, 2):
         written(script, page, second(number, 0.05, 0.1))
     comes = {4.0: ticket("new"), **{3.0 + each: one for each, one in second(1, 0.05, 0.1).items()}}
@@ -163,7 +163,7 @@ def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Pa
 
 
 def test_a_lease_that_comes_just_before_a_round_begins_belongs_to_it(script: Script, page: Page) -> None:
-    """It is expected in that round, so it is not written alone in the next one."""
+    """The lease is expected in that round, so it is not written alone in the next one."""
     written(script, page, {1.0: ticket("0")})
     written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
     assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]
@@ -221,7 +221,7 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
             raise error from None
 
     monkeypatch.setattr(page, "_missing", full)
-    page._round.add("1")  # noqa: SLF001  its coming again begins a round, which asks for the missing ones
+    page._round.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
     with pytest.raises(OutcomeUnknown):
         page.commit(ticket("0"))
     assert (other.done, type(other.fault)) == (True, OutcomeUnknown)

@@ -173,7 +173,7 @@ def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callab
 
 
 def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
-    """Its owner can release it at once, and no checkpoint is undone."""
+    """The owner can release the lease at once, and no checkpoint is undone."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -201,7 +201,7 @@ def test_one_lost_answer_is_one_question_for_all_leases() -> None:
 
 
 def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would set the lease back to where it was then, and records answered Done since would be handled again."""
+    """A late release would set the lease back, and records answered Done since would be handled again."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     late: list[tuple[str, ObjectFields, str]] = []
@@ -287,7 +287,7 @@ def test_a_worker_whose_session_ended_begins_another() -> None:
 
 
 def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> None:
-    """It goes on at the last checkpoint, not where that process got the lease."""
+    """The new process goes on at the last checkpoint, not where the old one got the lease."""
     objects = ObjectMemory()
     scene(objects)
     again = two(objects)[1]
@@ -335,7 +335,7 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     for _ in range(3):
         bob.list()
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
-    lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
+    lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # ann learns that her session is over
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
 
 
@@ -443,7 +443,7 @@ def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
     assert lost(bob.write(ClaimLease(older, "bob"))) == again
 
 
-# What somebody has done to rows by hand
+# Rows that were changed by hand
 
 
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
@@ -453,7 +453,7 @@ def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
 
 
 def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> None:
-    """Its owner must not read on and commit where no other worker finds it."""
+    """The owner does not read on and commit where no other worker finds it."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     del objects.stored[f"lease/{KEY}"]
@@ -462,7 +462,7 @@ def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> No
 
 
 def test_a_lease_whose_row_was_deleted_and_put_back_goes_on() -> None:
-    """Its owner can renew it."""
+    """The owner can renew the lease."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     row = objects.stored.pop(f"lease/{KEY}")
@@ -494,7 +494,7 @@ def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str
     after = done(ann.write(write(lease)))
     assert (after.checkpoint, after.owner) == (position, owner)
     assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (position, owner)
-    if owner == "ann":  # and it goes on in its new session, and its other leases and writes with it
+    if owner == "ann":  # it goes on in its new session, with its other leases and writes
         again = done(ann.write(CheckpointLease(after, Position("50"))))
         assert stored(bob, KEY).checkpoint == again.checkpoint == Position("50")
 
@@ -532,7 +532,7 @@ def test_a_lease_of_a_deleted_session_that_was_claimed_is_lost_to_its_former_own
     ],
 )
 def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str, value: str, why: str) -> None:
-    """Its leases neither vanish silently nor are taken from an owner that reads on."""
+    """Leases of such a session neither vanish silently nor are taken from an owner that reads on."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     cat = two(objects)[0]
@@ -579,7 +579,7 @@ def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> Non
     assert done(ann.write(RenewLease(held[-1]))).next_owner == "bob"
 
 
-# What is asked for
+# Requests
 
 
 def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,7 +588,7 @@ def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch
     _, bob, lease = scene(objects)
     bob.list()
     asked: list[list[str]] = []
-    read = bob._cells.read  # noqa: SLF001  what it asks for is what is judged
+    read = bob._cells.read  # noqa: SLF001  the test counts these requests
 
     def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         asked.append([name.partition("/")[0] for name in names])
@@ -662,7 +662,7 @@ def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
 
 
 def test_objects_of_both_layouts_are_refused() -> None:
-    """Two halves of a fleet would read everything twice."""
+    """Two halves of a fleet do not read everything twice."""
     objects = ObjectMemory()
     done(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
     done(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))

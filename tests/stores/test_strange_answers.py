@@ -130,7 +130,7 @@ BODIES = {
 def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
     """A store is empty only if its service says so, in a response about what was requested."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
-        return  # it asks whether there is a bucket, whatever lies in it
+        return  # it checks that the bucket exists, whatever it contains
     with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
 

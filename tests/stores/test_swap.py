@@ -247,7 +247,7 @@ def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_
 
 
 def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, Store]) -> None:
-    """It does not claim a lease that has moved to the other table, and read a shard next to its owner."""
+    """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
     seen = owned(store)
     OneTableStore(tables[FROM]).list()

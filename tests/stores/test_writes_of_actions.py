@@ -32,7 +32,7 @@ def test_an_action_is_one_write(action: Action, write: writes.Write) -> None:
 
 
 def test_a_lease_is_given_with_its_checkpoint_where_nothing_was_drained() -> None:
-    """Its next owner starts at a known position."""
+    """The next owner starts at a known position."""
     assert write_of(Release(OURS, "H3", next_owner="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
 
 

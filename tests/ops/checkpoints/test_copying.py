@@ -229,7 +229,7 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
 
 
 def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
-    """It begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
+    """The lease begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
     store = MemoryStore()
     stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, notes=((LATEST_MS, "5"), ("other", "x"))))))
     (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())

@@ -40,7 +40,7 @@ def series(incident: Incident) -> list[dict[str, str]]:
     read: dict[str, dict[int, str]] = defaultdict(dict)
     for minute in range(MINUTES):
         table.minute = minute
-        with suppress(OutcomeUnknown):  # the server tells that its reading is old
+        with suppress(OutcomeUnknown):  # the server reports that its data is old
             watcher.look()
         for line in exposition([(watcher.state(), watcher.fresh)]).splitlines():
             if not line.startswith("#"):

@@ -90,7 +90,7 @@ def test_the_page_can_be_drawn_wide_narrow_and_dark(
     assert (ink, curve) == (
         ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
     )
-    assert len(picture) > 40_000  # without a reading it is half of that
+    assert len(picture) > 40_000  # without data it is half of that
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])

@@ -137,7 +137,7 @@ def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int
     store.down = True
     watcher.start()
     while not watcher.seen.trouble:
-        time.sleep(0.01)  # the thread looks at once, and then tells
+        time.sleep(0.01)  # the thread looks at once, and then notifies
     status, _, text = got(port, "/healthz")
     group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
     assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
