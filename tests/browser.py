@@ -26,8 +26,8 @@ class Page:
 
     def evaluate(self, script: str) -> Any:  # noqa: ANN401  any JSON value
         """Return the value of this JavaScript."""
-        told = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
-        return told["result"].get("value")
+        response = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
+        return response["result"].get("value")
 
     def until(self, script: str) -> Any:  # noqa: ANN401  likewise
         """Wait until this JavaScript has a truthy value, and return it."""
@@ -69,11 +69,13 @@ def faults_for_readers(page: Page, axe: str) -> list[str]:
     axe  the source of axe-core
     """
     page.evaluate(axe)
-    asked = json.dumps({"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}})
-    page.evaluate(f"window.found = null; axe.run(document, {asked}).then(told => window.found = told)")
-    told = page.until("window.found && JSON.stringify(window.found.violations)")
+    options = json.dumps(
+        {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+    )
+    page.evaluate(f"window.found = null; axe.run(document, {options}).then(told => window.found = told)")
+    violations = page.until("window.found && JSON.stringify(window.found.violations)")
     return [
         f"{rule['id']} {node['target'][0]}: {node['failureSummary'].splitlines()[-1].strip()}"
-        for rule in json.loads(told)
+        for rule in json.loads(violations)
         for node in rule["nodes"]
     ]

@@ -189,10 +189,10 @@ def kinesis_url(leasehold_kinesis: Service) -> str:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Return the browser from Debian's package `chromium`."""
-    found = shutil.which("chromium")
-    if found is None:
+    path = shutil.which("chromium")
+    if path is None:
         pytest.skip("NO BROWSER: the page was not looked at; apt-get install chromium")
-    return found
+    return path
 
 
 @pytest.fixture(scope="session")

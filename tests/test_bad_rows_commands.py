@@ -51,17 +51,17 @@ def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
     """Users who had to repair the table used to see a traceback instead of the row."""
     done = CliRunner().invoke(leases, [url])
     assert done.exit_code == 0
-    said = done.output
-    said.encode()
-    assert "1 leases, 0 finished" in said
-    assert [key for key in SPOILT if f"{key} cannot be read: " not in said] == []
-    told = json.loads(ran(leases, url, "--json"))
-    assert [lease["key"] for lease in told["leases"]] == ["good"]
-    assert sorted(row["key"] for row in told["malformed"]) == sorted(SPOILT)
+    output = done.output
+    output.encode()
+    assert "1 leases, 0 finished" in output
+    assert [key for key in SPOILT if f"{key} cannot be read: " not in output] == []
+    listing = json.loads(ran(leases, url, "--json"))
+    assert [lease["key"] for lease in listing["leases"]] == ["good"]
+    assert sorted(row["key"] for row in listing["malformed"]) == sorted(SPOILT)
 
 
 def test_report_counts_the_bad_rows(url: str, tmp_path: Path) -> None:
     """The same for the page."""
-    told = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
-    assert (told["malformed"], told["distribution"]["leases"]) == (len(SPOILT), 1)
+    report_json = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
+    assert (report_json["malformed"], report_json["distribution"]["leases"]) == (len(SPOILT), 1)
     assert f"{len(SPOILT)} rows cannot be read" in (tmp_path / "r.html").read_text()

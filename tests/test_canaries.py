@@ -204,10 +204,10 @@ def test_a_worker_and_its_tools_leave_no_credential_anywhere(moto_url: str, tmp_
     kinesis.create_stream(StreamName="canaries", ShardCount=1)
     kinesis.put_record(StreamName="canaries", Data=b"x", PartitionKey="a")
     kinesis.close()
-    at = f"region=eu-west-1&endpoint={moto_url}"
-    table = f"dynamodb://canaries?{at}"
+    options = f"region=eu-west-1&endpoint={moto_url}"
+    table = f"dynamodb://canaries?{options}"
     more = ["--from", "trim_horizon", "--log", "json", "--verbose", "--metrics", "console"]
-    said = [*_consumed([f"kinesis://canaries?{at}&wire=json", "--store", table, "--events", *more], tmp_path)]
+    outputs = [*_consumed([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
     page = tmp_path / "report.html"
     for arguments in (
         ["leases", table, "--json"],
@@ -216,11 +216,11 @@ def test_a_worker_and_its_tools_leave_no_credential_anywhere(moto_url: str, tmp_
     ):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        said.append(done.output)
+        outputs.append(done.output)
     store = open_store(table, write=False)
-    said += [page.read_text(), repr(store), repr(store.list())]
+    outputs += [page.read_text(), repr(store), repr(store.list())]
     store.close()
-    assert [found_in(each) for each in said] == [[]] * len(said)
+    assert [found_in(each) for each in outputs] == [[]] * len(outputs)
 
 
 def _consumed(arguments: list[str], folder: Path) -> Iterator[str]:

@@ -32,8 +32,8 @@ def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
     uv("pip", "install", "-q", "--python", str(environment), "-r", str(oldest), *TOOLS)
     python = str(environment / "bin" / "python")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lab")))}
-    told = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
-    assert "--processes" in subprocess.run(told, env=env, capture_output=True, text=True, check=True).stdout
+    help_command = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
+    assert "--processes" in subprocess.run(help_command, env=env, capture_output=True, text=True, check=True).stdout
     # Old libraries emit deprecation warnings about newer ones.
     words = ("-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-m", "not (more or services or slow)")
     files = [f"tests/{name}" for name in PART.split()]

@@ -125,11 +125,11 @@ def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
     """Reporting a handler's fault neither ends the thread nor fills the log."""
-    told = said(unsayable(by, base))
-    assert told.startswith("Unsayable: ")
-    assert len(told) <= SAID_MOST + 20
-    assert told.isprintable()
-    assert told.encode("utf-8").decode() == told
+    text = said(unsayable(by, base))
+    assert text.startswith("Unsayable: ")
+    assert len(text) <= SAID_MOST + 20
+    assert text.isprintable()
+    assert text.encode("utf-8").decode() == text
 
 
 @pytest.mark.parametrize("by", SHOWN_BY)

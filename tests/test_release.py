@@ -121,8 +121,8 @@ def test_an_extra_is_enough_for_what_it_is_for(
     """Users do not learn at their first command that something is missing."""
     borrowed = SPARK if extra in WITH_SPARK else None
     commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
-    said = command(commands, "leasehold", "--version").stdout
-    assert said == "leasehold 0.1.0\n"
+    version_line = command(commands, "leasehold", "--version").stdout
+    assert version_line == "leasehold 0.1.0\n"
     planned = command(commands, "leasehold", "plan", asked=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
     ours = [
@@ -150,6 +150,6 @@ def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path,
 def test_a_missing_extra_is_named(release: tuple[Path, Path], environment: Path) -> None:
     """The error does not tell users to install a library in an untested version."""
     commands = installed(release[1], "cli", pythons()[OURS], environment)
-    told = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
-    found = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in told.items()}
-    assert found == dict.fromkeys(MISSING, (1, True))
+    results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
+    actual = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in results.items()}
+    assert actual == dict.fromkeys(MISSING, (1, True))

@@ -38,15 +38,15 @@ def objects() -> list[dict[str, Any]]:
 
 
 def pod(name: str) -> dict[str, Any]:
-    (found,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
-    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    (deployments,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
+    spec: dict[str, Any] = deployments["spec"]["template"]["spec"]
     return spec
 
 
 def unit(key: str) -> str:
     """Return a setting of the systemd unit."""
-    (found,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
-    return str(found)
+    (settings,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return str(settings)
 
 
 def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
@@ -134,8 +134,10 @@ def test_the_container_file_builds(tmp_path: Path) -> None:
     tag = "leasehold-of-a-test"
     subprocess.run([able[0], "build", *options, "-f", CONTAINERFILE, "-t", tag, tmp_path], check=True)
     try:
-        said = subprocess.run([able[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True)
-        assert said.stdout == "leasehold 0.1.0\n"
+        version_line = subprocess.run(
+            [able[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True
+        )
+        assert version_line.stdout == "leasehold 0.1.0\n"
     finally:
         subprocess.run([able[0], "rmi", tag], check=False)
 

@@ -36,10 +36,10 @@ class Raising(logging.Handler):
 @pytest.fixture
 def log() -> Iterator[SafeLog]:
     """Return a new logger."""
-    found = escaped(logging.getLogger("leasehold.test_safe_logs"))
-    yield found
-    found.logger.handlers.clear()
-    found.logger.filters.clear()
+    logger = escaped(logging.getLogger("leasehold.test_safe_logs"))
+    yield logger
+    logger.logger.handlers.clear()
+    logger.logger.filters.clear()
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)

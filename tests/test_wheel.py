@@ -117,22 +117,22 @@ def test_the_wheel_holds_nothing_of_the_laboratory(installed: Path, laboratory: 
 
 def test_planning_needs_nothing_but_attrs(installed: Path) -> None:
     """Applications that embed the planner do not have to install the clients of two clouds."""
-    told = run(installed, "-c", PLAN)
-    assert (told.stdout, told.stderr) == ("['Claim']\n", "")
+    result = run(installed, "-c", PLAN)
+    assert (result.stdout, result.stderr) == ("['Claim']\n", "")
 
 
 def test_the_command_says_what_is_missing(installed: Path) -> None:
     """Users who installed the library alone do not see a traceback."""
-    told = run(installed, "-c", "from leasehold.adapters.cli import run; run()")
-    assert told.returncode == 2
-    assert told.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[cli]'\n"
+    result = run(installed, "-c", "from leasehold.adapters.cli import run; run()")
+    assert result.returncode == 2
+    assert result.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[cli]'\n"
 
 
 def test_the_address_for_testers_says_what_is_missing(installed: Path) -> None:
     """Importing it costs nothing, and the error names a missing extra."""
-    told = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
-    assert (told.returncode, told.stdout) == (1, "True\n")
-    assert told.stderr.splitlines()[-2:] == [
+    result = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
+    assert (result.returncode, result.stdout) == (1, "True\n")
+    assert result.stderr.splitlines()[-2:] == [
         "ModuleNotFoundError: No module named 'leasehold_lab'",
         "leasehold.testing needs it: pip install 'leasehold[testing]'",
     ]
@@ -181,8 +181,8 @@ PLANTED = ["test_greedy.py", "test_careless.py"]
 @pytest.mark.slow
 def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -> None:
     """The first code that a tester copies works."""
-    told = in_project(wheels, project, SOUND, "-q")
-    assert told.returncode == 0, told.stdout + told.stderr
+    result = in_project(wheels, project, SOUND, "-q")
+    assert result.returncode == 0, result.stdout + result.stderr
     services = {"test_worker.py"}
     assert {path.name for path in project.glob("test_*.py")} == {*SOUND, *PLANTED, *services}
     for law in laws.LAWS:
@@ -193,21 +193,21 @@ def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -
 @pytest.mark.slow
 def test_a_planted_fault_is_told_as_the_page_shows(wheels: Wheels, project: Path) -> None:
     """Testers see that laws and clauses of the contract can fail, and understand the message."""
-    told = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
-    assert told.returncode == 1, told.stdout + told.stderr
-    said = [line.removeprefix("E").strip() for line in told.stdout.splitlines()]
+    result = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
+    assert result.returncode == 1, result.stdout + result.stderr
+    lines = [line.removeprefix("E").strip() for line in result.stdout.splitlines()]
     for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL):
-        rest = iter(said)
+        rest = iter(lines)
         missing = [line for line in block.splitlines() if not any(line.strip() in each for each in rest)]
-        assert missing == [], told.stdout
+        assert missing == [], result.stdout
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(wheels: Wheels, project: Path) -> None:
     """The entry point brings the plugin, without a conftest."""
-    told = in_project(wheels, project, ["test_worker.py"], "-q")
-    assert told.returncode == 0, told.stdout + told.stderr
+    result = in_project(wheels, project, ["test_worker.py"], "-q")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.services

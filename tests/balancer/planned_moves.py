@@ -65,12 +65,12 @@ def breaches(story: MoveScenario) -> tuple[str, ...]:
 
 def writes_of(history: SimulatedHistory) -> list[int]:
     """Return the numbers of the calls that wrote, from the request for the move to shortly after it."""
-    asked = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
+    asked_at = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
     moved = max((change.t for change in changes(history.writes)), default=0.0)
     return [
         number
         for number, call in enumerate(history.calls)
-        if asked <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READINGS
+        if asked_at <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READINGS
     ]
 
 
@@ -99,10 +99,10 @@ def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a tim
     logging.disable(logging.CRITICAL)  # each fault would be logged by the worker that it hits
     stories = [*alone(), *pairs(STARTS[:2])]
     with ProcessPoolExecutor(jobs) as pool:
-        told = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
-        found = [f"{story}: {'; '.join(wrong)}" for story, wrong in told if wrong]
-    Console().print(*found, f"{len(stories)} stories, {len(found)} with something wrong", sep="\n")
-    raise typer.Exit(1 if found else 0)
+        results = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
+        failures = [f"{story}: {'; '.join(wrong)}" for story, wrong in results if wrong]
+    Console().print(*failures, f"{len(stories)} stories, {len(failures)} with something wrong", sep="\n")
+    raise typer.Exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -226,12 +226,12 @@ def test_who_could_take_more_after_its_claims_looks_again_soon(
 
 def test_who_has_asked_lists_again_only_for_more() -> None:
     """C10: A newcomer that had requested its share listed the table every second until it received it."""
-    asked = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
+    requested = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
-    keys = tuple(lease.key for lease in asked)
-    assert look("new", (*asked, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
-    assert look("new", (*asked[:1], *TABLE[1:]), joining) == Look(0.125)  # it lacks two more
-    assert look("new", (*asked, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
+    keys = tuple(lease.key for lease in requested)
+    assert look("new", (*requested, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
+    assert look("new", (*requested[:1], *TABLE[1:]), joining) == Look(0.125)  # it lacks two more
+    assert look("new", (*requested, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
 
 
 def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:

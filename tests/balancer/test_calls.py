@@ -68,9 +68,9 @@ def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else()
     joined += (evolve(row("n-0", "new"), held=1.0),)
     me = Me(LOOKOUT, history=evolve(FULL, fleet_still=1.0))
     names = CONFIG.rules.calls(take_census(joined, me, CONFIG), me, CONFIG)
-    asked = [action.lease for action in plan(joined, None, Me("new", history=FULL), CONFIG)]
-    assert asked
-    assert {(lease.owner, lease.key) for lease in asked if lease.owner != LOOKOUT} == {
+    requested = [action.lease for action in plan(joined, None, Me("new", history=FULL), CONFIG)]
+    assert requested
+    assert {(lease.owner, lease.key) for lease in requested if lease.owner != LOOKOUT} == {
         (owner, key) for owner, keys in names.items() for key in keys
     }
     long_here = tuple(evolve(each, held=90.0) for each in joined)
@@ -175,8 +175,8 @@ def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
 )
 def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
     ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
-    found = call_of(text)
-    assert found == Summons(
+    parsed = call_of(text)
+    assert parsed == Summons(
         looks,
         min(int(seconds), 10**6),
         "s-0",

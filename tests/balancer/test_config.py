@@ -48,7 +48,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(build: Callable[[], obj
 
 def test_the_seconds_follow_the_rule_set() -> None:
     """A fleet that shares a table with KCL, kcl-rust or an Azure SDK keeps the timing of that library."""
-    told = [
+    timings = [
         (config.lease_seconds, config.cycle_seconds, round(config.renew_seconds, 2))
         for config in (
             Config(rules=Kcl()),
@@ -58,7 +58,7 @@ def test_the_seconds_follow_the_rule_set() -> None:
             Config(rules=Minimal()),
         )
     ]
-    assert told == [(10, 20.05, 3.33), (20, 20, 6.67), (120, 30, 20), (180, 30, 20), (10, 20.05, 5.3)]
+    assert timings == [(10, 20.05, 3.33), (20, 20, 6.67), (120, 30, 20), (180, 30, 20), (10, 20.05, 5.3)]
 
 
 def test_positions_are_ordered_by_number_and_not_by_length() -> None:

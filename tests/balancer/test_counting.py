@@ -46,9 +46,9 @@ def test_a_slow_owner_has_three_of_its_own_gaps() -> None:
     me = Me("me", history=History(gaps=(("a", 6.0), ("me", 5.3))))
     assert slow_owners(me, CONFIG) == ()
     me = Me("me", history=History(gaps=(("a", 7.0), ("me", 5.3))))
-    at = Lease("0", owner="a", idle=21.0)
-    assert take_census([at], me, CONFIG).expired == ()
-    assert take_census([evolve(at, idle=21.5)], me, CONFIG).expired == (evolve(at, idle=21.5),)
+    lease = Lease("0", owner="a", idle=21.0)
+    assert take_census([lease], me, CONFIG).expired == ()
+    assert take_census([evolve(lease, idle=21.5)], me, CONFIG).expired == (evolve(lease, idle=21.5),)
 
 
 def test_where_our_own_leases_stood_still_as_long_the_store_had_paused() -> None:
@@ -67,9 +67,9 @@ def test_a_worker_without_leases_measures_others_by_its_own_settings() -> None:
 def test_a_lease_just_given_by_a_leader_waits_two_of_our_limits() -> None:
     """M14: The lease is not taken again and again from a worker that has not polled yet."""
     me = Me("me", history=History(led=(("k", 0.0),)))
-    given = Lease("0", owner="k", idle=21.0, held=20.0)
-    assert take_census([given], me, CONFIG).expired == ()
-    late = evolve(given, idle=21.1)
+    lease = Lease("0", owner="k", idle=21.0, held=20.0)
+    assert take_census([lease], me, CONFIG).expired == ()
+    late = evolve(lease, idle=21.1)
     assert take_census([late], me, CONFIG).expired == (late,)
 
 

@@ -93,11 +93,11 @@ def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
     """The order of a set differs between processes, and a plan that depends on it cannot be repeated."""
     probe = Path(__file__).with_name("hash_seed_probe.py")
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    told = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
     here = subprocess.run(
         [sys.executable, probe], env=environment | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
     )
-    assert told.stdout == here.stdout != ""
+    assert result.stdout == here.stdout != ""
 
 
 def test_never_owned_is_not_forever() -> None:

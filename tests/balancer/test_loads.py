@@ -135,8 +135,8 @@ def test_a_taker_asks_where_the_owner_answers() -> None:
     ]
     stolen = plan(leases, None, Me("b"), CONFIG)
     assert [(type(action), action.lease.key) for action in stolen] == [(Steal, stolen[0].lease.key)]
-    (asked,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
-    assert (asked.rule, asked.lease.key) == ("H2", stolen[0].lease.key)
+    (request,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
+    assert (request.rule, request.lease.key) == ("H2", stolen[0].lease.key)
 
 
 def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:

@@ -85,9 +85,9 @@ def test_of_twelve_rows_one_is_asked_for_and_of_eleven_all_are_listed() -> None:
     six = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
     eleven = (*(lease for lease in six if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
     twelve = (*eleven, row("u-0", LAST))
-    found = look(READER, (*twelve, row("u-1", LAST)), lately)
+    decision = look(READER, (*twelve, row("u-1", LAST)), lately)
     assert (len(eleven), len(twelve)) == (11, 12)
-    assert found.keys is not None
+    assert decision.keys is not None
     assert [look(READER, leases, lately).keys is None for leases in (eleven, twelve)] == [True, False]
 
 
@@ -107,9 +107,9 @@ def test_a_worker_with_no_more_than_a_share_watches_for_no_request() -> None:
 def test_a_worker_that_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
     """C6: Owners watch what a newcomer that holds no lease yet requests next."""
     asked = tuple(evolve(x, next_owner="new") if x.key == KEYS[0] else x for x in TABLE)
-    found = look(READER, asked, evolve(QUIET, fleet_still=14.0))
-    assert found.seconds == 0.5
-    assert len(found.keys or ()) == 2
+    decision = look(READER, asked, evolve(QUIET, fleet_still=14.0))
+    assert decision.seconds == 0.5
+    assert len(decision.keys or ()) == 2
 
 
 def test_a_row_silent_since_the_last_listing_calls_nobody_to_another() -> None:

@@ -120,9 +120,9 @@ def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
 def test_a_request_says_whose_place_it_takes() -> None:
     """The store replaces only that next owner; without a name, it would reject the request forever."""
     table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
-    asked = first(plan(table, None, Me("b", history=LATELY), config()))
-    assert isinstance(asked, RequestHandoff)
-    assert (asked.from_owner, asked.stale_next_owner) == ("a", "gone")
+    request = first(plan(table, None, Me("b", history=LATELY), config()))
+    assert isinstance(request, RequestHandoff)
+    assert (request.from_owner, request.stale_next_owner) == ("a", "gone")
 
 
 # Patience, by M9 and M11

@@ -97,8 +97,13 @@ def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -
 def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
     """If both or neither planned with the lease, a third worker's share would be wrong."""
     four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
-    asked = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
-    reading = (*asked, *four[2:], Lease("s-4", owner="bob"), Lease("s-5", owner="ann", next_owner="cyd", yields=True))
+    requested = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
+    reading = (
+        *requested,
+        *four[2:],
+        Lease("s-4", owner="bob"),
+        Lease("s-5", owner="ann", next_owner="cyd", yields=True),
+    )
     census = take_census(reading, Me("ann"), CONFIG)
     assert census.counts == {"ann": 5, "bob": 1}
     assert handed_counts(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}

@@ -26,12 +26,12 @@ class Lineage:
 
     def ancestors(self, ids: set[str]) -> set[str]:
         """Return every ancestor of these shards."""
-        parents, found, todo = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
+        parents, seen, todo = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
         while todo:
-            new = set(parents[todo.pop()]) - found
-            found |= new
+            new = set(parents[todo.pop()]) - seen
+            seen |= new
             todo += new
-        return found
+        return seen
 
 
 @st.composite
@@ -153,17 +153,17 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
 def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, data: st.DataObject) -> None:
     """Each listed shard that precedes no lease is read once, after its parents, from its beginning or checkpoint."""
     due = outage.due
-    found = settled(outage.listed, outage.leases, data)
-    assert {key: found.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
-    assert set(found.order) == due.keys()
+    outcome = settled(outage.listed, outage.leases, data)
+    assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
+    assert set(outcome.order) == due.keys()
     pairs = [(parent, key) for key in due for parent in due[key].parents if parent in due]
-    assert [pair for pair in pairs if found.order.index(pair[0]) > found.order.index(pair[1])] == []
-    assert found.left.keys() <= {shard.id for shard in outage.listed}
+    assert [pair for pair in pairs if outcome.order.index(pair[0]) > outcome.order.index(pair[1])] == []
+    assert outcome.left.keys() <= {shard.id for shard in outage.listed}
 
 
 @given(outages(orderly=False))
 def test_a_shard_that_outlived_its_children_is_read_from_its_beginning(outage: Outage) -> None:
     """Whatever subset of the shards has expired, each listed one that precedes no lease is read."""
-    found = settled(outage.listed, outage.leases)
-    assert {key: found.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
-    assert outage.due.keys() <= set(found.order)
+    outcome = settled(outage.listed, outage.leases)
+    assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
+    assert outage.due.keys() <= set(outcome.order)

@@ -42,16 +42,16 @@ def table(signs: dict[str, list[float]], t: float) -> list[Lease]:
 
 def lived(signs: dict[str, list[float]], pauses: Sequence[tuple[float, float]], until: float) -> tuple[float, set[str]]:
     """Return when the lease of "a" was first seen expired, and which workers were reported as slow."""
-    watch, t, said = Watch(), 0.0, set[str]()
+    watch, t, slow = Watch(), 0.0, set[str]()
     while t < until:
         if not any(begin <= t < end for begin, end in pauses):
             watch, leases = watch.look(table(signs, t), t, t + 0.01)
             me = Me("me", history=watch.history)
-            said |= {owner for owner, _ in slow_owners(me, CONFIG)}
+            slow |= {owner for owner, _ in slow_owners(me, CONFIG)}
             if any(lease.owner == "a" for lease in take_census(leases, me, CONFIG).expired) and t > max(signs["a"]):
-                return t, said
+                return t, slow
         t += EVERY
-    return t, said
+    return t, slow
 
 
 @pytest.mark.parametrize("seconds", [30.0, 600.0, 3600.0])
@@ -64,9 +64,9 @@ def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ou
     signs["a"] = [t for t in signs["a"] if t <= last]
     if not ours:
         del signs["me"]
-    died, said = lived(signs, pauses, 20 * seconds)
+    died, slow = lived(signs, pauses, 20 * seconds)
     assert died <= last + 1.05 * CONFIG.lease_seconds + 2 * EVERY
-    assert said == set()
+    assert slow == set()
 
 
 @given(
@@ -108,13 +108,13 @@ def test_two_gaps_make_a_habit() -> None:
 
 def test_a_step_of_the_storages_clock_is_nobodys_pace() -> None:
     """Rows that all become a thousand hours old at once do not raise an alarm about each peer's `--lease-seconds`."""
-    watch, said = Watch(), set[str]()
+    watch, slow = Watch(), set[str]()
     for t in range(120):
         stepped = 3603.0 if t in {44, 84} else 0.0
         rows = [Lease(f"s-{o}", owner=o, version=Version(str(t // 5)), idle=t % 5 + stepped) for o in OWNERS]
         watch, _ = watch.look(rows, float(t), float(t))
-        said |= {owner for owner, _ in slow_owners(Me("me", history=watch.history), Config(rules=Kcl()))}
-    assert said == set()
+        slow |= {owner for owner, _ in slow_owners(Me("me", history=watch.history), Config(rules=Kcl()))}
+    assert slow == set()
 
 
 def test_a_gap_that_stopped_this_worker_too_says_nothing_of_others() -> None:

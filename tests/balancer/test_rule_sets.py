@@ -36,8 +36,8 @@ def test_a_new_rule_set_plans_without_being_listed() -> None:
 def test_a_line_in_the_list_is_enough() -> None:
     """Adding a rule set requires no search for other places that list the known ones by name."""
     probe = Path(__file__).with_name("joined_probe.py")
-    told = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
-    assert told == {
+    output = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
+    assert output == {
         "plan": ["T1", "T1", "T1"],
         "help": True,
         "spread": 0,

@@ -62,9 +62,9 @@ def test_new_leases_are_looked_at_soon() -> None:
 
 def test_leases_asked_for_are_polled_alone() -> None:
     """The shard is not read from the moment it is given until its next owner looks."""
-    asked = Lease("s-1", owner="b", next_owner="a")
+    requested = Lease("s-1", owner="b", next_owner="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
-    assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
+    assert look_again(actions, [requested, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
 
 
 def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
@@ -176,10 +176,10 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
 )
 def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
     """A worker that waits for a gift would see no other change, nor, as a newcomer, the workers that join with it."""
-    asked, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
+    requested, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
-    found = look_again([], [asked, *lacked], Me("a", history=history), config)
-    assert found == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
+    decision = look_again([], [requested, *lacked], Me("a", history=history), config)
+    assert decision == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
 
 
 def test_once_the_requests_are_settled_the_whole_table_is_read_at_once() -> None:
@@ -210,9 +210,9 @@ def test_a_key_that_another_stream_has_is_not_made_again() -> None:
 def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
     """Two writes of one lease in a turn would free what the first had just taken."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
-    asked = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
+    requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     mine = Lease("s-2", owner="a", idle=1.0, held=90.0)
     history = History(owners_still=30.0, fleet_still=30.0, hearing=BulletinState())
     config = Config(rules=Minimal(), lease_seconds=10.0)
-    keys = [action.lease.key for action in plan([*dead, asked, mine], None, Me("a", history=history), config)]
+    keys = [action.lease.key for action in plan([*dead, requested, mine], None, Me("a", history=history), config)]
     assert sorted(keys) == ["d-0", "d-1", "s-1"]

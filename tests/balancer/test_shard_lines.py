@@ -297,8 +297,8 @@ def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
     keys = {"stream": "orders", "hash_range": (0, 9)}
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
     ring = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
-    told = [[(each.stream, each.shard) for each in problems(listed)] for listed in ([parent, child], ring, [parent])]
-    assert told == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
+    faults = [[(each.stream, each.shard) for each in problems(listed)] for listed in ([parent, child], ring, [parent])]
+    assert faults == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
 
 
 def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:

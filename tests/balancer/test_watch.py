@@ -149,12 +149,12 @@ def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> No
 def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
     """A stuck owner loses its lease only after its time to drain; a new next owner starts that time again (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
-    asked = evolve(ROW, next_owner="b")
-    watch, (lease,) = watch.look([asked], began=4, ended=5)
+    requested = evolve(ROW, next_owner="b")
+    watch, (lease,) = watch.look([requested], began=4, ended=5)
     assert lease.next_owner_idle == 0
-    watch, (lease,) = watch.look([evolve(asked, version=Version("2"))], began=9, ended=10)
+    watch, (lease,) = watch.look([evolve(requested, version=Version("2"))], began=9, ended=10)
     assert lease.next_owner_idle == 4
-    _, (lease,) = watch.look([evolve(asked, next_owner="c")], began=20, ended=21)
+    _, (lease,) = watch.look([evolve(requested, next_owner="c")], began=20, ended=21)
     assert lease.next_owner_idle == 0
 
 
@@ -252,10 +252,10 @@ def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
     """The time starts when the next owner is named (H4); one named before we looked counts from our first look."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
-    asked = evolve(ROW, next_owner="b")
-    watch, (lease,) = Watch().look([asked], began=0, ended=1)
+    requested = evolve(ROW, next_owner="b")
+    watch, (lease,) = Watch().look([requested], began=0, ended=1)
     assert lease.next_owner_idle == 0
-    assert watch.look([asked], began=9, ended=10)[1][0].next_owner_idle == 8
+    assert watch.look([requested], began=9, ended=10)[1][0].next_owner_idle == 8
 
 
 def test_a_lease_that_came_later_is_held_since_then() -> None:
@@ -354,11 +354,11 @@ def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float
     """Draw reads of the whole table and of few rows in any order: the requested keys, the rows, beginning and end."""
     found, now = [], 0.0
     for _ in range(draw(st.integers(2, 7))):
-        asked = draw(st.none() | st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
-        answer = [draw(rows(key)) for key in (KEYS if asked is None else asked)]
+        requested_keys = draw(st.none() | st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
+        answer = [draw(rows(key)) for key in (KEYS if requested_keys is None else requested_keys)]
         began = now + draw(st.sampled_from([0.5, 3.0, 12.0, 30.0]))
         now = began + draw(st.sampled_from([0.1, 2.0]))
-        found.append((asked, [row for row in answer if row is not None], began, now))
+        found.append((requested_keys, [row for row in answer if row is not None], began, now))
     return found
 
 
@@ -414,11 +414,11 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
             key: watch.sightings[key].lease for key in watch.sightings
         }
         weights = [(lease.owner, lease.weight) for lease in everything]
-        known = [weight for _, weight in weights if weight is not None]
+        measured_weights = [weight for _, weight in weights if weight is not None]
         sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
         blanks = {owner: weights.count((owner, None)) for owner in sums}
         folded = indexed(leases)
-        assert folded.measured() == (len(known), sum(known))
+        assert folded.measured() == (len(measured_weights), sum(measured_weights))
         # An owner whose last lease is gone has no entry left.
         loads = {owner: load for owner, load in folded.load_of_each(7).items() if load}
         assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}

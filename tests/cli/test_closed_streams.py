@@ -22,8 +22,8 @@ def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
 def test_events_without_standard_output_end_the_command_as_a_closed_pipe_does(processes: str, tmp_path: Path) -> None:
     """`consume --events` whose lines can reach no one reads nothing, and exits with the status of a closed pipe."""
     command = ["kinesis://orders?region=x", "--store", f"sqlite:///{tmp_path}/l.db", "--events"]
-    status, _, told = ended(">&-", "consume", *command, "--processes", processes)
-    assert (status, told) == (
+    status, _, errors = ended(">&-", "consume", *command, "--processes", processes)
+    assert (status, errors) == (
         CLOSED_STATUS,
         "leasehold consume: standard output is closed, so no one can read the events\n",
     )

@@ -163,8 +163,8 @@ def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
                 event = json.loads(worker.stdout.readline())
                 if event["event"] == "record":
                     seen.setdefault(event["shard"], []).append(event["sequence_number"])
-            asked = (*LEASEHOLD, "leases", table, "--json")
-            rows = json.loads(subprocess.check_output(asked, text=True, env=environment))["leases"]
+            list_command = (*LEASEHOLD, "leases", table, "--json")
+            rows = json.loads(subprocess.check_output(list_command, text=True, env=environment))["leases"]
             worker.terminate()
             worker.communicate(timeout=60)
         assert (len(rows), len({row["owner"] for row in rows})) == (2, 1)
@@ -211,9 +211,9 @@ def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
         assert dev.stdout is not None
         page = next(line.split()[-1] for line in iter(dev.stdout.readline, "") if "as a page: " in line)
         with urlopen(f"{page}leases.json", timeout=30) as answer:  # noqa: S310  on this machine
-            (told,) = json.load(answer)
+            (entry,) = json.load(answer)
         dev.terminate()
-        assert (dev.wait(60), told["store"]) == (0, "dynamodb://orders-app")
+        assert (dev.wait(60), entry["store"]) == (0, "dynamodb://orders-app")
 
 
 @pytest.mark.more
@@ -223,11 +223,11 @@ def test_leases_are_kept_in_postgresql_where_it_is_asked_for() -> None:
     command = (*LEASEHOLD, "dev", "my-orders=1", "--postgres", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dev:
         assert dev.stdout is not None
-        told = json.loads(dev.stdout.readline() or "null")
-        table = told["tables"]["my-orders"]
+        ready = json.loads(dev.stdout.readline() or "null")
+        table = ready["tables"]["my-orders"]
         assert re.fullmatch(r"postgres://127\.0\.0\.1:\d+/postgres\?user=tester&table=my_orders_app", table)
-        assert told["environment"]["STORE"] == table
-        assert "AWS_ENDPOINT_URL_DYNAMODB" not in told["environment"]
+        assert ready["environment"]["STORE"] == table
+        assert "AWS_ENDPOINT_URL_DYNAMODB" not in ready["environment"]
         store = open_store(table)
         owned(store)
         store.close()

@@ -13,9 +13,9 @@ SET = signal.signal
 @pytest.fixture
 def before() -> Iterator[dict[signal.Signals, object]]:
     """Return the previous handlers, and restore them whatever a test leaves."""
-    found = {each: signal.getsignal(each) for each in ENDING}
-    yield dict(found)
-    for each, handler in found.items():
+    handlers = {each: signal.getsignal(each) for each in ENDING}
+    yield dict(handlers)
+    for each, handler in handlers.items():
         SET(each, handler)
 
 

@@ -168,8 +168,8 @@ def test_a_table_of_a_swap_says_so() -> None:
         in text(WatchedTable(left, swapping=signs_of_swap(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
-    said = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert said in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
+    notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+    assert notice in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
@@ -263,9 +263,9 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
     total = f"1 leases, 0 finished, 0 without an owner; 1 workers; UNKNOWN\nUNKNOWN s-0: {says}\n"
     assert (shown.exit_code, shown.stdout.splitlines()[1].split()[:2], shown.stderr) == (0, ["ann", "1"], total)
     printed = CliRunner().invoke(app, [url, "--json"])
-    told = json.loads(printed.stdout)
-    assert told == {
-        "at": told["at"],
+    listing = json.loads(printed.stdout)
+    assert listing == {
+        "at": listing["at"],
         "leases": [
             {"key": "s-0", "owner": "ann-1", "version": "1", "idle": 0.0, "checkpoint": "TRIM_HORIZON"}
             | {"yields": True, "epoch": 1}

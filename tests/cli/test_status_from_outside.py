@@ -237,8 +237,8 @@ class Trial:
                 (shard,) = self.table_streams.shards.values()
                 self.put.append((int(shard.rows[-1]["dynamodb"]["SequenceNumber"]), time.time()))
             elif self.case.source == "kinesis":
-                told = self.client.put_record(StreamName=self.case.name, Data=data.encode(), PartitionKey="k")
-                self.put.append((int(told["SequenceNumber"]), time.time()))
+                response = self.client.put_record(StreamName=self.case.name, Data=data.encode(), PartitionKey="k")
+                self.put.append((int(response["SequenceNumber"]), time.time()))
             elif self.case.how != "silent" or not self.said:
                 self.services.hubs[self.case.name].put("orders", "0", [data])
                 self.put.append((len(self.put), time.time()))
@@ -254,8 +254,8 @@ class Trial:
 
     def age(self, table: WatchedTable) -> float:
         """Return the seconds since the first unacknowledged record was put."""
-        at = table.leases[0].checkpoint
-        done = int(at.sequence) if at.numbered else -1
+        checkpoint = table.leases[0].checkpoint
+        done = int(checkpoint.sequence) if checkpoint.numbered else -1
         return time.time() - next((when for number, when in self.put if number > done), time.time())
 
     def until(self, wanted: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
@@ -294,8 +294,8 @@ class Trial:
             finally:
                 serve.terminate()
         wrong = [] if group["status"] == status else [f"/healthz: {group}"]
-        found = re.search(rf'leasehold_lease_status{{[^}}]*lease="{re.escape(key)}"}} (\S+)', metrics)
-        number = None if found is None else float(found[1])
+        match = re.search(rf'leasehold_lease_status{{[^}}]*lease="{re.escape(key)}"}} (\S+)', metrics)
+        number = None if match is None else float(match[1])
         if number != NUMBERS[status]:
             wrong.append(f"/metrics: {number}")
         rules = (ROOT / "docs/alarms/prometheus.yml").read_text()
@@ -436,18 +436,18 @@ def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
 ) -> None:
     """Within a minute of a fault, the status is not OK and names the cause; lag is at least the oldest record's age."""
     only = os.environ.get("STATUS_CASES", "")
-    had = [case for case in CASES if re.search(only, case.name)]
-    had = [case for case in had if case.store != "postgres" or services.postgres]
-    had = [case for case in had if case.source != "eventhubs" or case.name in services.hubs]
+    cases = [case for case in CASES if re.search(only, case.name)]
+    cases = [case for case in cases if case.store != "postgres" or services.postgres]
+    cases = [case for case in cases if case.source != "eventhubs" or case.name in services.hubs]
     trials = []
-    for case in had:
+    for case in cases:
         (folder := tmp_path / case.name).mkdir()
         trials.append(Trial(case, services, folder))
     with ThreadPoolExecutor(len(trials)) as pool:
-        found = []
+        failures = []
         for each in as_completed([pool.submit(trial.run) for trial in trials]):
             line, wrong = each.result()
-            found += wrong
+            failures += wrong
             with capsys.disabled():
                 print(line, flush=True)  # noqa: T201  printing the table is the purpose of this run
-    assert sorted(found) == []
+    assert sorted(failures) == []

@@ -95,9 +95,9 @@ def test_each_restart_waits_longer() -> None:
     """A worker that cannot start does not keep the processor busy."""
     with supervised("import sys; sys.exit(7)", "a-0") as (process, _out):
         assert process.stderr is not None
-        said = [process.stderr.readline() for _ in range(2)]
+        lines = [process.stderr.readline() for _ in range(2)]
         process.terminate()
-        assert said == [f"a-0 ended with status 7: it starts again in {pause} s\n" for pause in (1, 2)]
+        assert lines == [f"a-0 ended with status 7: it starts again in {pause} s\n" for pause in (1, 2)]
         assert process.wait(WAIT) == 0
 
 
@@ -184,15 +184,15 @@ def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None
         # Too few for another process, even with what the dead one leaves free.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         os.kill(first["a-1"], signal.SIGKILL)
-        said = [process.stderr.readline() for _ in range(3)]
+        lines = [process.stderr.readline() for _ in range(3)]
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         assert begun(out, 1).keys() == {"a-1"}
         process.terminate()
         assert sorted(out) == ["a-0 drained\n", "a-1 drained\n"]
         assert process.wait(WAIT) == 0
-    pauses = [line.rpartition("in ")[2] for line in said]
-    assert (said[0], pauses) == ("a-1 ended with status 137: it starts again in 1 s\n", ["1 s\n", "2 s\n", "4 s\n"])
-    assert all(line.startswith("a-1 cannot be started: OSError: [Errno 24] Too many open files") for line in said[1:])
+    pauses = [line.rpartition("in ")[2] for line in lines]
+    assert (lines[0], pauses) == ("a-1 ended with status 137: it starts again in 1 s\n", ["1 s\n", "2 s\n", "4 s\n"])
+    assert all(line.startswith("a-1 cannot be started: OSError: [Errno 24] Too many open files") for line in lines[1:])
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])

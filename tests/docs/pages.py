@@ -24,8 +24,8 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name under which a reader saves it, from the comment in its first line."""
-        found = _FILE.match(self.text) if self.kind == "python" else None
-        return found[1] if found else None
+        match = _FILE.match(self.text) if self.kind == "python" else None
+        return match[1] if match else None
 
     @property
     def commands(self) -> list[str]:
@@ -46,5 +46,5 @@ def blocks(page: str) -> list[Block]:
 
 def dev_line(page: str) -> str | None:
     """Return the command that starts the stand-ins which the page needs."""
-    found = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
-    return found[0] if found else None
+    match = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
+    return match[0] if match else None

@@ -52,11 +52,11 @@ class Terminal:
     def line(self) -> str:
         """Return the next line that it prints."""
         try:
-            said = self._lines.get(timeout=SECONDS)
+            text = self._lines.get(timeout=SECONDS)
         except Empty:
-            said = ""
-        assert said, f"{self.command}\nsaid nothing\n{self.errors.read_text()}"
-        return said
+            text = ""
+        assert text, f"{self.command}\nsaid nothing\n{self.errors.read_text()}"
+        return text
 
     def end(self) -> None:
         """Press Ctrl-C; the command must exit successfully."""

@@ -61,12 +61,12 @@ def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
     command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(OUT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        found = json.loads(done.stdout)["generalDiagnostics"]
+        diagnostics = json.loads(done.stdout)["generalDiagnostics"]
     except ValueError:
         raise SystemExit(f"pyright could not be run: {done.stdout}{done.stderr}") from None
     return [
         f"{folders[Path(each['file']).parent]}:{each['range']['start']['line'] + 1} ({mode}): {each['message']}"
-        for each in found
+        for each in diagnostics
         if each["severity"] == "error" and not (mode == "strict" and _untyped(Path(each["file"])))
     ]
 
@@ -78,8 +78,8 @@ def _untyped(file: Path) -> bool:
 def main() -> None:
     """Check the programs, and exit with 1 if there are errors."""
     folders = write(OUT)
-    found = [line for mode in MODES for line in complaints(mode, folders)]
-    sys.exit("\n".join(found) or None)
+    errors = [line for mode in MODES for line in complaints(mode, folders)]
+    sys.exit("\n".join(errors) or None)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,9 @@ class Newcomer(Reader):
 def said(pattern: str) -> str:
     """Return the page's command that begins like this; what is not there, a newcomer would have to guess."""
     commands = [command for block in blocks(PAGE) if block.kind == "sh" for command in block.commands]
-    found = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
-    assert found, f"{PAGE} has no command that begins with {pattern}"
-    return found[0]
+    matches = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
+    assert matches, f"{PAGE} has no command that begins with {pattern}"
+    return matches[0]
 
 
 @pytest.fixture

@@ -60,21 +60,21 @@ def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
 def test_search_finds_user_pages_alone(site: Path) -> None:
     """The search index holds every page for users and nothing else: no changelog, specs or results."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    found = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
+    indexed = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert found == {"" if page == "index" else page for page in pages}
+    assert indexed == {"" if page == "index" else page for page in pages}
 
 
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     """Users do not have to read the source for what is promised."""
     page = (site / "planner-reference" / "index.html").read_text(encoding="utf-8")
     named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
-    found = set(re.findall(r'id="([\w.]+)"', page))
+    anchors = set(re.findall(r'id="([\w.]+)"', page))
     # A module of the same name hides `plan` and `execute`.
     assert [
         name
         for package, name in named
-        if not found & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
+        if not anchors & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
     ] == []
 
 

@@ -30,8 +30,8 @@ KINDS = {"python", "sh", "text", "dockerfile", *READ}
 def _installed(command: str) -> None:
     """Assert that the package that pip would install exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
-    assert {extra for each in asked if each.name == "leasehold" for extra in each.extras} <= set(extras), command
+    requirements = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
+    assert {extra for each in requirements if each.name == "leasehold" for extra in each.extras} <= set(extras), command
 
 
 def _made(command: str) -> None:
@@ -51,8 +51,8 @@ def _understood(command: str) -> None:
         options = shlex.split(words[1], comments=True)
         group = get_command(app)
         with group.make_context("leasehold", [*options]) as context:
-            name, found, rest = group.resolve_command(context, options)  # type: ignore[attr-defined]
-            found.make_context(name, rest, parent=context).close()
+            name, resolved, rest = group.resolve_command(context, options)  # type: ignore[attr-defined]
+            resolved.make_context(name, rest, parent=context).close()
 
 
 ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {

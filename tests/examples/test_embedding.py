@@ -116,7 +116,7 @@ def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with child([*command, "w-1"], env=env, stdout=subprocess.PIPE) as process:
-        told = [said(process).split(" ", 2) for _ in range(2 * LINES)]
+        lines_read = [said(process).split(" ", 2) for _ in range(2 * LINES)]
         with (tmp_path / "a.log").open("a") as file:
             file.write("half a line")
             file.flush()
@@ -124,7 +124,7 @@ def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
         assert said(process).endswith("half a line, and the rest\n")
         assert ended(process) == 0
     for name, each in lines.items():
-        assert [text.strip() for shard, _epoch, text in told if shard == name] == each
+        assert [text.strip() for shard, _epoch, text in lines_read if shard == name] == each
 
 
 @pytest.mark.slow
@@ -132,11 +132,11 @@ def test_the_page_shows_what_node_prints() -> None:
     """A planner called from another language responds as the page says."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     plan = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
-    told = subprocess.run(
+    output = subprocess.run(
         [*find_node().node, str(EXAMPLES / "plan.mjs"), *plan], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == "node-a: 6\nnode-a: 3, node-b: 3\nnode-b: 6\n"
+    assert (output.returncode, output.stderr) == (0, "")
+    assert output.stdout == "node-a: 6\nnode-a: 3, node-b: 3\nnode-b: 6\n"
     assert "have six leases, then three each, then six again" in page
     assert "`node docs/examples/plan.mjs leasehold plan`" in page
 

@@ -77,12 +77,12 @@ def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
     thread = Thread(target=runner.run)
     thread.start()
     try:
-        told = [done.get(timeout=60) for _ in range(20)]
+        finished = [done.get(timeout=60) for _ in range(20)]
     finally:
         runner.stop()
         thread.join()
     for number in range(2):
-        assert [job for bucket, job in told if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
+        assert [job for bucket, job in finished if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
     assert all(lease.checkpoint.numbered for lease in store.list().leases if lease.shard.startswith("bucket"))
     store.close()
     jobs.close()

@@ -56,17 +56,17 @@ def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
 
 
 def _change(data: bytes) -> None:
-    found = change_of(data)
-    assert found.created is None or found.created.tzinfo is UTC
-    assert isinstance(found.keys, dict)
+    change = change_of(data)
+    assert change.created is None or change.created.tzinfo is UTC
+    assert isinstance(change.keys, dict)
 
 
 def _change_row(data: bytes) -> None:
     try:
         row = json.loads(data)
-        told = row["dynamodb"]
-        if (created := told.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
-            told["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
+        image = row["dynamodb"]
+        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
+            image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
         made = record_of(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("no change") from odd  # a record that no poller hands on
@@ -77,8 +77,8 @@ def _change_row(data: bytes) -> None:
 def _aggregate(data: bytes) -> None:
     found = deaggregate(data, "k", None, HASH_KEYS)
     rows = user_record_batch([data], ["k"], HASH_KEYS)
-    told = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
-    assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in told) == found.rows
+    expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
+    assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == found.rows
     whole = placed(data, len(MAGIC), len(data) - 16)
     if whole and found.reason is Reason.AGGREGATED:
         taken = cast("list[Record]", [*PlacedRecords(data, *whole, number="1", arrived=None)])

@@ -94,9 +94,9 @@ def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
     except Exception as refusal:
         if not _documented(refusal, target.refuses):
             raise
-        told = str(refusal)
-        told.encode()  # fit for any screen and file
-        assert told.startswith(tuple(target.says.split("|"))), f"it names no field: {told[:200]!r}"
+        message = str(refusal)
+        message.encode()  # fit for any screen and file
+        assert message.startswith(tuple(target.says.split("|"))), f"it names no field: {message[:200]!r}"
         return False
     return True
 

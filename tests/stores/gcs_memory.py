@@ -120,9 +120,9 @@ class MemoryAdapter(BaseAdapter):
         parts = urlsplit(str(request.url))
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         body = request.body if isinstance(request.body, bytes) else str(request.body or "").encode()
-        status, told = self._bucket.answer(str(request.method), parts.path, query, body)
+        status, response = self._bucket.answer(str(request.method), parts.path, query, body)
         answer = requests.Response()
-        answer.status_code, answer._content, answer.request = status, json.dumps(told).encode(), request  # noqa: SLF001
+        answer.status_code, answer._content, answer.request = status, json.dumps(response).encode(), request  # noqa: SLF001
         answer.url = str(request.url)
         answer.headers.update({"content-type": "application/json", **self._bucket.date()})
         return answer

@@ -106,7 +106,7 @@ class RoomyLayout(EventHubLayout):
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the checkpoint including the extra fields."""
-        at = after.checkpoint
-        told = evolve(at, sub=0, token=f"{at.sub}/{at.token}") if at.numbered else at
+        position = after.checkpoint
+        told = evolve(position, sub=0, token=f"{position.sub}/{position.token}") if position.numbered else position
         fields = super().checkpoint(stored, evolve(after, checkpoint=told))
         return {**fields, "room": json.dumps([after.parents, after.hash_range, after.weight])}

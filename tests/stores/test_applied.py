@@ -65,6 +65,6 @@ def test_a_new_lease_has_nothing_that_only_its_watcher_knew_and_sorted_notes() -
 def test_a_request_of_mine_that_stands_already_is_no_other_heirs() -> None:
     """A request whose response was lost can be made again, and its next owner does not send a request elsewhere too."""
     seen = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
-    asked = evolve(seen, next_owner="bob")
-    assert applied(RequestLease(seen, "bob"), asked) == asked
-    assert applied(RequestLease(seen, "cat"), asked) is None
+    requested = evolve(seen, next_owner="bob")
+    assert applied(RequestLease(seen, "bob"), requested) == requested
+    assert applied(RequestLease(seen, "cat"), requested) is None

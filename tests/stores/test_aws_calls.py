@@ -56,7 +56,7 @@ def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None
     """A service must neither answer a different request nor take the call for another client's."""
     with service(*[answer()] * 4) as there, asking(there.url) as ask:
         assert [ask(), ask(), ask()] == ["i"] * 3
-        (boto3s, said), *ours = there.asked
+        (boto3s, boto3s_body), *ours = there.asked
         expected = {name.lower(): value for name, value in boto3s.items()}
         for head, body in ours:
             headers = {name.lower(): value for name, value in head.items()}
@@ -64,7 +64,7 @@ def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None
             assert {name: headers[name] for name in headers.keys() - VARYING} == {
                 name: expected[name] for name in headers.keys() - VARYING
             }
-            assert json.loads(body) == json.loads(said)
+            assert json.loads(body) == json.loads(boto3s_body)
             assert headers["authorization"].split("/")[2:4] == expected["authorization"].split("/")[2:4]
         assert len({head["amz-sdk-invocation-id"] for head, _ in there.asked}) == 4
         assert (ask.through_boto3, there.connections) == (1, 2)

@@ -47,8 +47,8 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
     """If `ownerid` is missing from one blob, the Python SDK's whole listing fails."""
     free = Lease("0")
     owned = evolve(free, owner="ann", yields=True)
-    asked = evolve(owned, next_owner="bob", notes=(("seal", "é 7"),))
-    assert [HUB.ownership({}, free, lease) for lease in (owned, asked, free)] == [
+    requested = evolve(owned, next_owner="bob", notes=(("seal", "é 7"),))
+    assert [HUB.ownership({}, free, lease) for lease in (owned, requested, free)] == [
         {"ownerid": "ann", "handoffowner": "ann"},
         {"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob", "notes": '{"seal": "\\u00e9 7"}'},
         {"ownerid": ""},

@@ -161,8 +161,8 @@ def test_without_the_services_clock_everything_is_new(objects: BlobObjects, memo
 def test_a_clock_far_off_is_said(memory: BlobMemory, caplog: pytest.LogCaptureFixture) -> None:
     """Other programs on this machine may rely on the clock too."""
     BlobObjects(memory.client(), SkewWarning((BEGAN + timedelta(seconds=600)).timestamp)).list("")
-    said = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
-    assert said == ["the local clock is 600 s ahead of t"]
+    messages = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
+    assert messages == ["the local clock is 600 s ahead of t"]
 
 
 def test_a_container_is_made_where_it_may_be(memory: BlobMemory) -> None:

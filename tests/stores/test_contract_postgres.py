@@ -108,12 +108,12 @@ def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, tabl
         "SELECT n::text, n::text, 0, 'TRIM_HORIZON' FROM generate_series(1, 5000) AS n"
     )
     sql("ANALYZE TABLE_")
-    asked = Statements.of((table,))
+    statements = Statements.of((table,))
     row = dict.fromkeys(COLUMNS) | {"key": seen.key}
     with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
-        for statement in (asked.update, asked.delete, asked.some):
-            told = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
-            plan = str(connection.execute(b"EXPLAIN " + statement, told).fetchall())
+        for statement in (statements.update, statements.delete, statements.some):
+            parameters = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
+            plan = str(connection.execute(b"EXPLAIN " + statement, parameters).fetchall())
             assert "Index" in plan
             assert "Seq Scan" not in plan
 

@@ -184,11 +184,11 @@ def test_a_new_file_is_its_owners_alone(path: str) -> None:
     try:
         made = SqliteStore(path)
         owned(made)
-        found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
         made.close()
     finally:
         os.umask(before)
-    assert found == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
+    assert modes == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
 
 
 def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
@@ -272,8 +272,8 @@ def test_three_strokes_where_two_were_meant_are_told_of(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError) as caught:
         open_url(place, {}, create=False, request_seconds=None)
-    said = str(caught.value)
-    assert said.endswith(hint or "; is the name right?")
+    message = str(caught.value)
+    assert message.endswith(hint or "; is the name right?")
 
 
 def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:

@@ -121,10 +121,10 @@ class DirectLine(Line):
         ask, send = DirectCallsLine.ask, URLLib3Session.send
 
         def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
-            told = self._next(head, body)
-            if isinstance(told, AWSResponse):
+            response = self._next(head, body)
+            if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
-                return HttpAnswer(told.status_code, headers, b"".join(told.raw.stream()))
+                return HttpAnswer(response.status_code, headers, b"".join(response.raw.stream()))
             answer = ask(line, head, body, again=again)
             if self.lose_reply:
                 self.lose_reply = False

@@ -125,8 +125,8 @@ def test_the_segments_of_a_large_table_are_read_side_by_side() -> None:
         more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
         return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
 
-    found = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
-    assert sorted(found) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
+    rows = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
+    assert sorted(rows) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
 
 
 def test_a_page_that_fails_fails_the_listing_of_all_segments() -> None:

@@ -302,8 +302,8 @@ def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
         body = orjson.dumps({"Items": now, "LastEvaluatedKey": {"leaseKey": {"S": value}}, "Count": 3})
         page = page_of(body, orjson.loads)
         assert page is None or page["Items"] == now
-        found = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
-        assert found.leases == [to_lease(item) for item in now]
+        decoded = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
+        assert decoded.leases == [to_lease(item) for item in now]
 
 
 def test_a_counter_inside_another_value_is_not_the_row_s() -> None:

@@ -143,9 +143,9 @@ def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -
     objects.log.clear()
     assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
-    given = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
-    assert next_owner.get(["0"], stale_ok=True) == (given,)
-    assert given.checkpoint == AT_9
+    released = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
+    assert next_owner.get(["0"], stale_ok=True) == (released,)
+    assert released.checkpoint == AT_9
 
 
 @LAYOUTS

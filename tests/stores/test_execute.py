@@ -80,17 +80,17 @@ def test_request(store: MemoryStore) -> None:
 def test_release_frees_or_gives(store: MemoryStore) -> None:
     """A drained lease goes to its next owner, and begins at the record where its giver stopped."""
     seen = asked(store)
-    given = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
-    assert (given.owner, given.checkpoint) == ("bob", Position("41"))
-    freed = done(execute(store, Release(given, "M12"), "bob"))
+    released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
+    assert (released.owner, released.checkpoint) == ("bob", Position("41"))
+    freed = done(execute(store, Release(released, "M12"), "bob"))
     assert (freed.owner, freed.checkpoint) == (None, Position("41"))
 
 
 def test_giving_without_news_keeps_the_checkpoint(store: MemoryStore) -> None:
     """An owner that had read nothing can still hand off."""
     seen = done(store.write(CheckpointLease(asked(store), Position("40"))))
-    given = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
-    assert given == evolve(stored(store), owner="bob", checkpoint=Position("40"))
+    released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
+    assert released == evolve(stored(store), owner="bob", checkpoint=Position("40"))
 
 
 def test_delete(store: MemoryStore) -> None:

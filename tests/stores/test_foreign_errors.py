@@ -93,8 +93,8 @@ class Between:
         self._inner, self._fault = inner, fault
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  as the inner object's
-        found = getattr(self._inner, name)
-        return self._fault.around(found) if callable(found) and name != "close" else found
+        attribute = getattr(self._inner, name)
+        return self._fault.around(attribute) if callable(attribute) and name != "close" else attribute
 
 
 @define

@@ -227,12 +227,12 @@ def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_dow
 
 def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
     """Users of Google Cloud learn of a missing right before a worker needs it."""
-    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.state) for each in found] == [(right, "ok") for right in GCS]
+    results = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.state) for each in results] == [(right, "ok") for right in GCS]
     assert bucket.objects == {}
     bucket.faults = {"POST": [403]}
-    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.todo) for each in found if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
+    results = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.todo) for each in results if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
     bucket.name = None
     (absent,) = attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
     assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)

@@ -28,5 +28,5 @@ def test_a_clock_far_off_is_said_once(caplog: pytest.LogCaptureFixture, now: flo
     skew = SkewWarning(lambda: now)
     for _ in range(3):
         skew.saw(1_000_000.0)
-    (said,) = caplog.records
-    assert said.getMessage().startswith(f"the local clock is {says} the storage service's")
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"the local clock is {says} the storage service's")

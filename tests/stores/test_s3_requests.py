@@ -46,14 +46,14 @@ def test_the_matrix_of_conditions(objects: S3Objects, bucket: S3Bucket) -> None:
 
 def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
     """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
-    told = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
+    arguments = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
     etag = objects.put_new("a", {"b": "2", "a": "1"})
     assert etag == "e-1"
     objects.put_over("a", {"b": "2", "a": "1"}, etag)
     objects.delete("a", "e-2")
     assert bucket.asked == [
-        (WRITES, "put_object", {**told, "IfNoneMatch": "*"}),
-        (WRITES, "put_object", {**told, "IfMatch": '"e-1"'}),
+        (WRITES, "put_object", {**arguments, "IfNoneMatch": "*"}),
+        (WRITES, "put_object", {**arguments, "IfMatch": '"e-1"'}),
         (WRITES, "delete_object", {"Key": "a", "IfMatch": '"e-2"'}),
     ]
 

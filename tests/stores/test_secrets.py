@@ -52,9 +52,9 @@ def test_an_endpoint_with_credentials_is_refused_and_not_repeated(
     url: str, endpoint: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The credentials used to be printed at every retry."""
-    said = told(lambda: open_store(url + endpoint), caplog)
-    assert says in said
-    assert CANARY not in said
+    output = told(lambda: open_store(url + endpoint), caplog)
+    assert says in output
+    assert CANARY not in output
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_an_endpoint_of_the_environment_is_no_more_talkative(
     """The AWS SDK reads endpoints from there too."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may hold another session
-    said = told(lambda: open_store(url), caplog)
-    assert "holds credentials" in said
-    assert CANARY not in said
+    output = told(lambda: open_store(url), caplog)
+    assert "holds credentials" in output
+    assert CANARY not in output
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_a_connection_string_is_not_repeated(
     monkeypatch.setenv(CONNECTION_STRING, connection)
     # With this short a timeout, the client tries once.
     opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
-    said = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
-    assert CANARY not in said
-    assert KEY not in said
+    output = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
+    assert CANARY not in output
+    assert KEY not in output
 
 
 def test_a_password_of_the_environment_is_not_repeated(

@@ -62,14 +62,14 @@ def ticket(key: str, *, patient: bool = True, epoch: int = 1) -> Ticket:
 def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
     """Return the writes that these tickets caused, each with its time and its leases."""
     script.due.extend(sorted(comes.items()))
-    found = []
+    writes = []
     while script.due:
         tickets = set(comes.values())
         before = {one.key for one in tickets if one.done}
         script.now = max(script.now, script.due[0][0])
         page.commit(script.due.popleft()[1])
-        found.append((round(script.now, 3), {one.key for one in tickets if one.done} - before))
-    return found
+        writes.append((round(script.now, 3), {one.key for one in tickets if one.done} - before))
+    return writes
 
 
 @pytest.fixture
@@ -158,8 +158,8 @@ def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Pa
     """A handler that requests each checkpoint does not hold up those of all other leases."""
     for number in (1, 2, 3):
         comes = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
-        found = written(script, page, comes)
-    assert found == [(3.0, {"0"}), (3.1, {"1"})]
+        writes = written(script, page, comes)
+    assert writes == [(3.0, {"0"}), (3.1, {"1"})]
 
 
 def test_a_lease_that_comes_just_before_a_round_begins_belongs_to_it(script: Script, page: Page) -> None:

@@ -109,9 +109,9 @@ def _as_recorded(file: PackagePath) -> bool:
 
 def licence_of(package: Distribution) -> str:
     """Return the license in the package's metadata, whichever field has it."""
-    said = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
+    fields = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
     classifiers = [each for each in package.metadata.get_all("Classifier") or () if each.startswith("License ::")]
-    return " ".join([*classifiers, *(each[:200] for each in said)])
+    return " ".join([*classifiers, *(each[:200] for each in fields)])
 
 
 def licences(packages: dict[str, str]) -> Iterator[str]:
@@ -122,8 +122,8 @@ def licences(packages: dict[str, str]) -> Iterator[str]:
 
 
 def _node_locks() -> list[Path]:
-    found = [lock for folder in ("lab", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
-    return sorted(lock for lock in found if "node_modules" not in lock.parts)
+    paths = [lock for folder in ("lab", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
+    return sorted(lock for lock in paths if "node_modules" not in lock.parts)
 
 
 def audit() -> int:
@@ -162,10 +162,10 @@ def _npm_sbom(lock: Path) -> str:
     """Return npm's list for a lock; npm wants a version for the folder itself, which is published nowhere."""
     with TemporaryDirectory() as folder:
         for name in ("package.json", "package-lock.json"):
-            told = json.loads((lock.parent / name).read_text(encoding="utf-8")) | {"version": "0.0.0"}
-            if "packages" in told:
-                told["packages"][""]["version"] = "0.0.0"
-            (Path(folder) / name).write_text(json.dumps(told), encoding="utf-8")
+            package = json.loads((lock.parent / name).read_text(encoding="utf-8")) | {"version": "0.0.0"}
+            if "packages" in package:
+                package["packages"][""]["version"] = "0.0.0"
+            (Path(folder) / name).write_text(json.dumps(package), encoding="utf-8")
         command = [*find_node().npm, "sbom", "--package-lock-only", "--sbom-format", "cyclonedx"]
         return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 

@@ -18,8 +18,8 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 
 def test_every_locked_package_has_one_version_and_digests() -> None:
     """A registry cannot substitute something other than what was tested."""
-    found = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
-    assert found == []
+    faults = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
+    assert faults == []
     loose = locked("attrs>=25 --hash=sha256:aa\nrich==14.0\n")
     assert [each.partition(":")[0] for each in unpinned(loose)] == ["attrs", "rich"]
 

@@ -94,8 +94,8 @@ def test_the_help_goes_with_any_key_and_names_every_key() -> None:
     """Users can discover every key."""
     assert pressed("?").page == "help"
     assert pressed("?", "s") == LiveView()
-    told = {key for keys, _ in HELP for key in keys.split(", ")}
-    assert {"s", "r", "/", "b", "enter", "escape", "?", "q", "up", "down", "page-up", "home"} <= told
+    documented = {key for keys, _ in HELP for key in keys.split(", ")}
+    assert {"s", "r", "/", "b", "enter", "escape", "?", "q", "up", "down", "page-up", "home"} <= documented
 
 
 @pytest.mark.parametrize("key", ["x", "é", "backspace", "left", "\x00"])
