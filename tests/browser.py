@@ -1,4 +1,4 @@
-"""A browser without a window that tests look at pages with, and what axe-core finds wrong in them."""
+"""A headless browser for tests to look at pages with, and the faults that axe-core finds in them."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Page:
-    """A page that a browser has open, spoken to by the browser's own protocol over two pipes."""
+    """A page in a browser, controlled through the browser's own protocol over two pipes."""
 
     def __init__(self, chromium: str, folder: Path, url: str) -> None:
         given, self._to = os.pipe()
@@ -24,19 +24,19 @@ class Page:
         target = self._ask("Target.createTarget", url=url)["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
-    def evaluate(self, script: str) -> Any:  # noqa: ANN401  whatever the script makes
-        """The value of this JavaScript."""
-        told = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
-        return told["result"].get("value")
+    def evaluate(self, script: str) -> Any:  # noqa: ANN401  any JSON value
+        """Return the value of this JavaScript."""
+        response = self._ask("Runtime.evaluate", session=self._session, expression=script, returnByValue=True)
+        return response["result"].get("value")
 
     def until(self, script: str) -> Any:  # noqa: ANN401  likewise
-        """The value of this JavaScript, once it is one."""
+        """Wait until this JavaScript has a truthy value, and return it."""
         while not (found := self.evaluate(script)):
-            pass  # the page is told by the server; each question waits for the browser
+            pass  # the server notifies the page; each call waits for the browser
         return found
 
     def drawn(self, width: int, height: int, *, dark: bool) -> bytes:
-        """The picture of the page on a screen of this size, as PNG."""
+        """Return a screenshot of the page on a screen of this size, as PNG."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setEmulatedMedia", session=self._session, features=[scheme])
@@ -64,16 +64,18 @@ class Page:
 
 
 def faults_for_readers(page: Page, axe: str) -> list[str]:
-    """What breaks WCAG 2 at level AA on this page: rule, place, and what is wrong.
+    """Return what violates WCAG 2 level AA on this page: rule, place, and problem.
 
-    axe  the text of axe-core
+    axe  the source of axe-core
     """
     page.evaluate(axe)
-    asked = json.dumps({"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}})
-    page.evaluate(f"window.found = null; axe.run(document, {asked}).then(told => window.found = told)")
-    told = page.until("window.found && JSON.stringify(window.found.violations)")
+    options = json.dumps(
+        {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+    )
+    page.evaluate(f"window.found = null; axe.run(document, {options}).then(told => window.found = told)")
+    violations = page.until("window.found && JSON.stringify(window.found.violations)")
     return [
         f"{rule['id']} {node['target'][0]}: {node['failureSummary'].splitlines()[-1].strip()}"
-        for rule in json.loads(told)
+        for rule in json.loads(violations)
         for node in rule["nodes"]
     ]

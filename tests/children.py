@@ -1,4 +1,4 @@
-"""A process of a test's own, which ends with it."""
+"""A child process of a test, which ends with it."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def child(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[str]]:  # noqa: ANN401  Popen's own
-    """Start it, and kill it if it is still there when the block is left: a test that fails waits for nobody."""
+    """Start the process, and kill it if it still runs at the end of the block. A failed test waits for nothing."""
     with subprocess.Popen(command, text=True, **how) as process:
         try:
             yield process

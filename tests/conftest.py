@@ -1,4 +1,4 @@
-"""Local services, one of each per test process, and clients that speak with them."""
+"""Local services, one of each per test process, and their clients."""
 
 import gc
 import logging
@@ -54,15 +54,15 @@ SHARED = {
 LONGEST = ("rolling", "java", "spark", "fleets", "runs", "docs")
 """Groups that take minutes; `runs` are fleets, too, apart so that neither is waited for alone."""
 
-# How fast a busy machine draws examples, or runs one, says nothing about the law under test.
+# The speed of a busy machine does not matter for the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# What is to be passed before a change lands draws the same examples each time; a plain `pytest` draws new ones.
+# Tests that gate a change draw the same examples each time; a plain `pytest` draws new ones.
 settings.register_profile("repeatable", settings.get_profile("busy"), derandomize=True)
-# The inner loop tries fewer; a test that says how many it wants gets them.
+# The inner loop tries fewer, except in tests that set their own number.
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=25)
 settings.load_profile("busy")
 
-# No test may find real credentials, nor ask a machine's metadata service for them; children inherit this.
+# No test must find real credentials or query a machine's metadata service; children inherit this.
 os.environ.update(
     AWS_ACCESS_KEY_ID="testing",
     AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106  stand-ins take any
@@ -75,29 +75,32 @@ for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_RE
     os.environ.pop(variable, None)
 
 
-# Hundreds of sessions with AWS are made, and each would read the descriptions of services anew, for 0.1 s.
+# Hundreds of AWS sessions are created, and each would spend 0.1 s loading service descriptions.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 
-# Whoever started the tests in the background may have told them to ignore these; tests send them.
+# A shell that starts the tests in the background may have set these to be ignored; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The inner loop's options."""
+    """Add the inner loop's options."""
     parser.addoption("--quick", action="store_true", help="only what needs no service and little of a processor")
     parser.addoption("--shuffle", metavar="SEED", help="in another order for each seed, file by file")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The inner loop imports no module of which it would run nothing: imports take longer than most tests."""
+    """Ignore modules of which the inner loop would run nothing, since imports take longer than most tests."""
     if not config.option.quick or not collection_path.name.startswith("test_"):
         return None
     return bool(LEFT_OUT.search(collection_path.read_text("utf-8"))) or None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The plugin that users have by its entry point, which an installation from before it existed does not tell of."""
+    """Load the plugin that users have by its entry point.
+
+    An older editable installation does not know that entry point.
+    """
     if config.option.quick:
         config.option.markexpr = f"not ({' or '.join(NOT_QUICK)})"
     if not config.pluginmanager.has_plugin("leasehold"):
@@ -106,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """All that is imported and collected stays: whoever looked through it for garbage would find none, in a second."""
+    """Exempt everything that is imported and collected from garbage collection; scanning it takes a second."""
     gc.disable()
     try:
         return (yield)
@@ -117,15 +120,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at groups next
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One process starts what is costly, for all tests that use it; and what takes longest begins first.
+    """Run all tests that use a costly service in one process, and start the longest groups first.
 
-    Shuffled, no test finds what the one before it in its file has left behind: a client that knows its service, a log.
+    Tests are shuffled, so that none relies on what the one before it in its file left: a client that knows its
+    service, a log.
     """
     if config.option.shuffle:
         draw = random.Random(config.option.shuffle)  # noqa: S311  an order, not a secret
         turns = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
         draw.shuffle(items)
-        items.sort(key=lambda item: turns[item.path])  # a file's tests share what it sets up
+        items.sort(key=lambda item: turns[item.path])  # tests of one file share its setup
     if not config.getoption("loadgroup", default=False):
         return
     for item in items:
@@ -137,11 +141,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Each test leaves signals as they were: a handler that stays would end a later test that sends one, or all."""
+    """Restore signal handlers after each test.
+
+    A leftover handler would end a later test that sends a signal, or all of them.
+    """
     try:
         return (yield)
     finally:
-        # A command that was called in this process has set what it logs; the next test sees all of its log.
+        # A command that ran in this process has set log levels; the next test must see its whole log.
         logging.getLogger("leasehold").setLevel(logging.NOTSET)
         told, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -155,42 +162,42 @@ def _group(item: pytest.Item) -> str:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Groups that take minutes come first, then other groups, then the rest."""
+    """Put groups that take minutes first, then other groups, then the rest."""
     group = _group(item)
     return LONGEST.index(group) if group in LONGEST else len(LONGEST) + (not group)
 
 
 @pytest.fixture(scope="session")
 def amqp_engine() -> None:
-    """The engine of the local event hubs, which is built from C where it is installed."""
+    """Return the engine of the local event hubs, which is built from C if it is installed."""
     if find_spec("cproton_ffi") is None:
         pytest.skip("python-qpid-proton was not built: no C compiler when .venv was set up")
 
 
 @pytest.fixture(scope="session")
 def dynalite_url(leasehold_dynamodb: Service) -> str:
-    """Tables without transactions; trustworthy about conditional writes."""
+    """Run tables without transactions whose conditional writes can be trusted."""
     return leasehold_dynamodb.url
 
 
 @pytest.fixture(scope="session")
 def kinesis_url(leasehold_kinesis: Service) -> str:
-    """Streams that split, merge and end."""
+    """Run streams that split, merge and end."""
     return leasehold_kinesis.url
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser, which is Debian's package `chromium`."""
-    found = shutil.which("chromium")
-    if found is None:
+    """Return the browser from Debian's package `chromium`."""
+    path = shutil.which("chromium")
+    if path is None:
         pytest.skip("NO BROWSER: the page was not looked at; apt-get install chromium")
-    return found
+    return path
 
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The text of axe-core, which judges whether a page can be read by those who see little or use no mouse."""
+    """Return the source of axe-core, which checks whether a page is accessible."""
     tree = Path(__file__).parent / "javascript" / "axe"
     lock = (tree / "package-lock.json").read_bytes()
     folder = filled(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install, tree))
@@ -199,7 +206,7 @@ def axe() -> str:
 
 @pytest.fixture(scope="session")
 def ferrokinesis_url() -> Iterator[str]:
-    """Streams to subscribe to, for six seconds at a time and at most 50 records an event, for tests marked `more`."""
+    """Run streams to subscribe to: six seconds at a time, at most 50 records per event, for tests marked `more`."""
     try:
         with ferrokinesis(subscription_seconds=6.0, event_records=50) as service:
             yield service.url
@@ -209,7 +216,7 @@ def ferrokinesis_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def versitygw_url() -> Iterator[str]:
-    """Buckets whose conditional writes may judge a race, for tests marked `more`."""
+    """Run buckets whose conditional writes hold in a race, for tests marked `more`."""
     try:
         with versitygw() as service:
             yield service.url
@@ -219,7 +226,7 @@ def versitygw_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def gcs_url() -> Iterator[str]:
-    """Buckets of Google Cloud Storage whose conditional writes may judge a race, for tests marked `more`."""
+    """Run buckets of Google Cloud Storage whose conditional writes hold in a race, for tests marked `more`."""
     try:
         with fake_gcs() as service:
             yield service.url
@@ -229,26 +236,26 @@ def gcs_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def azurite_service(leasehold_azurite: Service) -> Service:
-    """Blob containers."""
+    """Run blob containers."""
     return leasehold_azurite
 
 
 @pytest.fixture(scope="session")
 def azurite_connection(azurite_service: Service) -> str:
-    """The blob service's connection string, key included."""
+    """Return the blob service's connection string, key included."""
     return azurite_connection_string(azurite_service)
 
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
-    """Many services, none of which may judge a race."""
+    """Run many services, none of which can judge a race."""
     with moto() as service:
         yield service.url
 
 
 @pytest.fixture(scope="session")
 def postgres_service() -> Iterator[Service]:
-    """A PostgreSQL, which judges races."""
+    """Run a PostgreSQL, which can judge races."""
     try:
         with postgres() as service:
             yield service
@@ -258,7 +265,7 @@ def postgres_service() -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def dynamodb_local_url() -> Iterator[str]:
-    """Amazon's own tables, for tests marked `more`."""
+    """Run Amazon's own tables, for tests marked `more`."""
     if not opted_in():
         pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
     with dynamodb_local() as service:
@@ -267,25 +274,25 @@ def dynamodb_local_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def dynalite_client(dynalite_url: str) -> DynamoDBClient:
-    """A client of dynalite."""
+    """Return a client of dynalite."""
     return boto3.client("dynamodb", endpoint_url=dynalite_url)
 
 
 @pytest.fixture(scope="session")
 def kinesis_client(kinesis_url: str) -> KinesisClient:
-    """A client of kinesis-local."""
+    """Return a client of kinesis-local."""
     return boto3.client("kinesis", endpoint_url=kinesis_url)
 
 
 @pytest.fixture(scope="session")
 def dynamodb_local_client(dynamodb_local_url: str) -> DynamoDBClient:
-    """A client of DynamoDB Local."""
+    """Return a client of DynamoDB Local."""
     return boto3.client("dynamodb", endpoint_url=dynamodb_local_url)
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """The one Spark session of this process, for tests marked `spark` in the xdist group of that name."""
+    """Return the one Spark session of this process, for tests marked `spark` in the xdist group of that name."""
     try:
         with spark_session(java=SOON) as session:
             yield session

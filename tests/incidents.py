@@ -1,4 +1,4 @@
-"""Incidents of a fleet that alarms are for, minute by minute, and a lease table as it stands in them."""
+"""Incidents of a fleet that alarms are for, minute by minute, and the lease table during each."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ def down(minute: int, number: int) -> tuple[float, float, int, float]:
 
 
 class ScriptedTable(MemoryStore):
-    """A table as it stands at a minute of an incident."""
+    """A table at a given minute of an incident."""
 
     def __init__(self, incident: Incident) -> None:
         super().__init__()

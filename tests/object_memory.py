@@ -1,4 +1,4 @@
-"""A bucket in this process that keeps a log of what was asked, and fails or is overtaken on request."""
+"""An in-memory bucket that logs its calls, and fails or is overtaken on demand."""
 
 from collections.abc import Callable
 from itertools import count
@@ -15,7 +15,7 @@ class ObjectMemory:
 
     log     every call: the verb and the last two parts of the name
     before  called with each line of the log before the call is carried out
-    mute    verbs whose writes are applied and whose replies are lost
+    mute    verbs whose writes are applied and whose responses are lost
     """
 
     stored: dict[str, Stored] = field(factory=dict)
@@ -33,7 +33,7 @@ class ObjectMemory:
         return self.stored.get(name)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Only where there is nothing."""
+        """Store the object only if none exists."""
         self._ask("new", name)
         return self._put("new", name, fields) if name not in self.stored else None
 
@@ -50,7 +50,7 @@ class ObjectMemory:
         return name not in self.stored
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing; there is nothing to release."""
 
     def _ask(self, verb: str, name: str) -> None:
         line = f"{verb} {'/'.join(name.split('/')[-2:])}"

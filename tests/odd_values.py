@@ -1,4 +1,4 @@
-"""Values that no codec expects, and leases that every codec must keep: for tests of codecs both ways."""
+"""Values that no codec expects, and leases that every codec must keep, for tests of codecs both ways."""
 
 import json
 
@@ -99,7 +99,7 @@ leases = st.builds(
 
 
 def assert_said(read: object) -> None:
-    """A lease, nothing, or a complaint short enough for a line and fit for any screen."""
+    """Assert that this is a lease, nothing, or an error short enough for a line and safe for any screen."""
     assert read is None or isinstance(read, Lease | Malformed)
     if isinstance(read, Malformed):
         assert len(read.why) < 200
@@ -112,12 +112,12 @@ def assert_said(read: object) -> None:
 
 
 def token_of(lease: Lease) -> tuple[Lease, str]:
-    """The lease and what its equality leaves out."""
+    """Return the lease and the fields that its equality ignores."""
     return lease, lease.checkpoint.token
 
 
 def unowned(lease: Lease) -> Lease:
-    """The lease as a new row says it."""
+    """Return the lease as a new row shows it."""
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
@@ -144,6 +144,6 @@ SHOWN_BY = {
 
 
 def unsayable(by: str, base: type[BaseException] = Exception) -> BaseException:
-    """An exception of a user's own whose `__str__` and `__repr__` are as bad as that of this name."""
+    """Return an exception whose `__str__` and `__repr__` behave as badly as the named one's."""
     kind: type[BaseException] = type("Unsayable", (base,), {"__str__": SHOWN_BY[by], "__repr__": SHOWN_BY[by]})
     return kind()

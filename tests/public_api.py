@@ -1,4 +1,4 @@
-"""The public names with their signatures, as text; as a command, writes them to specs/public-api/ (`make api`)."""
+"""Lists the public names with their signatures; as a command, writes them to specs/public-api/ (`make api`)."""
 
 import enum
 import inspect
@@ -18,7 +18,7 @@ _MODULES = re.compile(r"\b(?:leasehold|collections|typing|attr|enum|threading)(?
 
 
 def public_api() -> str:
-    """A line for each name, and one for each public member of a class."""
+    """Return a line for each name, and one for each public member of a class."""
     lines = [f"version {'.'.join(version('leasehold').split('.')[:2])}"]
     for address in ADDRESSES:
         module = import_module(address)
@@ -37,7 +37,7 @@ def _told(name: str, value: object) -> list[str]:
 
 
 def _members(kind: type) -> list[str]:
-    """Methods and properties that this class or a parent of ours has; fields stand in its signature."""
+    """Return methods and properties that this class or a parent of ours has; fields are in its signature."""
     found = []
     for name in sorted(vars(kind)):
         value = inspect.getattr_static(kind, name)
@@ -81,7 +81,7 @@ def _default(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the modules where things are defined, which are not public."""
+    """Remove the names of the defining modules, which are not public."""
     return _MODULES.sub("", text)
 
 

@@ -1,6 +1,6 @@
-"""Builds a release, and installs it into empty environments of every Python that is here.
+"""Builds a release, and installs it into empty environments of every Python on this machine.
 
-As a command, with the folder as its argument, it is `make dist`.
+As a command with the folder as its argument, it is `make dist`.
 """
 
 import os
@@ -19,7 +19,7 @@ OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def pythons() -> dict[str, Path]:
-    """The interpreter of each supported Python that is on the PATH or that pyenv has."""
+    """Return the interpreter of each supported Python on the PATH or in pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = {}
     for version in PYTHONS:
@@ -31,7 +31,7 @@ def pythons() -> dict[str, Path]:
 
 
 def _interpreter(candidate: str, version: str) -> Path | None:
-    """Where it is, if it runs: pyenv puts commands on the PATH that do not."""
+    """Return its path if it runs: pyenv puts commands on the PATH that do not."""
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     try:
         done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ def _interpreter(candidate: str, version: str) -> Path | None:
 
 
 def uv(*words: str, **environment: str) -> str:
-    """What uv printed. Raises AssertionError with its own words if it failed."""
+    """Return what uv printed. Raises AssertionError with uv's own message if it failed."""
     done = subprocess.run(
         [BIN / "uv", *words],
         cwd=ROOT,
@@ -56,7 +56,7 @@ def uv(*words: str, **environment: str) -> str:
 
 
 def plain(folder: Path) -> tuple[Path, Path]:
-    """Build the sources, and from them a wheel for any Python; offline, by the build requirements that are here.
+    """Build the sources, and from them a wheel for any Python, offline, with this environment's build requirements.
 
     The sources and the wheel of leasehold-lab are built next to them.
     """
@@ -70,7 +70,7 @@ def plain(folder: Path) -> tuple[Path, Path]:
 
 
 def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | None:
-    """Build the wheel of one Python, and name it after the oldest systems it runs on; None without a compiler.
+    """Build the wheel of one Python, named after the oldest systems it runs on; return None without a compiler.
 
     Another Python than this environment's gets the same build requirements, pinned by their digests.
     """
@@ -95,7 +95,7 @@ def compiled(sources: Path, version: str, python: Path, folder: Path) -> Path | 
 def installed(
     wheel: Path, extras: str, python: Path, folder: Path, *options: str, borrowed: Path | None = None
 ) -> Path:
-    """Install the wheel with these extras into an empty environment; the environment's folder of commands.
+    """Install the wheel with these extras into an empty environment; return its folder of commands.
 
     Versions are those of the lock, unless options say otherwise. `borrowed` is a package of the present environment
     that is not installed again.
@@ -123,7 +123,7 @@ def installed(
 
 
 def main(folder: Path) -> None:
-    """Build everything an index takes, and say what there is and what could not be had."""
+    """Build everything that an index accepts; print what was built and what could not be."""
     folder.mkdir(exist_ok=True)
     for old in (*folder.glob("leasehold*.whl"), *folder.glob("leasehold*.tar.gz")):
         old.unlink()

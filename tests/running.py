@@ -11,7 +11,7 @@ WAIT = 30.0
 
 @contextmanager
 def running(runner: Runner) -> Iterator[Thread]:
-    """Run it meanwhile, and see it end; a test that fails leaves no worker behind."""
+    """Run it during the block, and wait for its end; a failed test leaves no worker behind."""
     thread = Thread(target=runner.run, daemon=True)
     thread.start()
     try:
@@ -23,7 +23,7 @@ def running(runner: Runner) -> Iterator[Thread]:
 
 
 def run_to_its_end(runner: Runner) -> None:
-    """Run it here until it ends by itself; one that does not is stopped, so that its test fails and does not hang."""
+    """Run it here until it ends by itself. If it does not, stop it, so that its test fails instead of hanging."""
     late = Timer(WAIT, runner.stop)
     late.start()
     try:

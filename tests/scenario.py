@@ -1,22 +1,22 @@
-"""The language of the scenario files in specs/scenarios: commands in, the answer of the rules out.
+"""The language of the scenario files in specs/scenarios: commands in, the decisions of the rules out.
 
-A file is a list of blocks with blank lines between them. A block is a sentence of intent (#), commands,
-a line of dashes, and the answer. A block without dashes is the file's preamble: its commands come first
-in every other block. Nothing is kept from one block to the next.
+A file is a list of blocks with blank lines between them. A block is a sentence of intent (#), commands, a line of
+dashes, and the answer. A block without dashes is the file's preamble: its commands come first in every other block.
+Nothing is kept from one block to the next.
 
     config rules=kcl max_steals=2      options as in `leasehold plan`
-    layout aab.x- idle=2               one lease a letter: its owner; . never owned, x expired, - given up
-    held a=3 b=3 free=1 expired=2      so many leases each; a*100=5 stands for a-00=5, a-01=5, ...
+    layout aab.x- idle=2               one lease per letter: its owner; . never owned, x expired, - given up
+    held a=3 b=3 free=1 expired=2      this many leases each; a*100=5 stands for a-00=5, a-01=5, ...
     lease s-1 owner=a idle=31          one lease, its fields as in `leasehold plan`
     shards 4+ 6<0,1 8<6,7+@0-399       listed shards: + open, < parents, @ hash range (or @0-max)
     leased 3 4 checkpoint=LATEST       leases for listed shards, held by `other`
-    scan at=0                          one reading of the table, at this second
+    scan at=0                          one listing of the table, at this second
     reports j=1 k=7                    the latest reports of a KCL 3.x leader, named first, and its workers
     ranges 0-1 2-max                   leases r-0, r-1, ... that cover these hash keys
-    renew s-1                          its version moves
+    renew s-1                          its version changes
     annul s-1, annul-shards 3 4        their rows are gone; they are not listed
-    plan me turn=2                     what `me` does, and how many leases each then holds, moves under way done
-    dialects me                        what `me` does in each dialect of the event-hubs rules
+    plan me turn=2                     the actions of `me`, and the counts of leases once moves under way are done
+    dialects me                        the actions of `me` in each dialect of the event-hubs rules
     settle a b*3 rounds=9              these plan and act in turns until nothing but renewals is left
     problems, holes                    what is wrong with a listing; what no lease covers
 """
@@ -40,7 +40,7 @@ from leasehold.balancer.watch import Reports, Watch
 
 @define
 class Scene:
-    """Everything one block has said so far."""
+    """Everything that one block has set up so far."""
 
     config: Config = field(factory=Config)
     leases: dict[str, Lease] = field(factory=dict)
@@ -49,7 +49,7 @@ class Scene:
     reports: Reports = field(factory=Reports)
 
     def run(self, line: str) -> str:
-        """The answer of one command; empty for one that only sets the scene."""
+        """Return the response to one command; empty for one that only sets the scene."""
         name, *words = line.split()
         plain = [word for word in words if "=" not in word]
         options = {key: _value(value) for key, _, value in (word.partition("=") for word in words if "=" in word)}
@@ -142,7 +142,10 @@ class Scene:
         return "\n".join([*map(_told, actions), *self._held_then(actions, me.worker)]) or "nothing"
 
     def _held_then(self, actions: Iterable[Action], me: str) -> list[str]:
-        """Which lease goes is left to a digest; how many go, and whose, a reader can check by hand."""
+        """Return how many leases move, and their owners, which readers can check by hand.
+
+        A digest decides which ones.
+        """
         then = dict(self.leases)
         for action in actions:
             match action:
@@ -188,7 +191,7 @@ class Scene:
 
 
 def blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
-    """Each block as its lines above the dashes, the preamble's commands, and the answer it gives today."""
+    """Return each block as its lines above the dashes, the preamble's commands, and its current answer."""
     preamble: list[str] = []
     for block in re.split(r"\n{2,}", text.strip()):
         above = block.partition("\n----")[0].splitlines()
@@ -202,7 +205,7 @@ def blocks(text: str) -> Iterable[tuple[list[str], list[str], str]]:
 
 
 def rewritten(text: str) -> str:
-    """The file with the answers that the rules give today."""
+    """Return the file with the answers that the rules give today."""
     answers = blocks(text)
     whole = []
     for block in re.split(r"\n{2,}", text.strip()):
@@ -240,7 +243,7 @@ def _said(action: Action) -> str:
 
 
 def _counts(leases: Iterable[Lease]) -> str:
-    """How many workers of each name (up to its last dash) hold how many leases."""
+    """Count how many workers of each name (up to its last dash) hold how many leases."""
     held = Counter(lease.owner or "nobody" for lease in leases)
     alike = Counter((owner.rpartition("-")[0] or owner, count) for owner, count in held.items())
     return ", ".join(
@@ -260,7 +263,7 @@ def _shard(word: str) -> Shard:
 
 
 def _fleet(words: Iterable[str]) -> list[str]:
-    """Names; a*3 stands for a-00, a-01 and a-02."""
+    """Expand names; a*3 stands for a-00, a-01 and a-02."""
     fleet = []
     for word in words:
         name, star, count = word.partition("*")

@@ -1,4 +1,4 @@
-"""`leasehold leases` and `report` show a table that has rows nobody can read."""
+"""`leasehold leases` and `report` show a table that has unreadable rows."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ SPOILT = {
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A table with one good row, and one of each bad kind."""
+    """Return a table with one good row, and one of each bad kind."""
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     for key in ("good", *SPOILT):
@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
 
 
 def ran(app: Typer, *arguments: str) -> str:
-    """What the command prints, with nothing amiss."""
+    """Return what the command prints; it must succeed."""
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stderr) == (0, "")
     done.stdout.encode()
@@ -48,20 +48,20 @@ def ran(app: Typer, *arguments: str) -> str:
 
 
 def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
-    """Whoever must mend the table saw a traceback, and not which row it was."""
+    """Users who had to repair the table used to see a traceback instead of the row."""
     done = CliRunner().invoke(leases, [url])
     assert done.exit_code == 0
-    said = done.output
-    said.encode()
-    assert "1 leases, 0 finished" in said
-    assert [key for key in SPOILT if f"{key} cannot be read: " not in said] == []
-    told = json.loads(ran(leases, url, "--json"))
-    assert [lease["key"] for lease in told["leases"]] == ["good"]
-    assert sorted(row["key"] for row in told["malformed"]) == sorted(SPOILT)
+    output = done.output
+    output.encode()
+    assert "1 leases, 0 finished" in output
+    assert [key for key in SPOILT if f"{key} cannot be read: " not in output] == []
+    listing = json.loads(ran(leases, url, "--json"))
+    assert [lease["key"] for lease in listing["leases"]] == ["good"]
+    assert sorted(row["key"] for row in listing["malformed"]) == sorted(SPOILT)
 
 
 def test_report_counts_the_bad_rows(url: str, tmp_path: Path) -> None:
-    """Likewise, where a page was wanted."""
-    told = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
-    assert (told["malformed"], told["distribution"]["leases"]) == (len(SPOILT), 1)
+    """The same for the page."""
+    report_json = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
+    assert (report_json["malformed"], report_json["distribution"]["leases"]) == (len(SPOILT), 1)
     assert f"{len(SPOILT)} rows cannot be read" in (tmp_path / "r.html").read_text()

@@ -1,4 +1,4 @@
-"""A canary in every credential: nothing that leasehold says, writes or starts repeats one."""
+"""Fake credentials as canaries: nothing that leasehold prints, writes or starts repeats one."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ WAIT = 60.0
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every credential of the environment is a canary."""
+    """Set every credential of the environment to a canary."""
     blob = (
         f"DefaultEndpointsProtocol=https;AccountName=account;AccountKey={AZURE};BlobEndpoint=http://127.0.0.1:1/account"
     )
@@ -61,7 +61,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_in(said: str | bytes) -> list[str]:
-    """The canaries that sing in it, in any case."""
+    """Return the canaries that the text contains, in any case."""
     text = (said if isinstance(said, str) else said.decode(errors="replace")).lower()
     return [canary for canary in CANARIES if canary.lower() in text]
 
@@ -107,14 +107,14 @@ OF_SOURCES = {
 
 @pytest.mark.parametrize(
     ("command", "url"),
-    # `report` takes files too, and a text without :// is a file's name, which is repeated.
+    # `report` also accepts files; an argument without :// is a file name, which is repeated.
     [(command, url) for command in OF_STORES for url in STORES if command != "report" or "://" in url],
 )
 @pytest.mark.usefixtures("planted")
 def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An AWS secret has a slash as often as not, and was printed where it had one."""
+    """AWS secrets often contain a slash, and were printed when they did."""
     monkeypatch.chdir(tmp_path)
     _refused([command, *(word.format(url) for word in OF_STORES[command])], caplog)
 
@@ -125,7 +125,7 @@ def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
 def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_source(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Likewise."""
+    """The same for sources."""
     monkeypatch.chdir(tmp_path)
     open_store("sqlite://here.db").close()
     _refused([command, *(word.format(url) for word in OF_SOURCES[command])], caplog)
@@ -139,7 +139,7 @@ def _refused(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("url", [*STORES, *SOURCES])
 def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
-    """Whoever embeds a store logs what it raises."""
+    """Applications that embed a store log what it raises."""
     for opened in (open_store, open_source):
         with pytest.raises(ValueError, match="URL") as caught:
             opened(url)
@@ -148,7 +148,7 @@ def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_no_object_shows_what_opens_a_service() -> None:
-    """A debugger's line, an f-string or a pickle of a task would carry it away."""
+    """A debugger, an f-string or a pickle of a task would reveal it."""
     kinesis = open_source("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:1")
     hub = open_source(f"eventhubs://{NAMESPACE}/hub")
     worker = Worker(store=open_store("memory://canaries"), source=kinesis, me="ann", config=Config())
@@ -174,7 +174,7 @@ SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
 @pytest.mark.parametrize("kind", SPARK)
 @pytest.mark.usefixtures("planted")
 def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
-    """A checkpoint folder is read by many, and a pickle of the reader reaches every executor."""
+    """Checkpoint folders have many readers, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     made = source({**options, "lease.store": "sqlite://x"})
     reader = made.streamReader(from_arrow_schema(made._reading()[0].columns.schema))  # noqa: SLF001  its own columns
@@ -185,7 +185,7 @@ def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
 
 @pytest.mark.parametrize("url", STORES)
 def test_a_query_of_spark_does_not_repeat_the_credentials_in_an_option(url: str) -> None:
-    """The error of a query stands on Spark's pages."""
+    """The error of a query appears on Spark's pages."""
 
     def read() -> None:
         table = LeaseTable({"store": url}).reader(StructType())
@@ -199,15 +199,15 @@ def test_a_query_of_spark_does_not_repeat_the_credentials_in_an_option(url: str)
 @pytest.mark.services
 @pytest.mark.usefixtures("planted")
 def test_a_worker_and_its_tools_leave_no_credential_anywhere(moto_url: str, tmp_path: Path) -> None:
-    """Logs, events, metrics, the command line, rows and reports are read by those who may not read the stream."""
+    """Logs, events, metrics, the command line, rows and reports have readers who may not read the stream."""
     kinesis = boto3.client("kinesis", endpoint_url=moto_url, region_name="eu-west-1")
     kinesis.create_stream(StreamName="canaries", ShardCount=1)
     kinesis.put_record(StreamName="canaries", Data=b"x", PartitionKey="a")
     kinesis.close()
-    at = f"region=eu-west-1&endpoint={moto_url}"
-    table = f"dynamodb://canaries?{at}"
+    options = f"region=eu-west-1&endpoint={moto_url}"
+    table = f"dynamodb://canaries?{options}"
     more = ["--from", "trim_horizon", "--log", "json", "--verbose", "--metrics", "console"]
-    said = [*_consumed([f"kinesis://canaries?{at}&wire=json", "--store", table, "--events", *more], tmp_path)]
+    outputs = [*_consumed([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
     page = tmp_path / "report.html"
     for arguments in (
         ["leases", table, "--json"],
@@ -216,15 +216,15 @@ def test_a_worker_and_its_tools_leave_no_credential_anywhere(moto_url: str, tmp_
     ):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        said.append(done.output)
+        outputs.append(done.output)
     store = open_store(table, write=False)
-    said += [page.read_text(), repr(store), repr(store.list())]
+    outputs += [page.read_text(), repr(store), repr(store.list())]
     store.close()
-    assert [found_in(each) for each in said] == [[]] * len(said)
+    assert [found_in(each) for each in outputs] == [[]] * len(outputs)
 
 
 def _consumed(arguments: list[str], folder: Path) -> Iterator[str]:
-    """The command line, the events and the log of a worker that has read a record and was ended."""
+    """Yield the command line, the events and the log of a worker that has read a record and was stopped."""
     out, log = folder / "out", folder / "log"
     command = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume", *arguments]
     with out.open("w") as stdout, log.open("w") as stderr, child(command, stdout=stdout, stderr=stderr) as worker:

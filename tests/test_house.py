@@ -1,4 +1,4 @@
-"""The rules of the house that no other tool holds."""
+"""The project's rules that no other tool checks."""
 
 import ast
 import json
@@ -39,7 +39,7 @@ PUBLIC = {
 }
 """All that users import; `leasehold` has the names of `balancer`, too."""
 
-# What balancer may know of: values, and arithmetic on them. Anything else wants an argument, and a line here.
+# The balancer may import values and arithmetic. Anything else needs a good reason and a line here.
 ALLOWED = {
     "attrs",
     "leasehold.balancer",
@@ -55,10 +55,10 @@ ALLOWED = {
     "operator",
     "typing",
 }
-# Built in, and yet input, output, or different from one process to the next.
+# Built-ins that do input or output, or differ between processes.
 FORBIDDEN_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "id", "input", "open", "print"}
 
-# Where somebody's own machine keeps things.
+# Folders of a developer's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(work|root|home|Users|tmp)/")
 TEXT_SUFFIXES = {
     "",
@@ -98,7 +98,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """The package that an import names; of our own, the one of the three."""
+    """Return the package that an import names; of our own packages, the one of the three."""
     match node:
         case ast.Import(names=names):
             return [_package(alias.name) for alias in names]
@@ -114,7 +114,7 @@ def _package(module: str) -> str:
 
 
 def test_no_import_goes_through_the_links() -> None:
-    """Without it a module could be loaded twice, under two names, and its classes would differ."""
+    """No module is loaded twice under two names, which would give it two sets of classes."""
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
@@ -128,7 +128,7 @@ def test_no_import_goes_through_the_links() -> None:
 
 
 def test_balancer_imports_only_what_is_allowed() -> None:
-    """Without it a clock, a socket or a cloud's library could slip into the decision."""
+    """No clock, socket or cloud library enters the decision."""
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
         for path in _sources("leasehold/balancer")
@@ -141,7 +141,7 @@ def test_balancer_imports_only_what_is_allowed() -> None:
 
 
 def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
-    """Without it the decision could print, or depend on a process's own hash seed."""
+    """The decision neither prints nor depends on a process's hash seed."""
     found = [
         f"{_name(path)}:{node.lineno} calls {node.func.id}"
         for path in _sources("leasehold/balancer")
@@ -152,7 +152,7 @@ def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
 
 
 def test_balancer_needs_attrs_alone() -> None:
-    """Without it whoever embeds the planner might have to install a cloud's library."""
+    """An application that embeds the planner needs no cloud library."""
     modules = sorted(
         _name(path)[:-3].replace("/", ".") for path in _sources("leasehold/balancer") if path.stem != "__init__"
     )
@@ -171,14 +171,14 @@ print(*(importlib.import_module(name).__name__ for name in {modules!r}))
 
 
 def test_every_source_file_opens_with_a_sentence() -> None:
-    """Without it a reader would have to open a file to learn what lives there."""
+    """Readers see what a file contains at its top."""
     sentence = re.compile(r'"""[A-Za-z`].{15,}\.("""\n|\n)')
     found = [_name(path) for path in _sources(*FOLDERS) if not sentence.match(path.read_text(encoding="utf-8"))]
     assert found == []
 
 
 def test_public_names_have_one_short_address() -> None:
-    """Without it one name could be imported from two places, or a promise to users be added and go unseen."""
+    """No name can be imported from two places, and no promise to users is added unnoticed."""
     addresses = {address: import_module(address) for address in PUBLIC}
     own = {address: list(module.__all__) for address, module in addresses.items()}
     own["leasehold"] = [name for name in own["leasehold"] if name not in own["leasehold.balancer"]]
@@ -199,14 +199,14 @@ def test_public_names_have_one_short_address() -> None:
 
 
 def _caught(tree: ast.Module) -> set[str]:
-    """The names by which exceptions go in a module: where they are caught, and as arguments."""
+    """Return the names of exceptions in a module: where they are caught, and as arguments."""
     caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
     arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None)
     return caught | {each.arg for each in arguments if "Exception" in ast.unparse(each.annotation or each)}
 
 
 def _shows(node: ast.AST, faults: set[str]) -> bool:
-    """Whether an exception is shown by its own `__repr__`, or one that may be anybody's by its own `__str__`."""
+    """Return whether an exception is shown by its own `__repr__`, or one from any code by its own `__str__`."""
     match node:
         case ast.FormattedValue(value=ast.Name(id=name), conversion=conversion):
             return name in faults and conversion in {ord("r"), ord("a")}
@@ -229,7 +229,7 @@ def _shows(node: ast.AST, faults: set[str]) -> bool:
 
 
 def test_exceptions_are_shown_by_said_alone() -> None:
-    """Without it an exception whose `__repr__` raises, or is endless, would end the thread that tells of it."""
+    """An exception whose `__repr__` raises, or is endless, does not end the thread that reports it."""
     found = [
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
         for path in _sources(*PACKAGES)
@@ -246,12 +246,12 @@ STARTERS = {"Thread", "Timer", "start_new_thread"}
 
 THREADS_OF_THEIR_OWN = {
     "leasehold/adapters/threads.py",  # spawn itself
-    "lab/leasehold_lab/standins/guard.py",  # run as a file by a bare interpreter, which has nothing of the project
+    "lab/leasehold_lab/standins/guard.py",  # run as a file by a bare interpreter without the project
 }
 
 
 def test_threads_are_begun_by_spawn_alone() -> None:
-    """Without it a thread could end alone, and what it did be done by nobody, unsaid."""
+    """A thread never ends silently while its work is left undone."""
     found = {
         _name(path)
         for path in _sources(*PACKAGES)
@@ -276,7 +276,7 @@ def test_signal_handlers_are_set_where_a_fork_restores_them() -> None:
 
 
 def test_no_private_function_is_left_that_nobody_calls() -> None:
-    """What a change has replaced would stay, and look as if it still held."""
+    """Code that a change has replaced would look as if it were still in use."""
     left = []
     for path in chain.from_iterable(sorted((ROOT / package).rglob("*.py")) for package in PACKAGES):
         tree = ast.parse(path.read_text("utf-8"))
@@ -287,7 +287,7 @@ def test_no_private_function_is_left_that_nobody_calls() -> None:
 
 
 def test_tests_replace_nothing_that_other_threads_use() -> None:
-    """`moves.time.sleep` is everybody's: a thread that an earlier test left would fail this one."""
+    """`moves.time.sleep` is shared: a thread left by an earlier test would fail this one."""
     through = re.compile(r'"leasehold[\w.]*\.(os|random|shutil|signal|socket|subprocess|sys|threading|time)\.\w+"')
     found = [
         f"{_name(path)}: {match[0]}"
@@ -298,7 +298,7 @@ def test_tests_replace_nothing_that_other_threads_use() -> None:
 
 
 def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
-    """Imported once, moto has a hand in every client that boto3 makes later: calls would no longer go past boto3."""
+    """Once imported, moto hooks every client that boto3 creates later, and calls would no longer go past boto3."""
     alone = "tests/standins/iam_server.py"  # a process of its own
     found = {
         _name(path)
@@ -310,7 +310,7 @@ def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:
-    """Tests import their neighbours by bare names: of two modules called the same, one would be taken for the other."""
+    """Tests import their neighbors by bare names. If two modules had one name, one would be taken for the other."""
     names = Counter(path.name for path in _sources("tests", "benchmarks") if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -320,7 +320,7 @@ REPEATED = "tests/sources/kinesis/test_wire_views.py"
 
 
 def test_no_module_of_tests_is_imported_by_another() -> None:
-    """What several modules of tests use stands in a module of its own, which is no test."""
+    """What several test modules use is in a module of its own, which contains no tests."""
     found = {
         _name(path)
         for path in _sources("tests", "benchmarks")
@@ -331,7 +331,7 @@ def test_no_module_of_tests_is_imported_by_another() -> None:
 
 
 def _named_types(tree: ast.Module) -> Iterator[str]:
-    """Classes, wherever they stand, and the aliases of types that a module gives a name."""
+    """Return classes, wherever they are defined, and the type aliases of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name.lstrip("_")
@@ -343,7 +343,7 @@ def _named_types(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_class_name_has_two_homes() -> None:
-    """Without it a word could mean one thing in one room and another in the next."""
+    """A class name has one meaning in the whole project."""
     homes: dict[str, list[str]] = defaultdict(list)
     for path in _sources(*PACKAGES):
         for name in sorted(set(_named_types(_tree(path)))):
@@ -352,7 +352,7 @@ def test_no_class_name_has_two_homes() -> None:
 
 
 def test_no_file_names_a_place_on_a_developers_machine() -> None:
-    """Without it a command that works here only could reach a user."""
+    """No command that works only here reaches a user."""
     top = (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
     found = [
         f"{_name(path)}:{number}: {line.strip()[:80]}"
@@ -369,7 +369,7 @@ def _node_locks() -> list[Path]:
 
 
 def test_locks_name_no_registry() -> None:
-    """Without it a lock made behind a mirror would send everybody to that mirror."""
+    """A lock that was made behind a mirror does not send every user to that mirror."""
     locks = [*ROOT.glob("*.lock"), *_node_locks()]
     assert {lock.name for lock in locks} == {
         "requirements.lock",
@@ -388,7 +388,7 @@ def test_locks_name_no_registry() -> None:
 
 
 def test_every_locked_package_has_a_digest() -> None:
-    """Without it a registry could hand out something other than what was tested."""
+    """A registry cannot substitute something other than what was tested."""
     packages = [
         (name, "integrity" in entry)
         for lock in _node_locks()
@@ -408,7 +408,7 @@ def test_every_locked_package_has_a_digest() -> None:
     ],
 )
 def test_a_page_names_only_what_there_is(page: str) -> None:
-    """Without it a newcomer would be sent to a file, a function or a test that was renamed since."""
+    """A newcomer is never sent to a file, a function or a test that has been renamed."""
     missing = []
     for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
         found = [

@@ -1,4 +1,4 @@
-"""The oldest versions that pyproject.toml allows: they are resolved, installed, and run a part of the tests."""
+"""The oldest versions that pyproject.toml allows are resolved, installed, and used to run a part of the tests."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ PART = (
 
 
 def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
-    """A version that is allowed and does not work is found by users, as a traceback at their first command."""
+    """Users would notice an allowed version that does not work at their first command."""
     oldest, environment = tmp_path / "oldest.txt", tmp_path / "environment"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
     lowest = ("--resolution", "lowest-direct", "--python-version", "3.11", "--no-emit-index-url")
@@ -32,9 +32,9 @@ def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
     uv("pip", "install", "-q", "--python", str(environment), "-r", str(oldest), *TOOLS)
     python = str(environment / "bin" / "python")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lab")))}
-    told = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
-    assert "--processes" in subprocess.run(told, env=env, capture_output=True, text=True, check=True).stdout
-    # Old libraries say of newer ones that they will be gone.
+    help_command = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
+    assert "--processes" in subprocess.run(help_command, env=env, capture_output=True, text=True, check=True).stdout
+    # Old libraries emit deprecation warnings about newer ones.
     words = ("-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-m", "not (more or services or slow)")
     files = [f"tests/{name}" for name in PART.split()]
     done = subprocess.run([python, "-m", "pytest", *words, *files], cwd=ROOT, env=env, capture_output=True, text=True)  # noqa: PLW1510  looked at below

@@ -1,4 +1,4 @@
-"""What a package index is given: every file of the repository, and a README whose links lead somewhere."""
+"""The contents of our packages on an index: every file of the repository, and a README whose links work."""
 
 import subprocess
 import tomllib

@@ -1,4 +1,4 @@
-"""What other distributions add by entry points: stores, sources, rule sets and commands."""
+"""Other distributions add stores, sources, rule sets and commands by entry points."""
 
 import json
 import os
@@ -61,7 +61,7 @@ QUESTION = {"leases": [{"key": "s-0"}], "me": {"worker": "a"}, "config": {"rules
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the distribution `acme-leases` is installed."""
+    """Return an environment in which the distribution `acme-leases` is installed."""
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "acme").mkdir()
     for name, text in {"__init__": "", **MODULES}.items():
@@ -85,8 +85,8 @@ def command(environment: dict[str, str], *words: str, given: str = "") -> subpro
 
 
 def test_entry_points_add_the_schemes_of_stores_and_sources(environment: dict[str, str]) -> None:
-    """URLs of another distribution open what its module opens, and their options are checked; ours stay ours."""
-    told = ran(
+    """URLs of another distribution open what its module opens, and their options are checked; ours do not change."""
+    output = ran(
         environment,
         """
 from leasehold.adapters import open_source
@@ -101,7 +101,7 @@ for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://p
         print(wrong)
 """,
     )
-    assert told.stdout.splitlines() == [
+    assert output.stdout.splitlines() == [
         "store place ('depth', '3') True 2.5",
         "source place",
         "leasehold.stores.embedded.memory",
@@ -111,7 +111,7 @@ for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://p
             "source URL: unknown scheme 'acm'; choose one of acme, dynamodb-streams, eventhubs, kinesis; "
             "did you mean 'acme'?"
         ),
-    ], told.stderr
+    ], output.stderr
 
 
 def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: dict[str, str]) -> None:
@@ -119,8 +119,8 @@ def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: d
     planned = command(environment, "plan", given=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
     assert "acme: eager" in command(environment, "plan", "--help").stdout
-    told = ran(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
-    assert told.stdout == "Acme(eager=True)\n"
+    output = ran(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
+    assert output.stdout == "Acme(eager=True)\n"
 
 
 def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
@@ -133,7 +133,7 @@ def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
 
 
 def test_doctor_says_that_it_has_no_checks_for_the_store_of_another_package(environment: dict[str, str]) -> None:
-    """The bad usage is named with the scheme, and ends with 2."""
-    told = command(environment, "doctor", "kinesis://orders?region=eu-west-1", "--store", "acme://place")
-    assert told.returncode == 2
-    assert "doctor has no checks" in told.stderr
+    """The error names the scheme, and the command exits with 2."""
+    result = command(environment, "doctor", "kinesis://orders?region=eu-west-1", "--store", "acme://place")
+    assert result.returncode == 2
+    assert "doctor has no checks" in result.stderr

@@ -1,4 +1,4 @@
-"""Nothing that a row or an owner holds moves the cursor of whoever looks."""
+"""Nothing that a row or an owner contains can move the cursor of a reader's terminal."""
 
 import json
 import logging
@@ -21,39 +21,39 @@ SHOWN = r"\x1b]0;mine\x07\x1b[2J"
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A table in which a key, an owner, an heir and a bad row hold terminal escapes."""
+    """Return a table in which a key, an owner, a next owner and a bad row contain terminal escapes."""
     path = tmp_path / "leases.db"
     store = SqliteStore(str(path))
     row = placed(store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024))
     done(store.write(RequestLease(row, f"{ESCAPE}-bob")))
-    bad = store._connection  # noqa: SLF001  no store writes such a row
+    bad = store._connection  # noqa: SLF001  no store's own write creates such a row
     bad.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (?, ?, 0, ?)", (f"{ESCAPE}-bad", "s", "x"))
     store.close()
     return f"sqlite://{path}"
 
 
 def shown(*arguments: str) -> str:
-    """All that a command has printed."""
+    """Return everything that a command has printed."""
     app = {"leases": leases, "report": report, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
     result = CliRunner(env={"COLUMNS": "250"}).invoke(app, arguments[1:])
     return result.output
 
 
 def harmless(text: str) -> bool:
-    """Whether a terminal only writes it, line by line."""
+    """Assert that a terminal only prints it, line by line."""
     return all(line.isprintable() for line in text.splitlines())
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "worker"), ("--by", "group")])
 def test_the_table_of_leases_shows_escapes_as_text(url: str, by: tuple[str, ...]) -> None:
-    """A worker's name could clear the operator's screen, or write into the terminal's title."""
+    """A worker's name cannot clear the operator's screen, or set the terminal's title."""
     output = shown("leases", url, *by)
     assert SHOWN in output
     assert harmless(output)
 
 
 def test_the_page_and_its_charts_show_escapes_as_text(tmp_path: Path) -> None:
-    """A page that is looked at in a terminal, or a chart's label, would carry them on."""
+    """A page that is read in a terminal, or the label of a chart, would contain them."""
     good = tmp_path / "good.json"
     rows = [{"key": f"{ESCAPE}-key", "owner": f"{ESCAPE}-ann", "version": "1", "idle": 0}]
     good.write_text("\n".join(json.dumps({"at": at, "leases": rows}) for at in (1.0, 100.0)))
@@ -65,14 +65,14 @@ def test_the_page_and_its_charts_show_escapes_as_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])
 def test_an_unusable_value_is_told_without_its_escapes(url: str, command: tuple[str, ...]) -> None:
-    """The very message that names a bad row would be its weapon."""
+    """The very message that names a bad row could be its weapon."""
     output = shown(command[0], url, *command[1:])
     assert SHOWN in output
     assert harmless(output)
 
 
 def test_moves_are_told_without_their_escapes(tmp_path: Path) -> None:
-    """The table of a dry run shows every key there is."""
+    """The table of a dry run shows every key."""
     store = SqliteStore(str(tmp_path / "leases.db"))
     done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
     store.close()
@@ -82,7 +82,7 @@ def test_moves_are_told_without_their_escapes(tmp_path: Path) -> None:
 
 
 def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFixture) -> None:
-    """An owner's name could forge a line of the log, or clear the screen of whoever follows it."""
+    """An owner's name cannot forge a line of the log, or clear the screen of its readers."""
     log = escaped(logging.getLogger("leasehold.printable"))
     log.error("worker %s\n2026-01-01 ERROR forged", ESCAPE, exc_info=ValueError(f"lease {ESCAPE}"))
     assert caplog.messages == [rf"worker {SHOWN}\n2026-01-01 ERROR forged"]
@@ -91,7 +91,7 @@ def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFi
 
 
 def test_every_logger_of_ours_is_such() -> None:
-    """One module that forgets it, and the names it logs are let through."""
+    """The names that a single unsafe logger writes would be printed unescaped."""
     house = Path(__file__).parents[1]
     loggers = [
         (path.name, line)
@@ -116,7 +116,7 @@ def test_every_logger_of_ours_is_such() -> None:
     ],
 )
 def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
-    """Eight-bit escapes, characters that turn the text around, and halves of characters do harm too."""
+    """Eight-bit escapes, bidirectional controls and lone surrogates do harm too."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"
 
@@ -124,17 +124,17 @@ def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
-    """Telling of a handler's fault would end the thread that tells of it, or fill the log."""
-    told = said(unsayable(by, base))
-    assert told.startswith("Unsayable: ")
-    assert len(told) <= SAID_MOST + 20
-    assert told.isprintable()
-    assert told.encode("utf-8").decode() == told
+    """Reporting a handler's fault neither ends the thread nor fills the log."""
+    text = said(unsayable(by, base))
+    assert text.startswith("Unsayable: ")
+    assert len(text) <= SAID_MOST + 20
+    assert text.isprintable()
+    assert text.encode("utf-8").decode() == text
 
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A filter runs within the call of whoever logs: what it raises would end a worker's thread."""
+    """A filter runs within the logging call, so what it raises would end a worker's thread."""
     log = escaped(logging.getLogger("leasehold.printable"))
     fault = unsayable(by)
     log.error("it failed: %s", fault, exc_info=fault)
@@ -146,7 +146,7 @@ def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogC
 
 
 def test_a_line_names_a_few_and_says_how_many_more_there_are() -> None:
-    """A worker that leaves a thousand leases to expire would say so in one line of 24 KB."""
+    """A worker that leaves a thousand leases to expire used to log one line of 24 KB."""
     keys = [f"shard-{number}" for number in range(1000)]
     assert few(keys) == "shard-0, shard-1, shard-2, shard-3, shard-4 and 995 more"
     assert [few(keys[:5]), few(keys[:2], 1, "; "), few([])] == [", ".join(keys[:5]), "shard-0 and 1 more", ""]

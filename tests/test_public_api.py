@@ -1,4 +1,4 @@
-"""Public names change only together with the list of them and, after a release, with a line for users."""
+"""Public names change only together with their list and, after a release, with a note for users."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ FRAGMENTS = ROOT / "changelog.d"
 
 
 def _entries(text: str) -> dict[str, str]:
-    """Each name, with its signature and its members."""
+    """Return each name with its signature and its members."""
     found, name = {}, ""
     for line in text.splitlines():
         if begun := re.match(r"  (?:class |def )?(\w+)", line):
@@ -21,19 +21,19 @@ def _entries(text: str) -> dict[str, str]:
 
 
 def _unannounced(before: str, now: str, announced: str) -> set[str]:
-    """Return the names that differ between two lists and stand nowhere in backticks."""
+    """Return the names that differ between two lists and never appear in backticks."""
     old, new = _entries(before), _entries(now)
     changed = {name for name in old | new if old.get(name) != new.get(name)}
     return {name for name in changed if not re.search(rf"`[^`]*\b{name}\b[^`]*`", announced)}
 
 
 def test_list_of_public_names_is_complete() -> None:
-    """The list of public names is what the package has."""
+    """The list has every public name of the package."""
     assert NOW.read_text() == public_api(), "run `make api`, and tell users in changelog.d/"
 
 
 def test_every_change_of_a_public_name_since_the_last_release_is_announced() -> None:
-    """A changed public name stands in backticks in a fragment or in the top section of the changelog."""
+    """A changed public name appears in backticks in a fragment or in the top section of the changelog."""
     fragments = "\n".join(path.read_text() for path in FRAGMENTS.glob("+*.md"))
     top = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
     before = BEFORE.read_text() if BEFORE.exists() else NOW.read_text()  # nothing was released yet
@@ -41,7 +41,7 @@ def test_every_change_of_a_public_name_since_the_last_release_is_announced() -> 
 
 
 def test_a_changed_name_counts_as_announced_only_in_backticks() -> None:
-    """Names that were added, removed or changed are unannounced until they stand in backticks."""
+    """Names that were added, removed or changed are unannounced until they appear in backticks."""
     before, now = "  def run(a)\n  def read()\n  def gone()\n", "  def run(a, b)\n  def read()\n  def new()\n"
     assert _unannounced(before, now, "run, and `leasehold.new`") == {"run", "gone"}
 

@@ -1,4 +1,4 @@
-"""What `make dist` builds: each extra, alone in an empty environment of each Python, does what it is for."""
+"""What `make dist` builds: each extra, alone in an empty environment of each Python, is enough for its purpose."""
 
 import json
 import os
@@ -54,13 +54,13 @@ SPARK = Path(pyspark.__file__).parent
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sources, and the wheel for any Python."""
+    """Build the sources, and the wheel for any Python."""
     return plain(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(params=PYTHONS)
 def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """One Python: its version, and where it is."""
+    """Return one Python: its version and its path."""
     version = str(request.param)
     if version not in (here := pythons()):
         pytest.skip(f"PYTHON {version} IS NOT TESTED: there is none on the PATH, and pyenv has none")
@@ -82,7 +82,7 @@ def command(commands: Path, *words: str, asked: str | None = None) -> subprocess
 
 
 def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Path, Path]) -> None:
-    """The top-level links made sources that had lost two packages of the three."""
+    """Sources built from the top-level links used to lack two packages of the three."""
     sources, wheel = release
     with tarfile.open(sources) as packed, zipfile.ZipFile(wheel) as held:
         top = sources.name.removesuffix(".tar.gz")
@@ -97,7 +97,7 @@ def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Pat
 def test_a_compiled_wheel_is_named_for_any_linux_and_is_compiled(
     release: tuple[Path, Path], tmp_path: Path, environment: Path
 ) -> None:
-    """An index takes no wheel that is named after one machine's Linux; a plain file in it would be slow."""
+    """An index rejects a wheel that is named after one machine's Linux; an uncompiled file in it would be slow."""
     wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
     if wheel is None:
         pytest.skip("NO COMPILED WHEEL IS TESTED: there is no C compiler")
@@ -109,7 +109,7 @@ def test_a_compiled_wheel_is_named_for_any_linux_and_is_compiled(
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Path]:
-    """Where an environment goes; it is gone after the test, since forty of them would fill a disk."""
+    """Return a folder for an environment, and delete it after the test, since forty of them would fill a disk."""
     yield tmp_path / "environment"
     shutil.rmtree(tmp_path / "environment", ignore_errors=True)
 
@@ -118,11 +118,11 @@ def environment(tmp_path: Path) -> Iterator[Path]:
 def test_an_extra_is_enough_for_what_it_is_for(
     release: tuple[Path, Path], python: tuple[str, Path], extra: str, environment: Path
 ) -> None:
-    """Whoever installs it would be told at their first command that something is missing."""
+    """Users do not learn at their first command that something is missing."""
     borrowed = SPARK if extra in WITH_SPARK else None
     commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
-    said = command(commands, "leasehold", "--version").stdout
-    assert said == "leasehold 0.1.0\n"
+    version_line = command(commands, "leasehold", "--version").stdout
+    assert version_line == "leasehold 0.1.0\n"
     planned = command(commands, "leasehold", "plan", asked=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
     ours = [
@@ -135,7 +135,7 @@ def test_an_extra_is_enough_for_what_it_is_for(
 
 
 def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
-    """A worker's image would be a gigabyte larger, for libraries that it never calls."""
+    """A worker's image would be a gigabyte larger for libraries that it never calls."""
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     (here,) = environment.glob("lib/python*/site-packages")
     assert not {"leasehold_lab", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {
@@ -148,8 +148,8 @@ def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path,
 
 
 def test_a_missing_extra_is_named(release: tuple[Path, Path], environment: Path) -> None:
-    """Whoever calls a command would be told to install a library whose version nobody has tried."""
+    """The error does not tell users to install a library in an untested version."""
     commands = installed(release[1], "cli", pythons()[OURS], environment)
-    told = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
-    found = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in told.items()}
-    assert found == dict.fromkeys(MISSING, (1, True))
+    results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
+    actual = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in results.items()}
+    assert actual == dict.fromkeys(MISSING, (1, True))

@@ -1,4 +1,4 @@
-"""The files of docs/running: what can be tried of them is tried, and the numbers in them fit each other."""
+"""The files of docs/running are tried as far as possible, and their numbers are consistent."""
 
 import json
 import re
@@ -26,31 +26,31 @@ COMMANDS = {"consume": get_command(consume), "serve": get_command(serve)}
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """What the command makes of these words; raises click's own for those it does not know."""
+    """Return how the command parses these arguments; raises click's own error for unknown ones."""
     name, *rest = words
     with COMMANDS[name].make_context(name, rest) as context:
         return context.params
 
 
 def objects() -> list[dict[str, Any]]:
-    """What would be given to Kubernetes."""
+    """Return the objects that would be passed to Kubernetes."""
     return list(yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text()))
 
 
 def pod(name: str) -> dict[str, Any]:
-    (found,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
-    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    (deployments,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
+    spec: dict[str, Any] = deployments["spec"]["template"]["spec"]
     return spec
 
 
 def unit(key: str) -> str:
-    """A setting of the systemd unit."""
-    (found,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
-    return str(found)
+    """Return a setting of the systemd unit."""
+    (settings,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return str(settings)
 
 
 def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
-    """They would be killed as they drain, and every deployment would leave leases to expire."""
+    """They are not killed during the drain, so deployments leave no leases to expire."""
     spec = pod("orders-workers")
     params = parsed(spec["containers"][0]["args"])
     assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + SLACK_SECONDS
@@ -60,7 +60,7 @@ def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
 
 
 def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
-    """The page refuses other names, and the pod would never be ready."""
+    """The page rejects other names, and the pod would never be ready."""
     container = pod("orders-page")["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
     params = parsed(container["args"])
@@ -69,11 +69,11 @@ def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """A setting that it does not know is left out with no more than a line in its journal."""
+    """For an unknown setting, systemd writes no more than a line in its journal."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
     here = tmp_path / UNIT.name
-    # The command must be there, and the environment of these tests has it.
+    # The command must exist; it does in the environment of these tests.
     here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
     done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
     ours = [line for line in done.stderr.splitlines() if UNIT.name in line]
@@ -81,13 +81,13 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction of the container file, its lines made one."""
+    """Return each instruction of the container file, with its lines joined."""
     text = re.sub(r"^#.*\n", "", CONTAINERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
 
 def test_the_container_file_copies_what_there_is_and_runs_the_command_itself() -> None:
-    """A shell before the command keeps SIGTERM from it; a file that was renamed ends the build."""
+    """A shell around the command would keep SIGTERM from it, and a renamed file would fail the build."""
     given = instructions()
     assert [word for word, _ in given] == (
         "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads
@@ -103,7 +103,7 @@ def test_the_container_file_copies_what_there_is_and_runs_the_command_itself() -
 
 
 def test_the_shell_of_the_container_file_parses_and_leaves_versions_without_digests(tmp_path: Path) -> None:
-    """Pip refuses a wheel that was just built where its constraints have digests."""
+    """Pip rejects a wheel that was just built if its constraints have digests."""
     run = dict(instructions())["RUN"]
     assert subprocess.run(["sh", "-n", "-c", run], check=False).returncode == 0
     (tmp_path / "requirements.lock").write_text((ROOT / "requirements.lock").read_text())
@@ -117,7 +117,6 @@ def test_the_shell_of_the_container_file_parses_and_leaves_versions_without_dige
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_the_container_file_builds(tmp_path: Path) -> None:
-    """The one proof that it does."""
     builders = [name for name in ("podman", "docker") if shutil.which(name)]
     able = [
         name for name in builders if not subprocess.run([name, "info"], capture_output=True, check=False).returncode
@@ -135,15 +134,17 @@ def test_the_container_file_builds(tmp_path: Path) -> None:
     tag = "leasehold-of-a-test"
     subprocess.run([able[0], "build", *options, "-f", CONTAINERFILE, "-t", tag, tmp_path], check=True)
     try:
-        said = subprocess.run([able[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True)
-        assert said.stdout == "leasehold 0.1.0\n"
+        version_line = subprocess.run(
+            [able[0], "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True
+        )
+        assert version_line.stdout == "leasehold 0.1.0\n"
     finally:
         subprocess.run([able[0], "rmi", tag], check=False)
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
-    """An empty cluster's API server, where it is asked for and can be had."""
+    """Start the API server of an empty cluster, if the user asks for it and it is available."""
     with tried_on_kubernetes("MANIFESTS ARE") as found:
         yield found
 
@@ -152,11 +153,11 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.services
 @pytest.mark.timeout(2000)  # the first time it is built
 def test_kubernetes_takes_the_manifests(api: KubernetesApi) -> None:
-    """A field that it does not know is dropped without a word, and a probe or a grace period with it."""
+    """Kubernetes silently drops an unknown field, and a probe or a grace period with it."""
     assert [api.create(each) for each in objects()] == [(201, "")] * 4
 
 
 def test_the_words_of_the_manifests_are_those_of_the_command() -> None:
-    """A test that takes any word would prove nothing of them."""
+    """A check that accepts any argument would prove nothing about the manifests."""
     with pytest.raises(Exception, match="No such option: --drain-time"):
         parsed([*pod("orders-workers")["containers"][0]["args"], "--drain-time=3"])

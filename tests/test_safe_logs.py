@@ -1,4 +1,4 @@
-"""Logging never raises: handlers and filters of the program may, and what logs a fault must go on all the same."""
+"""Logging never raises: handlers and filters of the program may, but code that logs a fault must go on all the same."""
 
 import ast
 import logging
@@ -35,11 +35,11 @@ class Raising(logging.Handler):
 
 @pytest.fixture
 def log() -> Iterator[SafeLog]:
-    """A logger of its own."""
-    found = escaped(logging.getLogger("leasehold.test_safe_logs"))
-    yield found
-    found.logger.handlers.clear()
-    found.logger.filters.clear()
+    """Return a new logger."""
+    logger = escaped(logging.getLogger("leasehold.test_safe_logs"))
+    yield logger
+    logger.logger.handlers.clear()
+    logger.logger.filters.clear()
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
@@ -68,7 +68,7 @@ def test_a_log_call_returns_without_a_standard_error(log: SafeLog, monkeypatch: 
 def test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields(
     log: SafeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The adapter in between is not the place that a reader looks for."""
+    """Readers are not sent to the adapter in between."""
     log.warning("lost %d", 1, extra={"lease": "s-0"})
     (record,) = caplog.records
     assert (record.funcName, record.getMessage(), record.__dict__["lease"]) == (
@@ -98,13 +98,13 @@ BARE_LOGGERS = (
 
 @pytest.mark.parametrize("source", BARE_LOGGERS)
 def test_a_logger_that_may_raise_is_found_wherever_it_is_kept(source: str) -> None:
-    """A name, an attribute, a default, one of several targets."""
+    """A logger may be kept in a name, an attribute, a default, or one of several targets."""
     assert len(_bare_calls(ast.parse(source))) == 1
 
 
 @pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
 def test_a_safe_logger_may_be_kept_anywhere(source: str) -> None:
-    """`escaped` makes it one."""
+    """`escaped` makes a logger safe."""
     assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
 
 
@@ -115,7 +115,7 @@ def test_every_logger_that_logs_is_a_safe_one() -> None:
 
 
 def _bare_calls(tree: ast.AST) -> list[int]:
-    """The lines that log through a logger which `escaped` has not wrapped."""
+    """Return the lines that log through a logger which `escaped` has not wrapped."""
     nodes = [*ast.walk(tree)]
     kept = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
     calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
@@ -128,7 +128,7 @@ def _bare_calls(tree: ast.AST) -> list[int]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
-    """Each target of an assignment or parameter with a default, and the value it is given."""
+    """Yield each target of an assignment or parameter with a default, and its value."""
     match node:
         case ast.Assign(targets, value):
             for target in targets:
@@ -146,7 +146,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
 
 
 def _kept_as(target: ast.AST) -> str | None:
-    """The name of a variable, a parameter or an attribute, whatever object has it."""
+    """Return the name of a variable, a parameter or an attribute of any object."""
     match target:
         case ast.Name(name) | ast.Attribute(attr=name) | ast.arg(name):
             return name
@@ -155,7 +155,7 @@ def _kept_as(target: ast.AST) -> str | None:
 
 
 def _is_bare(value: ast.AST | None) -> bool:
-    """Whether this expression may be a logger that raises."""
+    """Return whether this expression may be a logger that raises."""
     match value:
         case ast.Call(ast.Name("getLogger") | ast.Attribute(attr="getLogger")):
             return True
@@ -185,13 +185,13 @@ TOLD_TOO_EARLY = (
 
 @pytest.mark.parametrize("body", TOLD_TOO_EARLY)
 def test_what_is_told_before_the_state_is_set_right_is_found(body: str) -> None:
-    """A call, an assignment, one level further out."""
+    """Recovery may be a call, an assignment, or happen one level further out."""
     tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
     assert len(_told_too_early(tree)) == 1
 
 
 def test_a_clause_that_meets_a_fault_recovers_before_it_tells() -> None:
-    """A handler of the log or an observer may hang, or end the thread: what follows it would not be done."""
+    """A log handler or an observer may hang or end the thread, and what follows it would not be done."""
     assert [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in RECOVERING
@@ -201,7 +201,7 @@ def test_a_clause_that_meets_a_fault_recovers_before_it_tells() -> None:
 
 
 def _told_too_early(tree: ast.AST) -> list[int]:
-    """The lines in `except` clauses that log or notify, and are followed by more than leaving."""
+    """Return the lines in `except` clauses that log or notify, and are followed by more than leaving."""
     clauses = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     return [line for clause in clauses for line in _early(clause.body, followed=False)]
 
@@ -227,7 +227,7 @@ def _tells(statement: ast.stmt) -> bool:
 
 
 def _only_leaves(statement: ast.stmt) -> bool:
-    """Whether this changes nothing: it tells, too, or ends the clause with what is there already."""
+    """Return whether this changes nothing: it only reports, too, or leaves the clause with existing values."""
     match statement:
         case ast.Return(value):
             return value is None or not any(isinstance(each, ast.Call) for each in ast.walk(value))

@@ -11,12 +11,12 @@ SCENARIOS = Path(__file__).parents[1] / "specs" / "scenarios"
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
 def test_scenarios(path: Path) -> None:
-    """Each case is a published one, or a decision of ours; a changed answer must be seen and meant."""
+    """Each case is a published one, or a decision of ours; a changed answer must be noticed and intended."""
     assert rewritten(path.read_text()) == path.read_text()
 
 
 def test_there_are_scenarios() -> None:
-    """A moved folder would leave nothing to compare, and every case would pass."""
+    """If the folder moved, nothing would be compared, and every case would pass."""
     assert {path.stem for path in SCENARIOS.glob("*.txt")} >= {
         "event-hubs",
         "event-hubs-dialects",

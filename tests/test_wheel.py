@@ -1,4 +1,4 @@
-"""What is installed is what was written: the wheel, with nothing beside it but the one library it needs."""
+"""The installed wheel contains what was written, and needs only one library."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def unpacked(project: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel of leasehold holds, and attrs."""
+    """Return a folder with the contents of leasehold's wheel, and attrs."""
     here = unpacked(ROOT, tmp_path_factory.mktemp("wheel"))
     for package in (attr, attrs):
         (here / package.__name__).symlink_to(Path(str(package.__file__)).parent)
@@ -76,12 +76,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel of leasehold-lab holds."""
+    """Return a folder with the contents of leasehold-lab's wheel."""
     return unpacked(ROOT / "lab", tmp_path_factory.mktemp("lab"))
 
 
 def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Python with nothing else on its path."""
+    """Run Python with nothing else on its path."""
     return subprocess.run(
         [sys.executable, "-S", *words],
         cwd=installed,
@@ -93,7 +93,7 @@ def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(installed: Path) -> None:
-    """Tests would be installed beside other libraries' tests; without the marker no type is seen."""
+    """Tests must not be installed next to other libraries' tests; without the marker, types are not seen."""
     names = {path.name.partition("-")[0] for path in installed.iterdir()}
     assert names == {"leasehold", "attr", "attrs"}
     missing = {path.relative_to(ROOT) for path in (ROOT / "leasehold").rglob("*.py")} - {
@@ -116,23 +116,23 @@ def test_the_wheel_holds_nothing_of_the_laboratory(installed: Path, laboratory: 
 
 
 def test_planning_needs_nothing_but_attrs(installed: Path) -> None:
-    """Whoever embeds the planner would have to install the clients of two clouds."""
-    told = run(installed, "-c", PLAN)
-    assert (told.stdout, told.stderr) == ("['Claim']\n", "")
+    """Applications that embed the planner do not have to install the clients of two clouds."""
+    result = run(installed, "-c", PLAN)
+    assert (result.stdout, result.stderr) == ("['Claim']\n", "")
 
 
 def test_the_command_says_what_is_missing(installed: Path) -> None:
-    """A traceback is no answer to who installed the library alone."""
-    told = run(installed, "-c", "from leasehold.adapters.cli import run; run()")
-    assert told.returncode == 2
-    assert told.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[cli]'\n"
+    """Users who installed the library alone do not see a traceback."""
+    result = run(installed, "-c", "from leasehold.adapters.cli import run; run()")
+    assert result.returncode == 2
+    assert result.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[cli]'\n"
 
 
 def test_the_address_for_testers_says_what_is_missing(installed: Path) -> None:
-    """Importing it must cost nothing, and a missing extra be named."""
-    told = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
-    assert (told.returncode, told.stdout) == (1, "True\n")
-    assert told.stderr.splitlines()[-2:] == [
+    """Importing it costs nothing, and the error names a missing extra."""
+    result = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
+    assert (result.returncode, result.stdout) == (1, "True\n")
+    assert result.stderr.splitlines()[-2:] == [
         "ModuleNotFoundError: No module named 'leasehold_lab'",
         "leasehold.testing needs it: pip install 'leasehold[testing]'",
     ]
@@ -140,13 +140,13 @@ def test_the_address_for_testers_says_what_is_missing(installed: Path) -> None:
 
 @pytest.fixture
 def wheels(installed: Path, laboratory: Path) -> Wheels:
-    """Both wheels, as `leasehold[testing]` installs them."""
+    """Build both wheels, as `leasehold[testing]` installs them."""
     return installed, laboratory
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A user's project: a folder with the files that the page shows, and nothing else."""
+    """Return a user's project: a folder with only the files that the page shows."""
     for code in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, re.DOTALL):
         (tmp_path / code[1]).write_text(code[0])
     return tmp_path
@@ -160,7 +160,7 @@ def in_project(wheels: Wheels, project: Path, files: Sequence[str], *words: str)
     return subprocess.run(
         [sys.executable, "-S", "-m", "pytest", *files, "-p", "few", "--hypothesis-profile", "few", *words],
         cwd=project,
-        # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
+        # Packages next to the wheel, but not this checkout, which only an editable install puts on the path.
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join((*map(str, wheels), str(few), *site.getsitepackages())),
@@ -180,9 +180,9 @@ PLANTED = ["test_greedy.py", "test_careless.py"]
 @pytest.mark.more
 @pytest.mark.slow
 def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -> None:
-    """Without it the first thing that a tester copies could be wrong."""
-    told = in_project(wheels, project, SOUND, "-q")
-    assert told.returncode == 0, told.stdout + told.stderr
+    """The first code that a tester copies works."""
+    result = in_project(wheels, project, SOUND, "-q")
+    assert result.returncode == 0, result.stdout + result.stderr
     services = {"test_worker.py"}
     assert {path.name for path in project.glob("test_*.py")} == {*SOUND, *PLANTED, *services}
     for law in laws.LAWS:
@@ -192,29 +192,29 @@ def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -
 @pytest.mark.more
 @pytest.mark.slow
 def test_a_planted_fault_is_told_as_the_page_shows(wheels: Wheels, project: Path) -> None:
-    """A law, or a clause of the contract, that never fails proves nothing; one that fails in riddles helps nobody."""
-    told = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
-    assert told.returncode == 1, told.stdout + told.stderr
-    said = [line.removeprefix("E").strip() for line in told.stdout.splitlines()]
+    """Testers see that laws and clauses of the contract can fail, and understand the message."""
+    result = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
+    assert result.returncode == 1, result.stdout + result.stderr
+    lines = [line.removeprefix("E").strip() for line in result.stdout.splitlines()]
     for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL):
-        rest = iter(said)
+        rest = iter(lines)
         missing = [line for line in block.splitlines() if not any(line.strip() in each for each in rest)]
-        assert missing == [], told.stdout
+        assert missing == [], result.stdout
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(wheels: Wheels, project: Path) -> None:
-    """The plugin is there by its entry point, without a conftest and without a word."""
-    told = in_project(wheels, project, ["test_worker.py"], "-q")
-    assert told.returncode == 0, told.stdout + told.stderr
+    """The entry point brings the plugin, without a conftest."""
+    result = in_project(wheels, project, ["test_worker.py"], "-q")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.services
 def test_an_application_may_have_packages_of_our_names(
     installed: Path, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path
 ) -> None:
-    """Without it whoever has an `adapters` of their own could not import a worker, nor a handler from theirs."""
+    """Users with an `adapters` package of their own can import a worker, and a handler from their package."""
     for name, text in APPLICATION.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -231,7 +231,7 @@ def test_an_application_may_have_packages_of_our_names(
         *(sys.executable, "-S", "-c", "from leasehold.adapters.cli import run; run()", *words),
         *("--initial-position", "TRIM_HORIZON", "--handler", "adapters.orders:handle"),
     ]
-    # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
+    # Packages next to the wheel, but not this checkout, which only an editable install puts on the path.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(installed), *site.getsitepackages()))}
     with child(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None

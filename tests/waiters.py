@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 WAIT = 120
 """Seconds: no test needs them, and one that fails may take as long on a busy machine."""
 
-# Stand-ins make a stream in milliseconds, and the least that a waiter waits otherwise is a second.
-# How often it may ask is left to the time limit of the test.
+# Stand-ins create a stream in milliseconds, but a waiter's default minimum delay is a second.
+# The test's time limit bounds the number of attempts.
 AT_ONCE: "WaiterConfigTypeDef" = {"Delay": 0, "MaxAttempts": 100_000}
 
 
 @define
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that moves only when told to."""
 
     now: float = 1000.0
 
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
     def monotonic(self) -> float:
-        """The same, as the module `time` names it."""
+        """The clock under the name that the module `time` uses."""
         return self.now
 
     def monotonic_ns(self) -> int:
@@ -37,8 +37,8 @@ class Clock:
         self.now += seconds
 
 
-def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  whatever is looked for
-    """Look until there is something, and return it; of what does not come in time, say what it was."""
+def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  any value
+    """Call it until it returns something, and return that; if it takes too long, raise with the last result."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"

@@ -1,4 +1,4 @@
-"""Prints plans of every rule set over drawn listings; run under several hash seeds, it must print the same."""
+"""Prints plans of every rule set over random listings. The output must not depend on the hash seed."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ RULES: tuple[RuleSet, ...] = (
 
 
 def main() -> None:
-    """Forty listings, each read by one worker under every rule set."""
+    """Plan forty listings, each read by one worker, under every rule set."""
     random = Random(11)  # noqa: S311  the same listings in every process
     for turn in range(40):
         names = [f"s-{number}" for number in range(30)]

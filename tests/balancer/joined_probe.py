@@ -1,4 +1,4 @@
-"""Prints what the planner, the simulator, the checker and the commands answer once `toy` stands in the list."""
+"""Prints the results of the planner, the simulator, the checker and the commands once `toy` is in the list."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from toy_rules import Toy
 
 from leasehold.balancer import config
 
-config.RULE_SETS += (Toy,)  # the line that a new rule set needs; everything below was not told of it
+config.RULE_SETS += (Toy,)  # the line that a new rule set needs; nothing below knows the rule set
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
 from leasehold.adapters.json_form import answer  # noqa: E402

@@ -1,4 +1,4 @@
-"""A fleet of six workers and eighteen leases, the worker that keeps its lookout, and what each of them looks at."""
+"""A fleet of six workers and eighteen leases, its lookout, and the listings that each worker reads."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ ROWS = [each.key for name in (LOOKOUT, NEXT, *THIRDS) if (each := bulletin_row(T
 
 
 def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Notes:
-    """What a lookout writes on its rows: the counts, and whom it calls."""
+    """Return what a lookout writes on its rows: the counts, and the workers that it calls."""
     words = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called))
     return note_of(Bulletin(looks, acts, warns), (("call", words),))
 

@@ -1,8 +1,8 @@
-"""Tries planned moves whose writes are lost, unanswered, or their process's last, alone and in pairs, on real workers.
+"""Runs planned moves on real workers while their writes fail: lost, unanswered, or the last of their process.
 
-`python tests/balancer/planned_moves.py` tries all of it, on all cores, and prints what must not be.
-The fleets of the checker show what the rules decide under every interleaving; this shows that what carries them out
-loses and repeats nothing.
+`python tests/balancer/planned_moves.py` tries every fault alone and in pairs on all cores, and prints each breach. The
+checker shows what the rules decide under every interleaving; this script shows that carrying the decisions out loses
+and repeats nothing.
 """
 
 import logging
@@ -41,13 +41,13 @@ FAULTS = ("pause + raise unanswered", "do + pause + raise unanswered", *DEATHS)
 
 @frozen
 class MoveScenario:
-    """A giver of two leases, a taker of one that starts then, and the faults of their writes."""
+    """An owner of two leases, a worker that starts and takes one of them, and the faults of their writes."""
 
     starts: float
     mishaps: tuple[Mishap, ...] = ()
 
     def told(self) -> SimulatedHistory:
-        """The history of this story."""
+        """The history of this scenario."""
         config = Config(initial_position=TRIM_HORIZON)
         members = (Member(GIVER, config), Member(TAKER, config, starts=self.starts))
         network, owners = Network(stall=0.0, unanswered=0.0), (GIVER, GIVER)
@@ -56,7 +56,7 @@ class MoveScenario:
 
 
 def breaches(story: MoveScenario) -> tuple[str, ...]:
-    """The breaches in this story; without a death, a record handed over twice is a breach too."""
+    """Return the breaches in this scenario. Unless a worker dies, a record handled twice is a breach too."""
     history = story.told()
     died = any(incident.what == "crash" for incident in history.incidents)
     limits = Limits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=died)
@@ -64,24 +64,24 @@ def breaches(story: MoveScenario) -> tuple[str, ...]:
 
 
 def writes_of(history: SimulatedHistory) -> list[int]:
-    """The numbers of the calls that wrote, from the request for the move to a little after it."""
-    asked = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
+    """Return the numbers of the calls that wrote, from the request for the move to shortly after it."""
+    asked_at = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
     moved = max((change.t for change in changes(history.writes)), default=0.0)
     return [
         number
         for number, call in enumerate(history.calls)
-        if asked <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READINGS
+        if asked_at <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READINGS
     ]
 
 
 def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """The stories in which one write meets one fault, for each write and each fault."""
+    """Return the scenarios in which one write meets one fault, for each write and each fault."""
     for start in starts:
         yield from _one_more(MoveScenario(start))
 
 
 def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """The stories with two faults, the second of any later write: the first makes the move longer."""
+    """Return the scenarios with two faults, the second at any later write: the first fault makes the move longer."""
     for story in alone(starts):
         yield from _one_more(story)
 
@@ -95,14 +95,14 @@ def _one_more(story: MoveScenario) -> Iterator[MoveScenario]:
 
 @app.command()
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a time.")] = os.cpu_count() or 1) -> None:
-    """Try one fault at every place of the giver's rounds, and two at some; exit 1 if a law is broken."""
+    """Try one fault at every step of the owner's rounds, and two at some; exit 1 if a law is broken."""
     logging.disable(logging.CRITICAL)  # each fault would be logged by the worker that it hits
     stories = [*alone(), *pairs(STARTS[:2])]
     with ProcessPoolExecutor(jobs) as pool:
-        told = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
-        found = [f"{story}: {'; '.join(wrong)}" for story, wrong in told if wrong]
-    Console().print(*found, f"{len(stories)} stories, {len(found)} with something wrong", sep="\n")
-    raise typer.Exit(1 if found else 0)
+        results = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)
+        failures = [f"{story}: {'; '.join(wrong)}" for story, wrong in results if wrong]
+    Console().print(*failures, f"{len(stories)} stories, {len(failures)} with something wrong", sep="\n")
+    raise typer.Exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who looks when: the lookout, those that stand in for it and its readers, in the moments that matter."""
+"""When each worker reads the table: the lookout, its stand-ins and its readers."""
 
 import math
 from typing import Any
@@ -42,14 +42,14 @@ from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule
 
 
 def test_only_our_living_workers_are_ranked() -> None:
-    """C3: a peer that writes no bulletin, or a dead worker, as lookout would leave the table unwatched."""
+    """C3: A dead worker, or a peer that writes no bulletin, cannot be the lookout."""
     java = Lease("j-1", owner="java", notes=(("process", "p/w-9"),))
     dead = row("d-1", "w-8", idle=11.0)
     assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
 
 
 def test_the_ranks_are_those_of_every_other_version() -> None:
-    """C3: workers that rank differently would each take another for the lookout, for as long as both versions run."""
+    """C3: Versions that run side by side agree on which worker is the lookout."""
     assert lookout_ranks([row(f"s-{place}", f"w-{place}") for place in range(6)], CONFIG).ranks == (
         "w-3",
         "w-4",
@@ -61,7 +61,7 @@ def test_the_ranks_are_those_of_every_other_version() -> None:
 
 
 def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
-    """C4: on a row that every newcomer asks for first, each join would send everybody to the table."""
+    """C4: If newcomers asked for the bulletin's row first, each join would send every worker to the table."""
     assert BOARD is not None
     new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
     taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
@@ -72,14 +72,14 @@ def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
 
 
 def test_a_single_worker_reads_the_table_and_the_others_read_one_row() -> None:
-    """C4, C5, C7: if all read everything, a fleet of sixty pays for sixty readings."""
+    """C4, C5, C7: A fleet of sixty does not pay for sixty table reads."""
     assert BOARD is not None
     assert look(LOOKOUT, TABLE, FULL) == Look(3.0, notes=told(8, 2, 1))
     assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
 
 
 def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None:
-    """C6: who did not watch a lease may not claim it before lease_seconds more, unless it is free."""
+    """C6: A worker that did not watch a lease may claim it only if it is free, or after another `lease_seconds`."""
     dead = standing_still(11.0, READER)
     gone = [lease for lease in dead if lease.owner == READER]
     freed = [action for action in plan(dead, None, Me(LOOKOUT, history=FULL), CONFIG) if isinstance(action, Release)]
@@ -96,7 +96,7 @@ def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None
 
 
 def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
-    """C6, M1: a merge child that waited for its slower parent would wait for a cycle more for its reader."""
+    """C6, M1: A merge child that waited for its slower parent does not wait another cycle for a reader."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
     parents = (
@@ -110,13 +110,13 @@ def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
 
 
 def test_news_send_every_reader_to_the_table() -> None:
-    """C7: a reader that does not come leaves the freed leases to the others, or unread."""
+    """C7: Every reader takes part in sharing out the leases that were freed."""
     assert look(READER, TABLE, heard(latest=Bulletin(8, 3, 1))) == Look(0.0)
     assert look(READER, TABLE, heard(turned=True)) == Look(0.0)
 
 
 def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> None:
-    """C8, C13: it would see nobody, and what that worker let go would be read by nobody for up to 20 s."""
+    """C8, C13: The remaining worker learns of the released leases, which were unread for up to 20 s before."""
     free, ours = row("s-0", None), row("s-1", READER)
     assert look(READER, (free, ours), heard(turned=True)).seconds == 0.0
     assert look(READER, (free, ours), heard()).seconds > 10.0
@@ -124,7 +124,7 @@ def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> N
 
 
 def test_the_next_in_rank_stand_in_one_after_another() -> None:
-    """C8: nobody's death may stop the rest; and the clocks of all run before they are needed."""
+    """C8: No single death stops the others, and the clocks of all stand-ins run before they are needed."""
     ranks = (NEXT, *THIRDS, READER)
     assert [on_duty(worker, standing_still(2.6)) for worker in ranks] == [True, False, False, False]
     assert [on_duty(worker, standing_still(4.6)) for worker in ranks] == [True, True, True, False]
@@ -141,7 +141,7 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
 
 
 def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_does_not_look() -> None:
-    """C8: the ranks alone would send it back to a lookout that is stuck, whose silence its own word would hide."""
+    """C8: By rank alone, the stand-in would return to a stuck lookout whose silence its own bulletin hides."""
     own = row("own", NEXT, bulletin="8 2 1")
     said = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
 
@@ -152,13 +152,13 @@ def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_do
 
     stuck = (*TABLE, own)
     assert (keeps(NEXT, stuck), keeps(THIRDS[0], stuck)) == (True, False)
-    for bulletin in ("9 2 1", "0 0 0"):  # it looks again; or it is new, and has not looked yet
+    for bulletin in ("9 2 1", "0 0 0"):  # it looks again, or is new and has not looked yet
         leases = tuple(row(each.key, LOOKOUT, bulletin=bulletin) if each.owner == LOOKOUT else each for each in stuck)
         assert not keeps(NEXT, leases)
 
 
 def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
-    """C8: of eighty workers whose lookout had died fourteen listed the table, before the second in rank heard of it."""
+    """C8: Of eighty workers whose lookout had died, fourteen listed the table before they heard of the second."""
     table = tuple(row(f"s-{place:03}", f"w-{place}", bulletin="7 2 1") for place in range(100))
     ranks = lookout_ranks(table, CONFIG).ranks
     silent = tuple(evolve(lease, idle=4.1) if lease.owner == ranks[0] else lease for lease in table)
@@ -169,13 +169,13 @@ def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
 
 
 def test_a_lone_worker_seldom_looks() -> None:
-    """C13: with nobody to watch, every look is for joiners only, and those take a lease and are seen."""
+    """C13: Without peers to watch, each look only searches for joiners, and those are seen when they take a lease."""
     alone = tuple(row(f"s-{place}", "w-1") for place in range(3))
     assert look("w-1", alone, FULL).seconds == 20.0
 
 
 def test_after_taking_one_looks_soon() -> None:
-    """C10: a fleet that waits a cycle after each announcement needs forty seconds to start."""
+    """C10: If a fleet waited a cycle after each announcement, it would need forty seconds to start."""
     assert settle_seconds((), CONFIG) is None
     assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
     assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
@@ -183,7 +183,7 @@ def test_after_taking_one_looks_soon() -> None:
 
 
 def test_after_a_claim_that_was_answered_nobody_lists() -> None:
-    """C10: in a fleet of ten that is replaced in turn, every third listing showed what its reader knew."""
+    """C10: In a fleet of ten that is replaced in turn, every third listing showed only what its reader already knew."""
     mine = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
     claimed = Claim(evolve(TABLE[-1], owner=None), "M6")
     assert look(READER, TABLE, FULL, claimed) == Look(0.7)  # refused, or not answered
@@ -203,10 +203,10 @@ def test_after_a_claim_that_was_answered_nobody_lists() -> None:
 def test_who_could_take_more_after_its_claims_looks_again_soon(
     rows: list[tuple[str | None, float]], me: Me, config: Config, hearing: BulletinState
 ) -> None:
-    """C10: M9 takes one lease a turn, and two that a small worker may not hold were left to nobody for minutes.
+    """C10: M9 takes one lease per turn, and two leases that a small worker could not hold were unowned for minutes.
 
-    Whoever would take more of what its claims have left, were the wait for joiners over, reads the table again within
-    the wait after a theft, or polls what it has asked for.
+    If a worker would take more of the remaining leases once the wait for joiners is over, it reads the table again
+    within the wait after a steal, or polls the leases that it has requested.
     """
     table = tuple(row(f"s-{place}", owner, idle) for place, (owner, idle) in enumerate(rows))
     history = evolve(me.history, full_still=0.0, hearing=hearing)
@@ -225,17 +225,17 @@ def test_who_could_take_more_after_its_claims_looks_again_soon(
 
 
 def test_who_has_asked_lists_again_only_for_more() -> None:
-    """C10: a newcomer that has asked for its share listed the table each second until it was handed over."""
-    asked = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
+    """C10: A newcomer that had requested its share listed the table every second until it received it."""
+    requested = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
-    keys = tuple(lease.key for lease in asked)
-    assert look("new", (*asked, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
-    assert look("new", (*asked[:1], *TABLE[1:]), joining) == Look(0.125)  # it lacks two more
-    assert look("new", (*asked, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
+    keys = tuple(lease.key for lease in requested)
+    assert look("new", (*requested, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
+    assert look("new", (*requested[:1], *TABLE[1:]), joining) == Look(0.125)  # it lacks two more
+    assert look("new", (*requested, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
 
 
 def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
-    """C10: the lookout calls it if it should take more, and the listing at the end of the wait would show nothing."""
+    """C10: The lookout calls the newcomer if it should take more, so a listing after the wait would show nothing."""
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert BOARD is not None
     theirs = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
@@ -244,7 +244,7 @@ def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
 
 
 def test_workers_that_start_together_do_not_look_together() -> None:
-    """C15: forty that draw their first lease of a hundred at one moment are refused six times."""
+    """C15: Forty workers that draw their first of a hundred leases at the same moment have six claims rejected."""
     waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
     assert 0.0 <= min(waits) < 0.05
     assert 0.45 < max(waits) < 0.5
@@ -253,7 +253,7 @@ def test_workers_that_start_together_do_not_look_together() -> None:
 
 
 def test_longer_leases_make_no_start_slower() -> None:
-    """C10, C15: over a hub, whose leases last two minutes, a worker would begin up to fourteen seconds late."""
+    """C10, C15: On an event hub, whose leases last two minutes, a worker would begin up to fourteen seconds late."""
     hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
     assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
     claims = (Claim(TABLE[0], "M5"),)
@@ -262,33 +262,33 @@ def test_longer_leases_make_no_start_slower() -> None:
 
 
 def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:
-    """C10: of 199 that joined within 20 s the first took what later ones needed: 616 moves instead of 397."""
+    """C10: Of 199 workers that joined within 20 s, the first took leases that later ones needed: 616 moves, not 397."""
     new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert plan(new, None, Me("new", history=joining), CONFIG) == ()
     assert look("new", new, joining).seconds == 3.0
     assert [type(action) for action in plan(new, None, Me("new", history=FULL), CONFIG)] == [Steal]
     seldom = evolve(joining, hearing=None, full_apart=20.0)
-    assert plan(new, None, Me("new", history=seldom), CONFIG) != ()  # a reader of every cycle has waited one
+    assert plan(new, None, Me("new", history=seldom), CONFIG) != ()  # a worker reading once a cycle has waited for one
     long_here = (evolve(new[0], held=21.0), *TABLE[1:])
     assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
 
 
 def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
-    """C10, C14: on blobs, 50 that joined 20 workers within 20 s made 402 moves for 280."""
+    """C10, C14: On blobs, 50 workers that joined 20 within 20 s made 402 moves instead of 280."""
     new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining = evolve(FULL, hearing=None, owners_still=2.0, fleet_still=2.0, full_apart=1.0)
     assert plan(new, None, Me("new", history=joining), CONFIG) == ()
     assert look("new", new, joining).seconds == 3.0
     assert look("new", new, evolve(joining, fleet_still=0.0)).seconds == 1.0
     assert look("new", new, evolve(joining, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
-    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # over a hub, whose leases last two minutes
+    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
     alone = evolve(joining, full_apart=History().full_apart)
     assert plan(new, None, Me("new", history=alone), CONFIG) != ()
 
 
 def test_owners_watch_what_newcomers_will_ask_for() -> None:
-    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.3 s."""
+    """C7: If owners saw a request only at their next renewal, a newcomer would wait for up to 5.3 s."""
     joined = (*TABLE, row("n-0", "new"))
     assert BOARD is not None
     lately = evolve(QUIET, fleet_still=14.0)
@@ -303,21 +303,21 @@ def test_owners_watch_what_newcomers_will_ask_for() -> None:
 
 
 def test_a_newcomer_is_called_out() -> None:
-    """C6: owners that have not seen a newcomer do not watch what it will ask for."""
+    """C6: Owners that have not seen a newcomer do not watch the leases that it will request."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
     assert look(LOOKOUT, TABLE, lately).notes[:1] == note_of(Bulletin(8, 3, 1))
     assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).notes[:1] == note_of(Bulletin(8, 2, 1))
 
 
 def test_newcomers_that_start_together_wait_once() -> None:
-    """C10: a newcomer that lists again only when its wait is over sees the others then, and waits as long again."""
+    """C10: A newcomer that listed again only after its wait would see the others then, and wait as long again."""
     stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
     waits = [until_gathered(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
 def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
-    """C4: readers would take the lookout for dead between two usual renewals."""
+    """C4: Between two renewals of the usual length, readers would take the lookout for dead."""
     mine = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
     assert BOARD is not None
     assert heartbeat(mine, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
@@ -325,7 +325,7 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
 
 
 def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
-    """M9: who must do another's part by patience would not read the table for N cycles (C11)."""
+    """M9: A worker that must act for another by patience does not have to wait N cycles to read the table (C11)."""
     uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
     uneven = tuple(evolve(lease, notes=row("", lease.owner).notes) for lease in uneven)
     uneven += (row("s-x", READER),)
@@ -337,7 +337,7 @@ def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
 
 
 def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
-    """C6: counts that differ by one looked even, and the worker that lacked a lease read the table after N cycles."""
+    """C6: Counts that differ by one looked even, and the worker that lacked a lease read the table after N cycles."""
     config = Config(rules=Minimal(groups="prefix"))
     owners = ("a-1", "a-1", "a-2", "a-2", "b-1", "b-2")
     table = tuple(row(f"s-{place}", owner) for place, owner in enumerate(owners))
@@ -354,7 +354,10 @@ def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
 
 
 def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
-    """M13: whoever should relieve the fullest would not look for N cycles; a lease too hot to help calls nobody."""
+    """M13: The worker that should relieve the fullest one looks within a cycle.
+
+    A lease too hot to move calls no one.
+    """
     ours = tuple(evolve(lease, weight=10_000) for lease in TABLE)
     hot = next(lease.key for lease in ours if lease.owner == READER)
     warm = tuple(evolve(lease, weight=60_000) if lease.owner == READER else lease for lease in ours)
@@ -369,7 +372,7 @@ def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
 
 
 def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
-    """C16: who lists once a cycle learns of a death at the second listing, up to two cycles after it."""
+    """C16: A worker that lists once a cycle notices a death at the second listing, up to two cycles after it."""
 
     def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
         me = Me("w-1", history=History(paces=paces, **other))
@@ -386,7 +389,7 @@ def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -
 
 
 def test_readings_are_folded_by_our_own_clock() -> None:
-    """C1: a stall of the reader must not look like a silent lookout."""
+    """C1: A stall of the reader does not look like a silent lookout."""
     watch, _ = Watch(bulletins=BulletinTracker()).look(TABLE, began=0.0, ended=1.0)
     assert watch.history.hearing == BulletinState(
         Bulletin(7, 2, 1), acts_read=2, acts_still=0.0, looks_still=0.0, warned=0.0
@@ -409,7 +412,7 @@ def test_readings_are_folded_by_our_own_clock() -> None:
 
 
 def test_each_count_stands_still_since_it_last_moved_itself() -> None:
-    """C1: a count that nobody ever moved, or that stood while another moved, would pass for news."""
+    """C1: A count that never moved, or that stood still while another moved, is not news."""
     watch, still = Watch(bulletins=BulletinTracker()), []
     for began, bulletin in (
         (0.0, "0 0 0"),
@@ -435,7 +438,7 @@ def test_each_count_stands_still_since_it_last_moved_itself() -> None:
 
 
 def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afterwards() -> None:
-    """C7: each reading of its row alone would send the reader to the whole table."""
+    """C7: A read of the owner's row alone does not send the reader to the whole table."""
     watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
     watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
     for owner, began, turned in (("b", 20.0, False), ("c", 30.0, True), ("c", 40.0, True)):
@@ -446,12 +449,12 @@ def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afte
 
 @pytest.mark.parametrize(("looks", "heard_as"), [("9" * 18, 10**18 - 1), ("9" * 19, 0)])
 def test_a_count_has_eighteen_digits_at_most(looks: str, heard_as: int) -> None:
-    """C1: longer ones, which Python may refuse to read, are no bulletin for any of our versions."""
+    """C1: A longer count, which Python may refuse to parse, is not a bulletin in any of our versions."""
     assert bulletin_of(row("s-0", "a", bulletin=f"{looks} 0 0")) == Bulletin(heard_as)
 
 
 def test_a_worker_that_asked_for_one_of_several_polls_them_all() -> None:
-    """Without it an heir whose first choice another had asked for would not see that its second was given to it."""
+    """If another worker requested its first choice, the next owner still sees that its second was released to it."""
     first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))
     assert (polled.seconds, polled.keys) == (0.125, ("s-00", "s-01"))

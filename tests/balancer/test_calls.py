@@ -1,4 +1,4 @@
-"""Whom the lookout calls: those that would act, at the rows at which they would; and what the called ones do."""
+"""Which workers the lookout calls, to which rows, and what the called workers do."""
 
 import pytest
 from attrs import evolve
@@ -41,14 +41,14 @@ FREE = (*TABLE, row("s-x", None), row("s-y", None))
 
 
 def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
-    """What a reader heard that has not listed the table since *acts* moved."""
+    """Return the call that a reader sees if it has not listed the table since *acts* moved."""
     text = " ".join((f"8 0 {row}", *words))
     return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=text)
 
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
 def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[int], most: int | None) -> None:
-    """C6: whoever is not called reads nothing, and a lease that falls to it would stay unread for a cycle and more."""
+    """C6: A worker that is not called reads nothing, so its lease would stay unread for more than a cycle."""
     table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))
     seen = sorted({lease.owner for lease in table if lease.owner is not None})
@@ -63,14 +63,14 @@ def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[in
 
 
 def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else() -> None:
-    """C7: who sees a request only with its next renewal keeps a newcomer waiting for up to 5.3 s."""
+    """C7: An owner that saw a request only at its next renewal would keep a newcomer waiting for up to 5.3 s."""
     joined = tuple(evolve(each, held=90.0) for each in (*TABLE, row("t-0", READER), row("t-1", LAST)))
     joined += (evolve(row("n-0", "new"), held=1.0),)
     me = Me(LOOKOUT, history=evolve(FULL, fleet_still=1.0))
     names = CONFIG.rules.calls(take_census(joined, me, CONFIG), me, CONFIG)
-    asked = [action.lease for action in plan(joined, None, Me("new", history=FULL), CONFIG)]
-    assert asked
-    assert {(lease.owner, lease.key) for lease in asked if lease.owner != LOOKOUT} == {
+    requested = [action.lease for action in plan(joined, None, Me("new", history=FULL), CONFIG)]
+    assert requested
+    assert {(lease.owner, lease.key) for lease in requested if lease.owner != LOOKOUT} == {
         (owner, key) for owner, keys in names.items() for key in keys
     }
     long_here = tuple(evolve(each, held=90.0) for each in joined)
@@ -78,7 +78,7 @@ def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else()
 
 
 def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> None:
-    """C7: every join and every death would send everybody to the table: work grows with the square of the fleet."""
+    """C7: If every join and death sent all workers to the table, work would grow with the square of the fleet."""
     quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
     assert look(READER, TABLE, called(f"{digits_of(LAST)}=s-x")) == quiet
     assert look(READER, TABLE, called()) == quiet
@@ -97,7 +97,7 @@ def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> 
 
 
 def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
-    """C6: a lookout of an earlier version leaves an old call on its rows, and calls everybody."""
+    """C6: A lookout of an earlier version leaves the old call on its rows, and calls every worker."""
     before = row("s-0", "a", bulletin="7 2 1")
     watch, _ = Watch(bulletins=BulletinTracker()).look((before,), 0.0, 0.5)
     with_call = evolve(before, notes=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
@@ -115,7 +115,7 @@ def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
 
 
 def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> None:
-    """C6: it read those rows alone, and what they do not show it may not claim."""
+    """C6: The called worker read only those rows, and must not claim what they do not show."""
     history = called(f"{digits_of(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
     assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}
@@ -125,7 +125,7 @@ def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> Non
 
 
 def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
-    """C4: a lookout that took a lease since this reader's last listing renews another row most often."""
+    """C4: A lookout that took a lease since this reader's last listing renews another row most often."""
     new = (*TABLE, row("z-9", LOOKOUT))
     keys = look(READER, new, called(row="z-9")).keys
     assert keys == ("z-9",)
@@ -139,14 +139,14 @@ def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
 
 
 def test_a_replaced_lookout_says_where_the_bulletin_stands_now() -> None:
-    """C3: else each change of the lookout sends everybody to the table."""
+    """C3: A change of the lookout does not send every worker to the table."""
     mine = row("", NEXT, bulletin="9 2 1").notes
     old = tuple(evolve(lease, notes=mine) if lease.owner == NEXT else lease for lease in TABLE)
     assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).notes == told(10, 3, 1)
 
 
 def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
-    """C8: where a listing takes 12 s, eight of twenty workers listed the table at once, and each made all slower."""
+    """C8: When a listing took 12 s, eight of twenty workers listed the table at once, and each slowed the others."""
     ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=called()))
     for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
         hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=still)
@@ -164,7 +164,7 @@ def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
 
 @pytest.mark.parametrize("text", ["", "8", "8 0", "x 0 s-0", "8 x s-0", "8 0 ", "9" * 19 + " 0 s-0"])
 def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
-    """Whatever stands there, the counts are heard."""
+    """The counts are read whatever the call contains."""
     assert call_of(text) is None
 
 
@@ -174,10 +174,9 @@ def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
     st.floats(0, 10**7),
 )
 def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
-    """A worker that is read as another one, or a key cut short, would leave a lease unread."""
     ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
-    found = call_of(text)
-    assert found == Summons(
+    parsed = call_of(text)
+    assert parsed == Summons(
         looks,
         min(int(seconds), 10**6),
         "s-0",
@@ -187,7 +186,7 @@ def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: in
 
 
 def test_a_call_that_cannot_be_written_calls_everybody() -> None:
-    """C6: a row has room for so much only, and a key with a space in it would be read as another."""
+    """C6: A row has limited room, and a key that contains a space would be read as another key."""
     many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_MOST // 20)}
     for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = note_of_call(8, 0.0, ["s-0"], names)
@@ -196,7 +195,7 @@ def test_a_call_that_cannot_be_written_calls_everybody() -> None:
 
 
 def test_a_lease_that_nobody_took_for_long_calls_everybody() -> None:
-    """C6, M9: a called worker may be stuck, and by patience anybody does what it does not."""
+    """C6, M9: A called worker may be stuck; by patience, any other worker takes over."""
     history = evolve(FULL, hearing=evolve(HEARING, acts_still=21.0), fleet_still=90.0)
     old: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
     new: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))

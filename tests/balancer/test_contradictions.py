@@ -1,4 +1,4 @@
-"""L14: what listing and table say about one shard agrees, or is named; and leases begin anew in a safe order."""
+"""L14: Contradictions between the listing and the table are named, and leases are recreated in a safe order."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SPLIT = (shard("0", 0, 99, open=False), shard("1", 0, 49, "0"), shard("2", 50, 9
 
 
 def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
-    """The leases of a fleet that has read this stream for a while."""
+    """Return the leases of a fleet that has been reading this stream."""
     note = ((INCARNATION, incarnation),) if incarnation else ()
     return {
         each.id: Lease(
@@ -56,7 +56,7 @@ grown = st.builds(_grown, st.integers(1, 3), st.lists(st.integers(0, 9), max_siz
 
 @given(scenes(), st.sampled_from(("", OLD, NEW, "x", ":")), st.data())
 def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, data: st.DataObject) -> None:  # noqa: ANN401
-    """Without it one odd row would end a worker's turn, and with it all creating and deleting."""
+    """One odd row must not end a worker's turn, and with it all creation and deletion."""
     values = st.sampled_from((None, "", SETTLED, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
     leases = [
         lease if (note := data.draw(values)) is None else evolve(lease, notes=((INCARNATION, note),))
@@ -74,14 +74,14 @@ def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, dat
 
 @given(grown, st.sampled_from(("", NEW)))
 def test_a_fleet_at_work_contradicts_nothing(shards: tuple[Shard, ...], incarnation: str) -> None:
-    """Without it a healthy group would stop, or be begun anew."""
+    """A healthy group is neither stopped nor restarted from the beginning."""
     assert contradictions(shards, _kept(shards, incarnation).values(), incarnation) == ()
     assert contradictions(shards, _kept(shards, "").values(), incarnation) == (), "of a version before, or of Java"
 
 
 @given(grown, st.data())
 def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], data: st.DataObject) -> None:
-    """Without it a shard would be read by nobody, or from the place of another one, and nobody would say so."""
+    """A shard that is left unread, or read from another shard's position, is always reported."""
     leases = _kept(shards, "")
     victim = data.draw(st.sampled_from([each for each in shards if each.open]))
     untrue: dict[str, Lease] = {
@@ -97,7 +97,7 @@ def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], 
 
 
 def test_the_sentences_say_what_to_do() -> None:
-    """Without it an operator would know that something is wrong, and not how to mend it."""
+    """An operator learns not only that something is wrong, but how to fix it."""
     do = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
     again = (shard("0", 0, 99),)
     kept = _kept(SPLIT, OLD)
@@ -131,7 +131,7 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
     some_unnoted: bool,
     data: st.DataObject,
 ) -> None:
-    """Without it a worker that dies half-way would leave rows of the former stream that look like rows of this one."""
+    """A worker that dies half-way leaves no rows of the old stream that look like rows of the new one."""
     table = _kept(before, OLD)
     if some_unnoted and len(table) > 1:
         last = max(table)
@@ -164,12 +164,12 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
 
 
 def test_a_lease_that_an_operator_reset_is_of_the_present_stream() -> None:
-    """Without it a stream that was set back by hand would be refused for ever."""
+    """A stream that was reset by hand can be read again."""
     settled = tuple(evolve(lease, notes=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
     assert contradictions(SPLIT, settled, NEW) == ()
 
 
 def test_a_note_of_workers_is_told_until_it_is_settled() -> None:
-    """Without it those who see the table alone would see nothing, or what was long mended."""
+    """Operators who see only the table see the annotation, and only until the contradiction is settled."""
     rows = (Lease("b", notes=((CONTRADICTION, "is wrong"),)), Lease("a", notes=((CONTRADICTION, SETTLED),)), Lease("c"))
     assert noted(rows) == ("is wrong",)

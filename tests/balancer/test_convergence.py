@@ -1,4 +1,4 @@
-"""Small fleets, turn by turn, against a slow and obvious second algorithm."""
+"""Small fleets, turn by turn, compared with a slow and obvious second algorithm."""
 
 from itertools import combinations_with_replacement
 
@@ -34,7 +34,7 @@ STARTS = [
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 def test_every_start_comes_to_rest_in_balance(rules: RuleSet) -> None:
-    """A fleet that rests unbalanced, or never rests, is what a rule set must not do; Python's does (E3)."""
+    """Every fleet comes to rest in balance, except under Python's rules (E3)."""
     stuck = []
     for start in STARTS:
         names = FLEET[: len(start)]
@@ -54,7 +54,6 @@ def test_every_start_comes_to_rest_in_balance(rules: RuleSet) -> None:
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 def test_every_free_lease_is_taken(rules: RuleSet) -> None:
-    """A lease that nobody wants is never read."""
     for free in range(1, 8):
         for size in range(1, len(FLEET) + 1):
             fleet = SmallFleet(FLEET[:size], (None,) * free, Config(rules=rules, lease_seconds=10.0))
@@ -62,7 +61,7 @@ def test_every_free_lease_is_taken(rules: RuleSet) -> None:
 
 
 def test_a_worker_with_more_than_the_floor_does_a_zombies_part_too() -> None:
-    """M9 before M3: of 6, 4 and a zombie's 1 the second would rest at 4 for ever, for the floor is 3."""
+    """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker would stay at 4 forever, as the floor is 3."""
     owners = "aaaaaabbbbz"
     leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]
     taken = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))

@@ -1,4 +1,4 @@
-"""Who counts as alive, which leases are in play, and whose sign stands on them: one reading at a time."""
+"""Which workers count as alive, which leases are in play, and who signed them: one listing at a time."""
 
 import pytest
 from attrs import evolve
@@ -16,7 +16,7 @@ ME = Me("me")
 
 
 def test_a_child_is_not_in_play_while_its_parent_is_read() -> None:
-    """M1: claimed early it would count for a share, and the counts would be uneven when the parent ends."""
+    """M1: Claimed early, the child would count toward a share, and counts would be uneven once the parent ends."""
     parent, held = Lease("0", owner="a"), Lease("3", owner="b", parents=("0",))
     waiting, orphan = Lease("1", parents=("0",)), Lease("2", parents=("gone",))
     census = take_census([parent, waiting, orphan, held], ME, CONFIG)
@@ -28,13 +28,13 @@ def test_a_child_is_not_in_play_while_its_parent_is_read() -> None:
 
 
 def test_under_kcl_a_child_is_in_play_at_once() -> None:
-    """KCL 2.x takes it; a worker of ours beside it that left it alone would hold a lease less for ever."""
+    """KCL 2.x takes it at once; a worker of ours that left it alone would hold one lease too few forever."""
     table = [Lease("0", owner="me"), Lease("1", parents=("0",))]
     assert take_census(table, ME, Config(rules=Kcl())).free == (table[1],)
 
 
 def test_a_lease_at_its_limit_has_a_living_owner() -> None:
-    """Every judge draws the line at one place, or two workers that read alike would plan apart."""
+    """All checks use the same limit, so that two workers with the same listing plan alike."""
     moving = Lease("0", owner="a", next_owner="b", idle=10.5)
     assert take_census([moving], ME, CONFIG).expired == ()
     dead = evolve(moving, idle=10.6)
@@ -42,39 +42,39 @@ def test_a_lease_at_its_limit_has_a_living_owner() -> None:
 
 
 def test_a_slow_owner_has_three_of_its_own_gaps() -> None:
-    """A fleet that is set to longer seconds would be robbed of leases that it still works on."""
+    """A fleet with longer settings does not lose leases that it still works on."""
     me = Me("me", history=History(gaps=(("a", 6.0), ("me", 5.3))))
     assert slow_owners(me, CONFIG) == ()
     me = Me("me", history=History(gaps=(("a", 7.0), ("me", 5.3))))
-    at = Lease("0", owner="a", idle=21.0)
-    assert take_census([at], me, CONFIG).expired == ()
-    assert take_census([evolve(at, idle=21.5)], me, CONFIG).expired == (evolve(at, idle=21.5),)
+    lease = Lease("0", owner="a", idle=21.0)
+    assert take_census([lease], me, CONFIG).expired == ()
+    assert take_census([evolve(lease, idle=21.5)], me, CONFIG).expired == (evolve(lease, idle=21.5),)
 
 
 def test_where_our_own_leases_stood_still_as_long_the_store_had_paused() -> None:
-    """After a pause of the store everybody would look slow, and the dead be waited for three times as long."""
+    """After a pause of the store, owners do not look slow, and dead ones are not waited for three times as long."""
     paused = (("a", 25.0), ("b", 31.0), ("me", 20.0))
     assert slow_owners(Me("me", history=History(gaps=paused)), CONFIG) == (("b", 31.0),)
     assert late_owners(Me("me", history=History(paces=paused)), CONFIG) == {"b"}
 
 
 def test_a_worker_without_leases_measures_others_by_its_own_settings() -> None:
-    """With short leases a newcomer would take every slow owner for a fast one that died."""
+    """With short leases, a newcomer would take every slow owner for a fast one that died."""
     short = Config(rules=Minimal(), lease_seconds=1.0)
     assert slow_owners(Me("me", history=History(gaps=(("a", 0.9),))), short) == (("a", 0.9),)
 
 
 def test_a_lease_just_given_by_a_leader_waits_two_of_our_limits() -> None:
-    """M14: it would be taken from a worker that has not polled yet, again and again."""
+    """M14: The lease is not taken again and again from a worker that has not polled yet."""
     me = Me("me", history=History(led=(("k", 0.0),)))
-    given = Lease("0", owner="k", idle=21.0, held=20.0)
-    assert take_census([given], me, CONFIG).expired == ()
-    late = evolve(given, idle=21.1)
+    lease = Lease("0", owner="k", idle=21.0, held=20.0)
+    assert take_census([lease], me, CONFIG).expired == ()
+    late = evolve(lease, idle=21.1)
     assert take_census([late], me, CONFIG).expired == (late,)
 
 
 def test_a_led_worker_is_counted_for_as_long_as_others_wait_for_an_owner() -> None:
-    """M14: left out too early, its leases go to us, and its leader takes them back."""
+    """M14: If it is left out too early, its leases go to us, and its leader takes them back."""
     limit = CONFIG.rules.overdue_seconds(10.0, 20.0)
     assert limit == 70.0
     assert take_census([], Me("me", history=History(led=(("k", 70.0),))), CONFIG).led == ("k",)
@@ -82,7 +82,7 @@ def test_a_led_worker_is_counted_for_as_long_as_others_wait_for_an_owner() -> No
 
 
 def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
-    """Beside a KCL 3.x leader a worker that plans as KCL 2.x does would end at its first reading."""
+    """Next to a KCL 3.x leader, a worker that plans as KCL 2.x does would fail at its first listing."""
     me = Me("me", history=History(led=(("k", 1.0),)))
     assert dict(take_census([], me, Config(rules=Kcl())).counts) == {"me": 0}
     assert plan([Lease("0")], None, me, Config(rules=Kcl()))[0].lease.key == "0"
@@ -93,6 +93,6 @@ def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
     [("p/a", "a", True), ("p/eu/a", "eu/a", True), ("p/eu/a", "a", False), ("p/b", "a", False), (None, "a", False)],
 )
 def test_workers_of_ours_are_known_by_the_name_behind_the_process(note: str | None, owner: str, ours: bool) -> None:
-    """A worker with a stroke in its id would count as a stranger, and stand last in every line (M15)."""
+    """A worker whose id contains a slash does not count as a stranger that comes last in every line (M15)."""
     lease = Lease("0", owner=owner, notes=(("process", note),) if note else ())
     assert (owner in signers([lease])) is ours

@@ -1,4 +1,4 @@
-"""The python dialect against the installed class it is a copy of."""
+"""The Python dialect compared with the installed class that it copies."""
 
 import time
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ EXPIRY = 180.0
 @settings(max_examples=400, deadline=None)
 @given(st.text("abcd.x-", max_size=12), st.sampled_from("abcde"), st.booleans())
 def test_the_python_dialect_takes_what_the_sdk_takes(layout: str, me: str, greedy: bool) -> None:
-    """One partition more or less, or another victim, and a mixed group would not come to rest where the SDKs do."""
+    """A mixed group comes to rest where the SDKs do."""
     ids = [f"{place:02d}" for place in range(len(layout))]
     claimed = {
         record["partition_id"]

@@ -1,4 +1,4 @@
-"""How long a newcomer waits for others that come now, to the second (C10)."""
+"""How long a newcomer waits for other joiners, to the second (C10)."""
 
 import pytest
 from attrs import evolve
@@ -29,19 +29,19 @@ OFTEN = Me("a", history=History(full_apart=1.0))
     ],
 )
 def test_a_newcomer_waits_until_the_fleet_stood_still(history: History, config: Config, waits: bool) -> None:
-    """Too short, and what it takes is taken from it again; too long, and its shards wait for nobody."""
+    """After too short a wait its leases are taken again; after too long a wait its shards have no reader."""
     assert awaits_joiners([], Me("a", history=history), config) is waits
 
 
 def test_the_wait_ends_a_cycle_after_the_first_lease() -> None:
-    """A fleet in which somebody comes every few seconds would never be evened out."""
+    """A fleet that a worker joins every few seconds is still balanced."""
     others = Lease("1", owner="b", held=90.0)
     assert awaits_joiners([Lease("0", owner="a", held=19.9), others], OFTEN, CONFIG)
     assert not awaits_joiners([Lease("0", owner="a", held=20.0), others], OFTEN, CONFIG)
 
 
 def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
-    """It would take from the living at its first look, and so would all that start with it."""
+    """Neither it nor any worker that starts with it steals at its first look."""
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=0.5)
     assert awaits_joiners([], evolve(OFTEN, history=History(full_apart=0.3)), config)
 
@@ -60,5 +60,5 @@ def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
     ],
 )
 def test_a_newcomer_looks_again_when_the_wait_is_over(history: History, config: Config, seconds: float) -> None:
-    """A second after a change, or those who start together would each wait once more; at once would be a loop."""
+    """Workers that start together would wait twice if they looked a second after a change, and loop if at once."""
     assert until_gathered(history, config) == seconds

@@ -28,30 +28,30 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("law", laws.LAWS[:-1], ids=str)
 def test_every_rule_set_keeps_the_law(law: Law) -> None:
-    """What breaks without it is said at each law, for users can hold rule sets of their own to them."""
+    """Each law states what breaks without it, since users can test their own rule sets against the laws."""
     law.check(plan, rule_sets())
 
 
 @pytest.mark.parametrize("kind", RULE_SETS)
 def test_a_fleet_under_every_rule_set_comes_to_rest(kind: type[RuleSet]) -> None:
-    """With any options, but not where workers are expected that never come: for those a fleet may wait for ever."""
+    """A fleet rests under any options, except while it waits for expected workers that never come."""
     laws.comes_to_rest.check(plan, rule_sets(kind).map(lambda rules: evolve_known(rules, expected_workers=None)))
 
 
 def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
-    """The rules with these options, where they have them."""
+    """Apply these options to the rules that have them."""
     known: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
     return evolve(rules, **known)
 
 
 def test_equal_readings_make_disjoint_plans() -> None:
-    """S4: where two workers that read the same go for one lease, one write is refused, and a round is lost."""
+    """S4: If two workers with the same listing want one lease, one write is rejected and a round is lost."""
     rules = st.builds(Minimal, max_leases=st.none() | st.integers(6, 12))
     laws.equal_readings_make_disjoint_plans.check(plan, rules, examples=200)
 
 
 def test_loads_are_told_apart_whatever_the_order() -> None:
-    """Sums of fractions depend on their order: one worker stole another lease after another listing."""
+    """Sums of fractions depend on their order: one worker stole another lease after a listing in another order."""
     weights = {"k0": 100, "k1": 700, "k2": 200}
     table = [
         *(Lease(key, owner="w0", weight=weight) for key, weight in weights.items()),
@@ -73,7 +73,7 @@ def test_loads_are_told_apart_whatever_the_order() -> None:
     ],
 )
 def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
-    """A fraction, or an owner without a name, would be counted with, and nobody could say where it came from."""
+    """A fraction, or an owner without a name, would be counted, and its origin would be hard to find."""
     with pytest.raises(ValueError, match=f"^{field}: "):
         Lease(**{"key": "s-0", field: value})  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
 def test_expired_leases_are_freed_in_order_of_key(
     table: tuple[Lease, ...], config: Config, hearing: BulletinState
 ) -> None:
-    """C6: in the order of a listing, two stores that hold the same would be written to differently."""
+    """C6: In listing order, two stores with the same contents would be written in different orders."""
     me = Me("a-1", history=History(hearing=hearing))
     freed = [action.lease.key for action in plan(table, None, me, config) if action.rule == "C6"]
     assert freed == sorted(freed)
@@ -90,16 +90,16 @@ def test_expired_leases_are_freed_in_order_of_key(
 
 @pytest.mark.parametrize("seed", ["0", "1", "42"])
 def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
-    """The order of a set differs from process to process; a plan that hangs on it cannot be repeated."""
+    """The order of a set differs between processes, and a plan that depends on it cannot be repeated."""
     probe = Path(__file__).with_name("hash_seed_probe.py")
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    told = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, probe], env=environment, capture_output=True, text=True, check=True)
     here = subprocess.run(
         [sys.executable, probe], env=environment | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
     )
-    assert told.stdout == here.stdout != ""
+    assert result.stdout == here.stdout != ""
 
 
 def test_never_owned_is_not_forever() -> None:
-    """Infinite idleness must compare like any number, or a fresh table could not be planned."""
+    """A fresh table can be planned, because infinite idleness compares like any other number."""
     assert plan([Lease("s-0", idle=math.inf)], None, Me("a"), Config()) == (Claim(Lease("s-0", idle=math.inf), "M5"),)

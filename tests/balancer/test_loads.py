@@ -1,4 +1,4 @@
-"""Balance by throughput: into the band with few moves, and then quiet (M13)."""
+"""Balance by throughput: a fleet enters the band with few moves, then stays quiet (M13)."""
 
 from collections import Counter
 from random import Random
@@ -20,7 +20,7 @@ CONFIG = Config(rules=Minimal())
 
 
 def fleet(seed: int) -> dict[str, Lease]:
-    """Three hundred leases of log-normal throughput, twenty for each worker."""
+    """Return three hundred leases of log-normal throughput, twenty for each worker."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     keys = [f"s-{number:03d}" for number in range(300)]
     return {
@@ -34,13 +34,13 @@ def loads(leases: dict[str, Lease]) -> dict[str, int]:
 
 
 def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
-    """What all do who read alike."""
+    """Return the plans of all workers for one listing."""
     return [(worker, action) for worker in WORKERS for action in plan(leases.values(), None, Me(worker, turn), CONFIG)]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_loads_come_into_the_band_and_stay(seed: int) -> None:
-    """S9: each round lowers the sum of squares, so it ends; few leases move; a lease alone may be too heavy."""
+    """S9: Each round lowers the sum of squares, so it ends. Few leases move, and a single lease may be too heavy."""
     leases = fleet(seed)
     moved = 0
     for turn in range(20):
@@ -67,7 +67,7 @@ def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
 
 
 def test_many_unknown_weights_leave_it_to_the_counts() -> None:
-    """Beside peers that measure nothing, whatever their leases are taken for would move them about."""
+    """Next to peers that measure nothing, any assumed weight of their leases would move those leases about."""
     leases = [*fleet(1).values()]
     assert slack(leases, 20) == slack(unmeasured(leases, 0, 30), 20) == 10
     assert slack(unmeasured(leases, 0, 31), 20) == slack(unmeasured(leases, 200, 231), 20) == 0
@@ -75,7 +75,7 @@ def test_many_unknown_weights_leave_it_to_the_counts() -> None:
 
 
 def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
-    """Children that nobody measured yet would end the balance of loads, and all counts would be evened out."""
+    """Unmeasured children do not end balance by load, after which all counts would be evened out."""
     leases = fleet(1)
     for turn in range(20):
         for worker, action in plans(leases, turn):
@@ -89,7 +89,7 @@ def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
 
 
 def test_where_nothing_flows_the_counts_decide() -> None:
-    """A newcomer to an idle stream would be told that nought is its fair part of nought, and get nothing."""
+    """By loads, the fair share of a newcomer to an idle stream would be zero."""
     assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
 
 
@@ -98,7 +98,7 @@ def test_where_nothing_flows_the_counts_decide() -> None:
     [(10_000, False, 10), (9_999, False, 0), (9_999, True, 10), (5_000, True, 10), (4_999, True, 0), (0, True, 0)],
 )
 def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven: bool, tolerance: int) -> None:
-    """M13: leases would follow a few bytes; traffic about one limit would move them there and back each time."""
+    """M13: Leases would follow a few bytes, and traffic near a single limit would move them back and forth."""
     leases = [evolve(lease, weight=each) for lease in fleet(1).values()]
     assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
     if uneven:
@@ -108,7 +108,7 @@ def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven
 
 
 def test_a_gain_below_the_noise_moves_nothing() -> None:
-    """Without a least gain, measurements that wander keep a fleet moving for ever."""
+    """With no minimum gain, noise in the measurements would keep a fleet moving forever."""
     held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
     assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
     held["a"] += [Lease("more", weight=20_000)]
@@ -116,7 +116,7 @@ def test_a_gain_below_the_noise_moves_nothing() -> None:
 
 
 def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
-    """M13: workers of two versions that stand on different sides of the limit would each wait for the other."""
+    """M13: Workers of two versions on different sides of the limit would each wait for the other."""
     held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
     held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
     anybody = dict.fromkeys(held, 9)
@@ -127,7 +127,7 @@ def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
 
 
 def test_a_taker_asks_where_the_owner_answers() -> None:
-    """H2: a load that moves is no more urgent than a count, and need not be read twice."""
+    """H2: A move for load is no more urgent than one for counts, so no record needs to be read twice."""
     leases = [
         Lease("s-1", owner="a", weight=90_000),
         Lease("s-2", owner="a", weight=90_000),
@@ -135,30 +135,30 @@ def test_a_taker_asks_where_the_owner_answers() -> None:
     ]
     stolen = plan(leases, None, Me("b"), CONFIG)
     assert [(type(action), action.lease.key) for action in stolen] == [(Steal, stolen[0].lease.key)]
-    (asked,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
-    assert (asked.rule, asked.lease.key) == ("H2", stolen[0].lease.key)
+    (request,) = plan([evolve(lease, yields=True) for lease in leases], None, Me("b"), CONFIG)
+    assert (request.rule, request.lease.key) == ("H2", stolen[0].lease.key)
 
 
 def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:
-    """Eight leases on three workers went to and fro for as long as their loads wandered."""
+    """Eight leases on three workers moved back and forth as long as their loads varied."""
     weights = {"a": (100, 100, 100), "b": (110, 105, 85), "c": (100, 100)}
     held = {worker: [Lease(f"{worker}-{each}", weight=each) for each in mine] for worker, mine in weights.items()}
     assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
 
 
 def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
-    """M13: a KCL 3.x worker measures too, but shares by counts; what we evened out by load it would take back."""
+    """M13: A KCL 3.x worker measures too, but shares by counts, and would undo what we balance by load."""
     notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
     leases = [evolve(lease, notes=notes["a"]) for lease in fleet(1).values()]
     ours = [evolve(lease, owner="a") for lease in leases]
     assert slack(ours, 20) == 10
-    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the attribute of the one before
+    assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the previous owner's attribute
     assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
     assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", notes=notes["b"]), *ours[2:]], 20) == 10
 
 
 def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
-    """The shares of these leases, where counts may differ by one for the sake of loads."""
+    """Return the shares of these leases if counts may differ by one for the sake of loads."""
     census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
     counts = {**dict(census.counts), **expected}
     return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, apart=False)
@@ -166,13 +166,16 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
 def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int | None, loaded: bool) -> None:
-    """M13: measures wander: it would be given a lease, and it be taken away again; the unmeasured weigh the average."""
+    """M13: Measurements vary, so the worker would get a lease and lose it again.
+
+    Unmeasured leases weigh the average.
+    """
     other = Lease("b-0", owner="b", weight=55 if weight is None else 100 - weight)
     assert shares_of(Lease("a-0", owner="a", weight=weight), other).loaded("a") is loaded
 
 
 def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
-    """H1: counted for nobody, a worker with its load would be given more for its count's sake."""
+    """H1: If it counted for no one, a worker with enough load would be given more leases because of its count."""
     going = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, True)
@@ -181,13 +184,13 @@ def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
 
 
 def test_the_unmeasured_weigh_the_average_in_everybodys_load() -> None:
-    """M13: a shard that was just split would make everybody look idle."""
+    """M13: A split does not make every worker look idle."""
     measured = (Lease("a-0", owner="a", weight=50), Lease("b-0", owner="b", weight=50))
     assert not shares_of(*measured, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
 
 
 def test_a_worker_that_takes_for_its_count_is_seen_or_led() -> None:
-    """M13: loads would wait for ever for workers that were announced and did not come."""
+    """M13: Loads do not wait forever for workers that were announced and did not come."""
     fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
     one = Lease("a-0", owner="a", weight=1)
     shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)

@@ -1,6 +1,6 @@
-"""On which side of each limit of looking a worker stands that just meets it, and what it says there.
+"""What a worker does exactly at each limit that decides when it reads the table.
 
-Workers of two versions, or two languages, that stand on different sides of one limit read different tables.
+Workers of two versions, or two languages, that treat one limit differently read different tables.
 """
 
 import pytest
@@ -44,13 +44,13 @@ LONG_AGO = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds)
 
 
 def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
-    """What READER sees that kept the lookout until now and has read so many *acts*."""
+    """Return what READER sees if it was the lookout until now and has read `acts` as given."""
     old = tuple(evolve(x, notes=row("", READER, bulletin="9 2 1").notes) if x.owner == READER else x for x in TABLE)
     return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
 
 
 def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> None:
-    """C3: the readers of its row would wait until it falls silent."""
+    """C3: The readers of its row do not have to wait until it falls silent."""
     notes = told(10, 3, 1)
     old, history = abdicating(acts_read=2)
     assert look(READER, old, history) == Look(2.5, keys=KEYS, notes=notes, stale_ok=True)
@@ -61,7 +61,7 @@ def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> Non
 
 
 def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:
-    """C7: news heard half a second after a listing would be left for the reading after the next."""
+    """C7: A change half a second after a listing is not left for the listing after the next."""
     called = heard(turned=True)
     assert look(READER, TABLE, evolve(called, full_still=0.5)) == Look(0.0)
     assert look(READER, TABLE, evolve(called, full_still=0.0)).keys == KEYS
@@ -69,51 +69,51 @@ def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:
 
 @pytest.mark.parametrize(("idle", "seconds"), [(1.5, 2.5), (1.75, 0.5)])
 def test_a_row_is_late_once_its_heartbeat_was_due(idle: float, seconds: float) -> None:
-    """C8: readers that hurry before each heartbeat read more often than they need."""
+    """C8: Readers that hurry before each heartbeat would read more often than they need."""
     assert look(READER, standing_still(idle)) == Look(seconds, keys=KEYS, stale_ok=True)
 
 
 @pytest.mark.parametrize(("warned", "seconds"), [(9.75, 0.5), (10.0, 2.5)])
 def test_a_warning_holds_for_ten_seconds(warned: float, seconds: float) -> None:
-    """C5: by then the suspect has renewed, or is freed."""
+    """C5: By then the suspect has renewed, or its leases are freed."""
     assert look(READER, TABLE, heard(warned=warned)).seconds == seconds
 
 
 def test_of_twelve_rows_one_is_asked_for_and_of_eleven_all_are_listed() -> None:
-    """C7: a listing brings twelve rows for the price of one that is asked for by its key."""
+    """C7: A listing returns twelve rows for the price of one read by key."""
     lately = evolve(QUIET, fleet_still=14.0)
     six = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
     eleven = (*(lease for lease in six if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
     twelve = (*eleven, row("u-0", LAST))
-    found = look(READER, (*twelve, row("u-1", LAST)), lately)
+    decision = look(READER, (*twelve, row("u-1", LAST)), lately)
     assert (len(eleven), len(twelve)) == (11, 12)
-    assert found.keys is not None
+    assert decision.keys is not None
     assert [look(READER, leases, lately).keys is None for leases in (eleven, twelve)] == [True, False]
 
 
 @pytest.mark.parametrize(("fleet_still", "keys"), [(15.0, 2), (15.25, 1)])
 def test_requests_come_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
-    """C7: who stops watching sooner keeps a newcomer waiting."""
+    """C7: If an owner stopped watching sooner, a newcomer would have to wait."""
     found = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
     assert found is not None
     assert len(found) == keys
 
 
 def test_a_worker_with_no_more_than_a_share_watches_for_no_request() -> None:
-    """C7: nobody will ask for any of its leases."""
+    """C7: No other worker will request any of its leases."""
     assert look(READER, TABLE, evolve(QUIET, fleet_still=14.0)) == Look(2.5, keys=KEYS, stale_ok=True)
 
 
 def test_a_worker_that_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
-    """C7: owners would not watch what a newcomer without a lease asks for next."""
+    """C6: Owners watch what a newcomer that holds no lease yet requests next."""
     asked = tuple(evolve(x, next_owner="new") if x.key == KEYS[0] else x for x in TABLE)
-    found = look(READER, asked, evolve(QUIET, fleet_still=14.0))
-    assert found.seconds == 0.5
-    assert len(found.keys or ()) == 2
+    decision = look(READER, asked, evolve(QUIET, fleet_still=14.0))
+    assert decision.seconds == 0.5
+    assert len(decision.keys or ()) == 2
 
 
 def test_a_row_silent_since_the_last_listing_calls_nobody_to_another() -> None:
-    """C8: that listing has started this worker's clocks."""
+    """C8: That listing started this worker's clocks."""
     still = standing_still(5.0)
     assert [look(READER, still, evolve(QUIET, full_still=full)).keys is None for full in (5.0, 5.25)] == [False, True]
     late = evolve(QUIET, full_still=30.0)
@@ -121,12 +121,12 @@ def test_a_row_silent_since_the_last_listing_calls_nobody_to_another() -> None:
 
 
 def test_everybody_lists_after_more_than_so_many_cycles() -> None:
-    """C11: six workers wait for 120 seconds."""
+    """C11: Six workers wait for 120 seconds."""
     assert [look(READER, TABLE, evolve(QUIET, full_still=full)).keys for full in (120.0, 120.25)] == [KEYS, None]
 
 
 def test_an_owner_at_its_limit_is_read_once_more() -> None:
-    """C5, C16: at the limit it has not expired yet; just above, it may be freed."""
+    """C5, C16: At the limit the lease has not expired yet; just above the limit it may be freed."""
     for idle, seconds in ((10.0, 0.5), (10.25, 0.25), (10.5, 0.05), (10.75, 3.0)):
         assert look(LOOKOUT, standing_still(idle, READER), FULL).seconds == seconds
     me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
@@ -135,7 +135,7 @@ def test_an_owner_at_its_limit_is_read_once_more() -> None:
 
 
 def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
-    """C3, C5: warnings about the living make everybody hurry, and a rank given away too soon sends all to the table."""
+    """C3, C5: A false warning makes every worker hurry, and a rank given up too soon sends them all to the table."""
     config = Config(rules=Minimal(), renew_seconds=5.0)
     warns = [
         look_again((), standing_still(idle, READER), Me(LOOKOUT, history=FULL), config).notes for idle in (6.5, 6.75)
@@ -145,7 +145,10 @@ def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
 
 
 def test_each_rank_stands_in_once_its_time_is_over() -> None:
-    """C8: two that begin at one moment read the table twice; and with longer leases each waits as much longer."""
+    """C8: Two stand-ins that begin together read the table twice.
+
+    With longer leases, each waits proportionally longer.
+    """
     assert not on_duty(NEXT, standing_still(2.5))
     twice = evolve(CONFIG, lease_seconds=20.0)
     ranks = lookout_ranks(standing_still(8.0), twice)
@@ -154,13 +157,13 @@ def test_each_rank_stands_in_once_its_time_is_over() -> None:
 
 
 def test_a_worker_without_leases_has_no_row_to_renew() -> None:
-    """C4: whoever has just lost its last lease would fail in place of looking on."""
+    """C4: A worker that has just lost its last lease goes on reading instead of failing."""
     assert heartbeat((), Me(LOOKOUT), CONFIG) == ()
     assert heartbeat((evolve(TABLE[0], checkpoint=SHARD_END),), Me(str(TABLE[0].owner)), CONFIG) == ()
 
 
 def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
-    """C6: everybody would list the table for a lease that is gone."""
+    """C6: Every worker would list the table for a lease that is already taken."""
     free = row("s-x", None)
     assert look(LOOKOUT, (*TABLE, free), LATELY).notes[:1] == LOUD
     assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).notes[:1] == SILENT
@@ -170,7 +173,7 @@ def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> 
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
 def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object) -> None:
-    """C6: the lease itself, or the parent that its reader waited for."""
+    """C6: This applies to the lease itself, and to the parent that its reader waited for."""
     assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).notes[:1] == notes
     parent = evolve(row("p-0", None, idle=idle), checkpoint=SHARD_END)
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0",), checkpoint=TRIM_HORIZON)
@@ -178,26 +181,26 @@ def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object)
 
 
 def test_a_lasting_state_is_called_out_after_a_whole_cycle() -> None:
-    """C6: each call costs everybody a listing."""
+    """C6: Each call costs every worker a listing."""
     free = (*TABLE, row("s-x", None, idle=31.0))
     assert look(LOOKOUT, free, LONG_AGO).notes[:1] == LOUD
 
 
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
 def test_a_newcomer_to_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, acts: int) -> None:
-    """C6: owners that hold one lease each are asked for nothing."""
+    """C6: Owners that hold one lease each receive no requests."""
     rows = (evolve(row("s-0", "a"), next_owner="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
     assert look("a", rows, history).notes[:1] == note_of(Bulletin(1, acts, 0))
 
 
 def uneven(*others: Lease) -> tuple[Lease, ...]:
-    """All leases of the fleet but LAST's, with these."""
+    """Return all leases of the fleet except those of LAST, and these."""
     return (*(lease for lease in TABLE if lease.owner != LAST), *others)
 
 
 def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> None:
-    """M9: by one they differ in every fleet whose leases do not divide."""
+    """M9: Counts differ by one in every fleet whose number of leases is not a multiple of its workers."""
     by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
     by_one = (*TABLE, row("s-x", READER))
     assert [look(LOOKOUT, leases, LONG_AGO).notes[:1] for leases in (by_two, by_one)] == [LOUD, SILENT]
@@ -206,7 +209,7 @@ def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> Non
 
 
 def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
-    """The leases of these workers, of these weights, in ten kilobytes a second."""
+    """Return the leases of these workers with these weights, in units of 10 kB/s."""
     return tuple(
         evolve(row(f"{worker}-{place}", worker), weight=10_000 * weight)
         for worker, each in weights.items()
@@ -215,20 +218,20 @@ def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
 
 
 def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
-    """Whether the lookout of these leases, which are all quiet otherwise, calls the fleet."""
+    """Return whether the lookout of these otherwise quiet leases calls the fleet."""
     history = evolve(LONG_AGO, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds))
     me = Me(lookout_ranks(leases, config).ranks[0], history=history)
     return look_again((), leases, me, config).notes[:1] == note_of(Bulletin(1, 1, 0))
 
 
 def test_for_the_sake_of_loads_counts_may_differ_by_half_a_share_more_on_either_side() -> None:
-    """M13: eight leases of two workers, whose loads are even: seven and one are too far apart, six and two are not."""
+    """M13: With eight leases on two workers of even load, 7 and 1 are too far apart; 6 and 2 are not."""
     assert called(weighed(a=(1,) * 7, b=(7,)))
     assert not called(weighed(a=(1,) * 6, b=(3, 3)))
 
 
 def test_loads_that_nobody_has_room_to_even_out_call_nobody() -> None:
-    """M13: the emptiest holds as many leases as it may, by its share or by the limit; the others could only look."""
+    """M13: The emptiest worker holds as many leases as its share or the limit allows; the others could only look."""
     full = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
     assert not called(full)
     assert called(full[1:])

@@ -1,4 +1,4 @@
-"""Single turns of our own rules at their limits: whom a worker relieves, whom it leaves alone, and for how long."""
+"""Single turns of our own rules at their limits: which workers lose leases, which keep them, and for how long."""
 
 import math
 
@@ -23,13 +23,13 @@ def config(**rules: object) -> Config:
 
 
 def held(owner: str, *weights: int | None) -> list[Lease]:
-    """Leases of these weights, in ten kilobytes a second: with less traffic counts alone would decide."""
+    """Return leases of these weights, in units of 10 kB/s; with less traffic, counts alone would decide."""
     sizes = (None if weight is None else 10_000 * weight for weight in weights)
     return [Lease(f"{owner}-{place}", owner=owner, weight=size) for place, size in enumerate(sizes)]
 
 
 def count(owner: str, number: int) -> list[Lease]:
-    """So many leases without a measured weight."""
+    """Return this many leases without a measured weight."""
     return held(owner, *[None] * number)
 
 
@@ -38,7 +38,7 @@ def free(number: int, idle: float) -> list[Lease]:
 
 
 def turn(leases: list[Lease], history: History = LATELY, worker: str = "b", **rules: object) -> list[tuple[str, str]]:
-    """What this worker takes or lets go: the rule, and whose it is."""
+    """Return what this worker takes or releases, as pairs of the rule and the owner."""
     actions = plan(leases, None, Me(worker, history=history), config(**rules))
     return [(action.rule, action.lease.owner or "") for action in actions]
 
@@ -53,12 +53,12 @@ def first(actions: tuple[Action, ...]) -> Steal | RequestHandoff:
 
 
 def test_a_newcomer_is_seen_at_once_in_a_fleet_of_few_leases() -> None:
-    """Of three leases it would be given none until the wait for others is over."""
+    """With three leases, the newcomer gets one before the wait for other joiners is over."""
     assert turn([*count("a", 2), *count("b", 1)], History(), "c") == [("M5", "a")]
 
 
 def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
-    """It would fall below its share, and take a lease back: two moves for nothing."""
+    """The worker would fall below its share and take a lease back: two moves without a benefit."""
     table = [*count("a", 2), *count("b", 5)]
     for number in range(30):
         (action,) = plan(table, None, Me(f"c-{number}"), config())
@@ -67,7 +67,7 @@ def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
 
 
 def test_a_newcomer_asks_four_donors_of_its_own() -> None:
-    """Fifty newcomers that all ask the same four donors meet at their leases."""
+    """Fifty newcomers that all request from the same four owners would compete for their leases."""
     donors = [f"d-{number}" for number in range(12)]
     table = [lease for donor in donors for lease in count(donor, 9)]
     asked = set()
@@ -88,7 +88,7 @@ def test_a_newcomer_asks_four_donors_of_its_own() -> None:
 def test_a_successor_takes_what_the_median_of_the_others_holds(
     others: tuple[int, ...], waiting: int, most: int | None, taken: int
 ) -> None:
-    """M12: more than its share and it is robbed again, more than its limit and it is too small for them."""
+    """M12: With more than its share it would lose leases again; above its limit, the leases are too many for it."""
     table = [lease for place, number in enumerate(others) for lease in count(f"o-{place}", number)]
     inherited = turn([*table, *free(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
     assert inherited == ([("M12", "")] * taken if taken else [])
@@ -96,7 +96,7 @@ def test_a_successor_takes_what_the_median_of_the_others_holds(
 
 @pytest.mark.parametrize(("idle", "rules"), [(4.9, []), (5.0, ["M6", "M6"])])
 def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float, rules: list[str]) -> None:
-    """M12: each rolling restart would move every lease twice."""
+    """M12: A rolling restart does not move every lease twice."""
     taken = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
     assert [rule for rule, _ in taken] == rules
 
@@ -105,12 +105,12 @@ def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float
 
 
 def test_a_worker_takes_what_is_free_and_the_rest_of_its_share_from_the_living() -> None:
-    """It would wait a turn for each lease that happens to be free."""
+    """A worker does not wait a turn for each lease that happens to be free."""
     assert turn([*count("a", 6), *count("b", 1), *free(1, 1.0)]) == [("M6", ""), ("M6", "a"), ("M6", "a")]
 
 
 def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
-    """M9: half of the stream would stay unread for as long as somebody who was announced stays away."""
+    """M9: The stream does not stay half unread as long as an announced worker stays away."""
     table = [*count("a", 2), *count("b", 2)]
     assert turn([*table, *free(4, 30.0)], expected_workers=4) == []
     assert turn([*table, *free(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]
@@ -118,11 +118,11 @@ def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
 
 
 def test_a_request_says_whose_place_it_takes() -> None:
-    """The store replaces that heir alone: told of none, it would refuse the request for ever."""
+    """The store replaces only that next owner; without a name, it would reject the request forever."""
     table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
-    asked = first(plan(table, None, Me("b", history=LATELY), config()))
-    assert isinstance(asked, RequestHandoff)
-    assert (asked.from_owner, asked.stale_next_owner) == ("a", "gone")
+    request = first(plan(table, None, Me("b", history=LATELY), config()))
+    assert isinstance(request, RequestHandoff)
+    assert (request.from_owner, request.stale_next_owner) == ("a", "gone")
 
 
 # Patience, by M9 and M11
@@ -130,20 +130,22 @@ def test_a_request_says_whose_place_it_takes() -> None:
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
 def test_a_lease_that_nobody_takes_is_taken_after_patience_one_a_turn(idle: float, rules: list[str]) -> None:
-    """Too early it is somebody else's, and two leases at a time would make this worker the next one to be robbed."""
+    """Before its patience ends, the lease is another worker's part.
+
+    With two at a time, this worker would lose leases next.
+    """
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, idle)]
     assert [rule for rule, _ in turn(table, worker="b")] == rules
 
 
 def test_the_time_of_grace_is_a_part_of_patience() -> None:
-    """A successor that takes long would find its leases taken."""
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, 74.9)]
     assert turn(table, worker="b", grace_seconds=5.0) == []
     assert turn([*table[:-2], *free(2, 75.1)], worker="b", grace_seconds=5.0) == [("M9", "")]
 
 
 def test_a_full_worker_takes_nothing_however_long_it_waits() -> None:
-    """max_leases is what the process can carry: one more and it is killed, with all it holds."""
+    """`max_leases` is what the process can carry. With one more lease it might be killed and lose them all."""
     table = [*count("a", 2), *count("b", 2), *free(2, 200.0)]
     assert turn(table, STILL, max_leases=2) == []
     assert turn(table, STILL, max_leases=3) == [("M6", "")]
@@ -153,7 +155,10 @@ def test_a_full_worker_takes_nothing_however_long_it_waits() -> None:
     ("most", "still", "stolen"), [(6, 90.0, True), (6, 60.0, False), (5, 90.0, False)], ids=["apart", "early", "near"]
 )
 def test_beside_a_zombie_the_fullest_is_relieved_after_patience(most: int, still: float, stolen: bool) -> None:
-    """Of 6, 4 and a zombie's 1 it would rest so for ever; between neighbours the lease would go to and fro."""
+    """With 6, 4 and a zombie's 1 lease, the fleet would stay uneven forever.
+
+    Between neighbors, the lease would alternate.
+    """
     table = [*count("a", most), *count("b", 4), *count("z", 1)]
     taken = turn(table, History(owners_still=still, fleet_still=90.0))
     assert taken == ([("M9", "a")] if stolen else [])
@@ -163,7 +168,7 @@ def test_beside_a_zombie_the_fullest_is_relieved_after_patience(most: int, still
     ("release", "still", "goes"), [(True, 121.0, True), (True, 120.0, False), (False, 900.0, False)]
 )
 def test_an_overloaded_worker_lets_a_lease_go_only_where_it_is_told_to(release: bool, still: float, goes: bool) -> None:
-    """M11: a lease let go stands unread until somebody takes it; whoever did not ask for that would not expect it."""
+    """M11: A released lease stays unread until a worker takes it, so this is opt-in."""
     table = [*count("a", 4), *count("b", 3), *count("c", 4), *count("z", 1)]
     history = History(owners_still=still, fleet_still=still)
     assert turn(table, history, release=release) == ([("M11", "b")] if goes else [])
@@ -173,12 +178,12 @@ def test_an_overloaded_worker_lets_a_lease_go_only_where_it_is_told_to(release: 
 
 
 def spread(total: int, number: int) -> list[int]:
-    """So many weights of this sum, nearly even."""
+    """Return this many nearly even weights that add up to this sum."""
     return [total // number + (place < total % number) for place in range(number)]
 
 
 def loads(**shares: tuple[int, int]) -> list[Lease]:
-    """Each owner's count and load."""
+    """Return the count and the load of each owner."""
     return [lease for owner, (number, load) in shares.items() for lease in held(owner, *spread(load, number))]
 
 
@@ -190,37 +195,37 @@ def loads(**shares: tuple[int, int]) -> list[Lease]:
 def test_beside_loads_the_fullest_is_relieved_for_its_count_alone_where_that_is_far_off(
     fullest: int, rest: int, load: int, stolen: bool
 ) -> None:
-    """Counts may differ for the sake of loads: evened out, they would be moved back by load, for ever."""
+    """Counts may differ for the sake of loads: a lease moved for its count would be moved back for its load."""
     table = loads(a=(fullest, 1070), b=(4, load), z=(rest, 3000 - 1070 - load))
     assert turn(table, STILL) == ([("M9", "a")] if stolen else [])
 
 
 @pytest.mark.parametrize(("fullest", "rest", "goes"), [(14, 6, True), (13, 7, False)])
 def test_beside_loads_a_lease_is_let_go_only_where_counts_are_far_off(fullest: int, rest: int, goes: bool) -> None:
-    """M11: a lease let go for its count would be taken back for its load."""
+    """M11: A lease that was released for the count would be taken back for its load."""
     table = loads(a=(fullest, 1000), b=(4, 1000), z=(rest, 1000))
     history = History(owners_still=900.0, fleet_still=900.0)
     assert turn(table, history, "a", release=True) == ([("M11", "a")] if goes else [])
 
 
 def test_a_worker_with_its_load_in_one_lease_takes_no_others_for_its_count() -> None:
-    """A hot shard's reader would be given its full number of leases beside it, and fall behind."""
+    """The reader of a hot shard does not fall behind because it also has a full number of other leases."""
     assert turn([*held("a", *[10] * 7), *held("b", 100)]) == []
 
 
 def test_a_count_that_loads_allow_is_no_reason_to_take() -> None:
-    """At the tolerance itself loads decide: taken for the count, it would be one move more than needed."""
+    """Within the tolerance loads decide; taking a lease for the count would cost one move more than needed."""
     assert turn([*held("a", *[100] * 6), *held("b", *[50] * 2)]) == [("M13", "a")] * 2
 
 
 def test_loads_wait_until_counts_are_in_order() -> None:
-    """Two workers would go for one lease: one for its count, the other for its load."""
+    """Two workers never want the same lease, one for its count and the other for its load."""
     table = loads(a=(12, 2000), b=(10, 100), c=(2, 300))
     assert turn(table) == []
 
 
 def test_loads_give_nobody_more_than_it_may_hold() -> None:
-    """max_leases is what the process can carry, whatever the loads."""
+    """`max_leases` is what the process can carry, whatever the loads."""
     table = [*held("a", 50, 50), *held("b", 1, 1)]
     assert turn(table, max_leases=2) == []
     assert turn(table, max_leases=3) == [("M13", "a")]
@@ -230,7 +235,10 @@ def test_loads_give_nobody_more_than_it_may_hold() -> None:
 
 
 def test_a_lease_for_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
-    """What is free is for those before it: counted against it, an owner would let go a lease too many, or too few."""
+    """Free leases belong to the workers earlier in line.
+
+    Otherwise an owner would release one lease too many, or too few.
+    """
     history = evolve(LATELY, led=(("j", 0.0),))
     table = [*count("a", 5), *count("b", 4), *free(1, 1.0)]
     gone = [*turn(table, history, "a"), *turn(table, history, "b")]
@@ -238,7 +246,7 @@ def test_a_lease_for_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
 
 
 def test_a_led_worker_with_too_many_leases_is_its_leaders_affair() -> None:
-    """Their leader evens them out itself: what we let go besides would come back to us."""
+    """The leader evens out its own workers, and leases that we release in addition would come back to us."""
     history = evolve(LATELY, led=(("j", 0.0), ("k", 0.0)))
     assert turn([*count("a", 4), *count("k", 4), *count("j", 1)], history, "a") == []
     (release,) = plan([*count("a", 4), *count("k", 3), *count("j", 2)], None, Me("a", history=history), config())

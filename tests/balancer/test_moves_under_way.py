@@ -1,4 +1,4 @@
-"""A planned move under way, one lease and one reading at a time: who does what, and when nobody does."""
+"""A planned move under way, one lease and one listing at a time: which worker acts, and when none does."""
 
 import pytest
 from attrs import evolve
@@ -12,28 +12,28 @@ from leasehold.balancer.model import SHARD_END, Lease, Me
 CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
 DEAD = 100.0
 
-# ann owns it, and bob has asked for it.
+# ann owns the lease, and bob has requested it.
 ASKED = Lease("s-0", owner="ann", next_owner="bob", yields=True)
 
 
 def steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
-    """What this worker does about the moves that it reads."""
+    """Return what this worker does about the moves that it reads."""
     return handoffs(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
 def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
-    """Owner and heir of the moves that will still be made."""
+    """Return owner and next owner of the moves that will still be made."""
     return live_moves(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
 def test_the_owner_releases_and_everybody_else_waits() -> None:
-    """A bystander that acted would take a lease that was promised to another."""
+    """A bystander that acted would take a lease that was promised to another worker."""
     assert steps("ann", ASKED) == (Release(ASKED, rule="H3", next_owner="bob"),)
     assert steps("bob", ASKED) == steps("cyd", ASKED) == ()
 
 
 def test_the_heir_of_a_dead_owner_claims_and_the_dead_owner_itself_does_not_release() -> None:
-    """A lease that its owner let expire would wait for a release that nobody is there to write."""
+    """A lease that its owner let expire does not wait for a release that no worker is left to write."""
     dead = evolve(ASKED, idle=DEAD)
     assert steps("bob", dead) == (Claim(dead, rule="H4"),)
     assert steps("ann", dead) == steps("cyd", dead) == ()
@@ -48,33 +48,33 @@ def test_the_heir_of_a_dead_owner_claims_and_the_dead_owner_itself_does_not_rele
 )
 @pytest.mark.parametrize("worker", ["ann", "bob"])
 def test_a_lease_without_an_owner_or_with_its_heir_as_owner_is_no_move(still: Lease, worker: str) -> None:
-    """The heir would release to itself what it has just got, or claim under the wrong rule what is free for all."""
+    """A next owner neither releases a lease to itself nor claims a free lease under the wrong rule."""
     assert steps(worker, still) == ()
     assert moves(evolve(still, owner=None)) == {}
 
 
 def test_a_finished_lease_is_not_moved() -> None:
-    """Under rules that count finished leases their owner would hand over a shard that has nothing left to read."""
+    """Under rules that count finished leases too, no shard is handed off that has nothing left to read."""
     ended = evolve(ASKED, checkpoint=SHARD_END)
     everything = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
     assert handoffs(everything, CONFIG) == ()
 
 
 def test_the_heir_of_an_owner_that_lives_and_does_not_give_steals_after_its_time_to_drain() -> None:
-    """A stuck handler would keep a lease for ever, or a slow one be robbed in the middle of its batch."""
+    """A stuck handler does not keep a lease forever, and a slow one is not interrupted in the middle of its batch."""
     due = evolve(ASKED, next_owner_idle=40.0)
     assert steps("bob", due) == (Steal(due, from_owner="ann", rule="H4"),)
     assert steps("bob", evolve(ASKED, next_owner_idle=39.9)) == ()
 
 
 def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
-    """Two workers that read the same table in another order would write in another order."""
+    """Two workers that read the same table write in the same order."""
     leases = [evolve(ASKED, key=key, shard=key) for key in ("s-2", "s-0", "s-1")]
     assert [step.lease.key for step in steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
 
 
 def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
-    """An heir that was late by a second would never ask again, and balance would not be reached."""
+    """A next owner that was late by a second still gets its lease, and balance is reached."""
     found = evolve(ASKED, next_owner=None)
     assert asked_again(ASKED, found) == RequestHandoff(found, "ann", "H4")
 
@@ -90,15 +90,20 @@ def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
     ],
 )
 def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
-    """A worker would ask for what it no longer lacks, or whom it need not ask."""
+    """A worker does not request a lease that it no longer lacks, or that it can take without asking."""
     assert asked_again(ASKED, found) is None
 
 
 def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
-    """Both would plan with the lease, or neither, and a third worker's share be reckoned wrongly."""
+    """If both or neither planned with the lease, a third worker's share would be wrong."""
     four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
-    asked = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
-    reading = (*asked, *four[2:], Lease("s-4", owner="bob"), Lease("s-5", owner="ann", next_owner="cyd", yields=True))
+    requested = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
+    reading = (
+        *requested,
+        *four[2:],
+        Lease("s-4", owner="bob"),
+        Lease("s-5", owner="ann", next_owner="cyd", yields=True),
+    )
     census = take_census(reading, Me("ann"), CONFIG)
     assert census.counts == {"ann": 5, "bob": 1}
     assert handed_counts(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}
@@ -106,15 +111,15 @@ def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
 
 
 def test_without_a_move_the_counts_are_those_of_the_reading() -> None:
-    """A worker that holds nothing would be forgotten."""
+    """A worker that holds nothing is counted too."""
     census = take_census((Lease("s-0", owner="ann"),), Me("bob"), CONFIG)
     assert handed_counts(census, CONFIG) == {"ann": 1, "bob": 0}
 
 
 def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -> None:
-    """A newcomer's first request would not count, or one that died before its first lease would count for ever.
+    """A newcomer's first request counts. If it died before its first lease, the request stops counting.
 
-    It is given up a cycle after the heir may steal: 10 s of lease, 30 s to drain, a cycle of 20 s.
+    The request is given up a cycle after the next owner may steal: 10 s of lease, 30 s to drain, a cycle of 20 s.
     """
     under_way = {"s-0": ("ann", "bob")}
     assert moves(evolve(ASKED, next_owner_idle=59.9)) == under_way
@@ -124,7 +129,7 @@ def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -
 
 
 def test_a_dead_owners_lease_is_no_move_that_will_be_made() -> None:
-    """Its heir would be counted with a lease that anybody may claim."""
+    """The next owner is not counted with a lease that any worker may claim."""
     assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
-    # Another one's death says nothing about this move.
+    # The death of another worker does not affect this move.
     assert moves(ASKED, Lease("s-1", owner="cyd", idle=DEAD)) == {"s-0": ("ann", "bob")}

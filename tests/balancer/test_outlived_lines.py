@@ -25,18 +25,18 @@ class Lineage:
     cuts: tuple[tuple[str, ...], ...]
 
     def ancestors(self, ids: set[str]) -> set[str]:
-        """Every ancestor of these shards."""
-        parents, found, todo = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
+        """Return every ancestor of these shards."""
+        parents, seen, todo = {shard.id: shard.parents for shard in self.shards}, set[str](), list(ids)
         while todo:
-            new = set(parents[todo.pop()]) - found
-            found |= new
+            new = set(parents[todo.pop()]) - seen
+            seen |= new
             todo += new
-        return found
+        return seen
 
 
 @st.composite
 def lineages(draw: st.DrawFn) -> Lineage:
-    """Up to three first shards and up to six reshards, each a split or a merge of neighbors."""
+    """Draw up to three first shards and up to six reshards, each a split or a merge of neighbors."""
     roots, ranged = draw(st.integers(1, 3)), draw(st.booleans())
     edges = [number * (HASH_KEYS[1] + 1) // roots for number in range(roots + 1)]
     shards = {f"s{n:02}": Shard(f"s{n:02}", hash_range=(edges[n], edges[n + 1] - 1)) for n in range(roots)}
@@ -62,7 +62,7 @@ def lineages(draw: st.DrawFn) -> Lineage:
 
 @frozen
 class Outage:
-    """A lineage, what is still listed of it, and the leases as they were when every worker stopped."""
+    """A lineage, the shards of it that are still listed, and the leases as they were when every worker stopped."""
 
     lineage: Lineage
     listed: tuple[Shard, ...]
@@ -76,13 +76,13 @@ class Outage:
 
     @property
     def unbegun(self) -> set[str]:
-        """Those of them without a lease."""
+        """The shards in `due` that have no lease."""
         return self.due.keys() - {lease.key for lease in self.leases}
 
 
 @st.composite
 def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
-    """Draw an outage; if it is not orderly, any closed shards have expired, but each part of the stream had a lease."""
+    """Draw an outage. If it is orderly, any closed shards have expired, but each part of the stream had a lease."""
     lineage = draw(lineages())
     closed = [shard.id for shard in lineage.shards if not shard.open]
     expired = set(draw(st.lists(st.sampled_from(closed), unique=True)))
@@ -100,7 +100,7 @@ def outages(draw: st.DrawFn, *, orderly: bool) -> Outage:
 
 @frozen
 class Outcome:
-    """Where each lease that was created begins, and the shards that were read, in this order."""
+    """The start position of each lease that was created, and the shards in the order in which they were read."""
 
     begun: dict[str, Position]
     order: list[str]
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataObject | None = None) -> Outcome:
-    """Let several workers plan from one reading and read what they may, until nothing changes.
+    """Let several workers plan from one listing and read what they may, until nothing changes.
 
     If given, `data` draws which planned actions are carried out in the first rounds, as when workers die.
     """
@@ -153,17 +153,17 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
 def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, data: st.DataObject) -> None:
     """Each listed shard that precedes no lease is read once, after its parents, from its beginning or checkpoint."""
     due = outage.due
-    found = settled(outage.listed, outage.leases, data)
-    assert {key: found.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
-    assert set(found.order) == due.keys()
+    outcome = settled(outage.listed, outage.leases, data)
+    assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
+    assert set(outcome.order) == due.keys()
     pairs = [(parent, key) for key in due for parent in due[key].parents if parent in due]
-    assert [pair for pair in pairs if found.order.index(pair[0]) > found.order.index(pair[1])] == []
-    assert found.left.keys() <= {shard.id for shard in outage.listed}
+    assert [pair for pair in pairs if outcome.order.index(pair[0]) > outcome.order.index(pair[1])] == []
+    assert outcome.left.keys() <= {shard.id for shard in outage.listed}
 
 
 @given(outages(orderly=False))
 def test_a_shard_that_outlived_its_children_is_read_from_its_beginning(outage: Outage) -> None:
     """Whatever subset of the shards has expired, each listed one that precedes no lease is read."""
-    found = settled(outage.listed, outage.leases)
-    assert {key: found.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
-    assert outage.due.keys() <= set(found.order)
+    outcome = settled(outage.listed, outage.leases)
+    assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)
+    assert outage.due.keys() <= set(outcome.order)

@@ -1,4 +1,4 @@
-"""A pause of the store is nobody's pace: who dies after it is dead as soon as after any other renewal."""
+"""A pause of the store does not change an owner's pace: a worker that dies after one is found dead as soon as usual."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ EVERY = 1.0
 
 
 def renewed(pauses: Sequence[tuple[float, float]], phase: float, pace: float, until: float) -> list[float]:
-    """When an owner of this pace renews, if no request is answered between these times (began, ended)."""
+    """Return when an owner of this pace renews, if no request is answered between these times (began, ended)."""
     times, t = [], phase
     while t < until:
         ended = next((end for begin, end in pauses if begin <= t < end), None)
@@ -33,7 +33,7 @@ def renewed(pauses: Sequence[tuple[float, float]], phase: float, pace: float, un
 
 
 def table(signs: dict[str, list[float]], t: float) -> list[Lease]:
-    """One lease of each owner, its version the number of its renewals."""
+    """Return one lease of each owner; the version of a lease is the number of its renewals."""
     return [
         Lease(f"s-{owner}", owner=owner, version=Version(str(sum(each <= t for each in times))))
         for owner, times in signs.items()
@@ -41,32 +41,32 @@ def table(signs: dict[str, list[float]], t: float) -> list[Lease]:
 
 
 def lived(signs: dict[str, list[float]], pauses: Sequence[tuple[float, float]], until: float) -> tuple[float, set[str]]:
-    """When the lease of "a" was first seen to have expired, and of whom it was said that they are slow."""
-    watch, t, said = Watch(), 0.0, set[str]()
+    """Return when the lease of "a" was first seen expired, and which workers were reported as slow."""
+    watch, t, slow = Watch(), 0.0, set[str]()
     while t < until:
         if not any(begin <= t < end for begin, end in pauses):
             watch, leases = watch.look(table(signs, t), t, t + 0.01)
             me = Me("me", history=watch.history)
-            said |= {owner for owner, _ in slow_owners(me, CONFIG)}
+            slow |= {owner for owner, _ in slow_owners(me, CONFIG)}
             if any(lease.owner == "a" for lease in take_census(leases, me, CONFIG).expired) and t > max(signs["a"]):
-                return t, said
+                return t, slow
         t += EVERY
-    return t, said
+    return t, slow
 
 
 @pytest.mark.parametrize("seconds", [30.0, 600.0, 3600.0])
 @pytest.mark.parametrize("ours", [True, False])
 def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ours: bool) -> None:
-    """Its first renewal after an outage was taken for its pace: claimable after three outages, and an alarm for all."""
+    """A dead worker's first renewal after an outage was taken for its pace: claimable only after three outages."""
     pauses = [(60.0, 60.0 + seconds)]
     signs = {owner: renewed(pauses, 1.0 + place, 5.3, 2 * seconds + 200.0) for place, owner in enumerate(OWNERS)}
     last = next(t for t in signs["a"] if t >= pauses[0][1])
     signs["a"] = [t for t in signs["a"] if t <= last]
     if not ours:
         del signs["me"]
-    died, said = lived(signs, pauses, 20 * seconds)
+    died, slow = lived(signs, pauses, 20 * seconds)
     assert died <= last + 1.05 * CONFIG.lease_seconds + 2 * EVERY
-    assert said == set()
+    assert slow == set()
 
 
 @given(
@@ -76,7 +76,7 @@ def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ou
 def test_however_often_the_store_pauses_patience_has_a_cap(
     gaps: list[tuple[float, float]], phases: list[float]
 ) -> None:
-    """Two pauses with one renewal between them look like a habit; the lease of a dead worker must not wait for both."""
+    """Two pauses with one renewal between them look like a habit, yet a dead worker's lease must not wait for both."""
     pauses: list[tuple[float, float]] = []
     for calm, seconds in gaps:
         begin = (pauses[-1][1] if pauses else 0.0) + calm
@@ -92,7 +92,7 @@ def test_however_often_the_store_pauses_patience_has_a_cap(
 
 
 def test_two_gaps_make_a_habit() -> None:
-    """Who renews every eight seconds, time after time, is spared for three of them; who stalled once is not."""
+    """An owner that renews every eight seconds gets three such gaps; one that stalled once does not."""
     row = Lease("s-0", owner="slow", version=Version("0"))
     watch, _ = Watch().look([row], 0.0, 0.0)
     known = []
@@ -107,18 +107,18 @@ def test_two_gaps_make_a_habit() -> None:
 
 
 def test_a_step_of_the_storages_clock_is_nobodys_pace() -> None:
-    """Rows a thousand hours old at one stroke would raise an alarm about every peer's --lease-seconds."""
-    watch, said = Watch(), set[str]()
+    """Rows that all become a thousand hours old at once do not raise an alarm about each peer's `--lease-seconds`."""
+    watch, slow = Watch(), set[str]()
     for t in range(120):
         stepped = 3603.0 if t in {44, 84} else 0.0
         rows = [Lease(f"s-{o}", owner=o, version=Version(str(t // 5)), idle=t % 5 + stepped) for o in OWNERS]
         watch, _ = watch.look(rows, float(t), float(t))
-        said |= {owner for owner, _ in slow_owners(Me("me", history=watch.history), Config(rules=Kcl()))}
-    assert said == set()
+        slow |= {owner for owner, _ in slow_owners(Me("me", history=watch.history), Config(rules=Kcl()))}
+    assert slow == set()
 
 
 def test_a_gap_that_stopped_this_worker_too_says_nothing_of_others() -> None:
-    """Whoever shares a storage shares its pauses, however many there are."""
+    """Workers that share a storage share its pauses, however many there are."""
     pauses = [(40.0, 70.0), (76.0, 106.0), (112.0, 142.0)]
     signs = {owner: renewed(pauses, 1.0 + place, 7.0, 300.0) for place, owner in enumerate(OWNERS)}
     assert lived(signs, pauses, 260.0)[1] == set()
@@ -126,7 +126,7 @@ def test_a_gap_that_stopped_this_worker_too_says_nothing_of_others() -> None:
 
 @given(st.text(max_size=30) | st.sampled_from(["9" * 4301 + " 1 1", "1 1 " + "9" * 10_000, "7 " * 3, "٣ 1 1"]))
 def test_no_text_of_a_note_stops_a_reading(text: str) -> None:
-    """Whoever can write one row could stop every worker that reads it."""
+    """Someone who can write one row cannot stop every worker that reads it."""
     row = Lease("s-0", owner="a", notes=((NOTE, text),))
     watch, (lease,) = Watch(bulletins=BulletinTracker()).look([row], 0.0, 1.0)
     assert lease.notes == row.notes

@@ -1,4 +1,4 @@
-"""Planned moves under every single blow, and what would be seen if they were carried out wrongly."""
+"""Planned moves under every single fault, and proof that a wrong implementation would be noticed."""
 
 import logging
 
@@ -11,19 +11,19 @@ from leasehold.stores.writes import StealLease, TakeBackLease, Write, applied
 
 @pytest.mark.slow
 def test_no_write_of_a_planned_move_may_be_lost_or_its_last_with_any_harm(caplog: pytest.LogCaptureFixture) -> None:
-    """A lost reply, or a death at the wrong moment, would repeat records, lose them, or strand the lease."""
+    """A lost reply, or a death at any moment, repeats no records, loses none, and strands no lease."""
     caplog.set_level(logging.CRITICAL)
-    stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` tells all of them, and pairs
+    stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` runs all of them, and pairs
     assert len(stories) >= 20
     assert {story: wrong for story in stories if (wrong := breaches(story))} == {}
 
 
 def careless(write: Write, stored: Lease | None) -> Lease | None:
-    """The write applied, a gift taken back under the owner alone."""
+    """Apply the write, but check only the owner when a gift is taken back."""
     return applied(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
 
 
 def test_a_gift_taken_back_from_the_worker_that_accepted_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: taking back under the owner alone, and not under the version as given."""
+    """The planted fault takes the gift back if the owner matches, without comparing the version as given."""
     monkeypatch.setattr("leasehold.stores.embedded.memory.applied", careless)
     assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))

@@ -1,4 +1,4 @@
-"""Which lease evens out two loads, and in which order: what each part of the choice is there for (M13)."""
+"""Which lease evens out two loads, and in which order: the reason for each part of the choice (M13)."""
 
 from random import Random
 
@@ -16,14 +16,14 @@ ROOM = dict.fromkeys((*WORKERS, "a", "b"), 3)
 
 
 def test_a_hot_lease_that_would_only_change_places_stays() -> None:
-    """Whoever is the fullest would be the fullest elsewhere, and what is read most would be read twice for it."""
+    """The new owner would become the fullest worker, and the busiest shard would be read twice for it."""
     held = {"a": [Lease("z-hot", weight=100), Lease("small", weight=2)], "b": []}
     assert relief(held, ROOM, ROOM) == {"small": "b"}
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_worker_that_gains_gives_nothing_in_the_same_series(seed: int) -> None:
-    """Each takes its own part: the second step of a lease's way, carried out before the first, is a move too many."""
+    """Each worker carries out its own part. The second step of a lease's path, if done first, is a move too many."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     held = {
         worker: [Lease(f"{worker}/{place}", weight=round(1024 * random.lognormvariate(0, 1))) for place in range(5)]
@@ -38,13 +38,13 @@ def test_a_worker_that_gains_gives_nothing_in_the_same_series(seed: int) -> None
 
 
 def test_each_move_of_a_series_is_counted_once_for_both() -> None:
-    """Counted twice, or its giver taken for poor after one, the series ends before the loads are even."""
+    """If it were counted twice, or its source considered poor after one move, the series would end too early."""
     held = {"a": [Lease(f"s-{place}", weight=10) for place in range(6)], "b": []}
     assert list(relief(held, ROOM, dict.fromkeys(ROOM, 9)).values()) == ["b"] * 3
 
 
 def test_a_load_is_that_of_all_leases_of_its_owner() -> None:
-    """By its last lease alone nobody would look overloaded, and nothing be evened out."""
+    """By its last lease alone, no worker would look overloaded, and nothing would be evened out."""
     leases = [
         Lease(f"{owner}-{place}", owner=owner, weight=10_000)
         for owner, most in (("a", 6), ("b", 3))
@@ -55,7 +55,7 @@ def test_a_load_is_that_of_all_leases_of_its_owner() -> None:
 
 
 def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
-    """Leases of these weights by owner, in ten kilobytes a second; each key ends with the weight."""
+    """Return leases of these weights by owner, in units of 10 kB/s; each key ends with the weight."""
     return {
         owner: [Lease(f"{owner}-{each}", owner=owner, weight=None if each is None else 10_000 * each) for each in every]
         for owner, every in weights.items()
@@ -65,14 +65,14 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
 @pytest.mark.parametrize(
     ("held", "room", "spare", "taken"),
     [
-        # Its count may not fall, so that it gives what leaves it above the mean: not the 21 that evens out best.
+        # Its count must not fall, so it gives a lease that leaves it above the mean, not the 21 that evens out best.
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 0), {"a-10": "b", "a-9": "b"}),
         (weighed(a=(21, 10, 9), b=()), ROOM, dict.fromkeys(ROOM, 1), {"a-21": "b"}),
-        # After one lease its count may not fall further.
+        # After one lease, its count must not fall further.
         (weighed(a=(), b=(), c=(2, 8, 4)), {"a": 3, "b": 1, "c": 3}, {"a": 0, "b": 1, "c": 1}, {"c-8": "a"}),
-        # The 40 would leave 20 and 50 where the 20 leaves 40 and 30.
+        # Moving the 40 would leave 20 and 50; moving the 20 leaves 40 and 30.
         (weighed(a=(40, 20), b=(10,)), ROOM, ROOM, {"a-20": "b"}),
-        # What weighs all but a tenth of the mean may not move; what weighs less may.
+        # A lease of nine tenths of the mean or more must not move; a lighter one may.
         (weighed(a=(38, 2), b=()), ROOM, ROOM, {"a-2": "b"}),
         # Just a tenth above the mean.
         (weighed(a=(10, 1), b=(10, 1), c=(8,)), dict.fromkeys("abc", 3), dict.fromkeys("abc", 3), {}),
@@ -80,14 +80,14 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
         (weighed(a=(10, 9, 8, 7, 6), b=()), {"a": 3, "b": 2}, ROOM, {"a-10": "b", "a-9": "b"}),
         (weighed(a=(), b=(2, 7, 3)), {"a": 1, "b": 0}, {"a": 0, "b": -1}, {"b-3": "a"}),
         (weighed(a=(9, 9), b=()), {"a": 3, "b": 0}, ROOM, {}),
-        # What nobody measured weighs nothing, unless it is said otherwise.
+        # Unmeasured leases weigh nothing by default.
         (weighed(a=(None, None, None), b=()), ROOM, ROOM, {}),
     ],
 )
 def test_each_limit_of_a_move_holds(
     held: dict[str, list[Lease]], room: dict[str, int], spare: dict[str, int], taken: dict[str, str]
 ) -> None:
-    """Leases would follow the noise of measures, or one worker be left with hardly any."""
+    """Leases do not follow noise in the measurements, and no worker is left with hardly any leases."""
     assert relief(held, room, spare) == taken
 
 
@@ -98,13 +98,13 @@ def moves(
     most: int | None = None,
     settling: float = 0.0,
 ) -> dict[str, str]:
-    """What should move in this fleet, where these are on their way from an owner to an heir."""
+    """Return what should move in this fleet if these leases are on their way from an owner to a next owner."""
     census = take_census([lease for each in held.values() for lease in each], Me("a"), Config(rules=Minimal()))
     return takers(census, census.counts, floor, moving or {}, most, settling=settling)
 
 
 def test_counts_limit_what_loads_ask_for() -> None:
-    """A worker of light leases would be filled with heavy ones until it holds nearly all."""
+    """A worker of light leases is not filled with heavy ones until it holds nearly all."""
     heavy = weighed(a=(10, 11, 12, 13), b=(1, 2))
     assert moves(heavy, 1) == {"a-13": "b"}
     assert moves(heavy, 2) == {"a-13": "b", "a-10": "b"}
@@ -114,7 +114,7 @@ def test_counts_limit_what_loads_ask_for() -> None:
 
 
 def test_a_lease_without_an_owner_comes_first_and_one_on_its_way_stays() -> None:
-    """The same lease would be asked for twice, or workers be evened out beside a lease that nobody reads."""
+    """No lease is requested twice, and workers are not evened out while a lease is unread."""
     held = weighed(a=(20, 19, 18), b=(1,))
     assert moves(held, 2) == {"a-20": "b"}
     assert moves(held, 2, moving={"a-20": ("a", "c")}) == {"a-18": "b"}
@@ -122,7 +122,7 @@ def test_a_lease_without_an_owner_comes_first_and_one_on_its_way_stays() -> None
 
 
 def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
-    """The children of a split would count as idle, and draw load to their owner."""
+    """The children of a split do not count as idle and do not attract load to their owner."""
     held = {
         "a": [*(Lease(f"a-{place}", owner="a", weight=100_000) for place in range(6)), Lease("z", owner="a")],
         "b": [Lease(f"b-{place}", owner="b", weight=100_000) for place in range(4)],
@@ -132,7 +132,7 @@ def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
 
 
 def test_a_small_excess_of_few_leases_is_evened_out() -> None:
-    """A fleet of few leases would never come into the band."""
+    """A fleet of few leases enters the band too."""
     held = {
         "a": [Lease("a-6", owner="a", weight=60_000), Lease("a-1", owner="a", weight=10_000)],
         "b": [Lease("b-6", owner="b", weight=60_000), Lease("b-1", owner="b", weight=10_000)],
@@ -144,19 +144,19 @@ def test_a_small_excess_of_few_leases_is_evened_out() -> None:
 @pytest.mark.parametrize(
     ("held", "moving"),
     [
-        # a gives two of its leases to c: without them it is not above the mean.
+        # a gives two of its leases to c. Without them, it is not above the mean.
         (weighed(a=(10, 9, 8), b=(9, 8), c=(9,)), {"a-10": ("a", "c")}),
-        # c is about to have its load.
+        # c is about to receive its load.
         (weighed(a=(10, 5), b=(10, 1), c=(1,)), {"a-5": ("a", "c"), "b-1": ("b", "c")}),
     ],
 )
 def test_a_move_under_way_counts_as_made(held: dict[str, list[Lease]], moving: dict[str, tuple[str, str]]) -> None:
-    """H1: with its weight counted for nobody, an heir would ask for more than its part, and give it away again."""
+    """H1: If its weight counted for no one, the next owner would request more than its part, and give it away again."""
     assert moves(held, 1, moving) == {}
 
 
 def test_a_lease_that_changed_hands_within_the_last_cycle_stays() -> None:
-    """A plan made from the reading before would carry on with it: one lease in sixteen moved twice."""
+    """A plan made from the listing before would move it again: one lease in sixteen moved twice."""
     held = weighed(a=(20, 19), b=())
     held["a"][0] = evolve(held["a"][0], held=19.5)
     held["a"] = [*held["a"], evolve(Lease("a-18", owner="a", weight=180_000), held=20.0)]

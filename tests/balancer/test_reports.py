@@ -1,4 +1,4 @@
-"""Who lives by its reports, reading by reading (M14)."""
+"""Which workers are alive by their reports, listing by listing (M14)."""
 
 import math
 
@@ -9,12 +9,12 @@ J, K = Lease("s-1", owner="j"), Lease("s-2", owner="k")
 
 
 def reported(**stamps: str) -> Reports:
-    """Reports of j, who leads, and others."""
+    """Return reports of j, who leads, and of others."""
     return Reports("j", tuple(sorted(stamps.items())))
 
 
 def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -> None:
-    """A dead worker's last report would keep leases unread, or a new worker go without for a report's interval."""
+    """A dead worker's last report does not keep leases unread, and a new worker does not wait a report interval."""
     roll = WorkerReports().after(reported(j="1"), (), ended=1)
     assert roll.led(began=5) == ()
     roll = roll.after(reported(j="2", k="1"), (), ended=10)
@@ -22,7 +22,7 @@ def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -
 
 
 def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
-    """Killed a moment after its report, it would be waited for, and its leases stay unread."""
+    """Killed a moment after its report, it would be waited for while its leases stay unread."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J,), ended=9)
     assert [worker for worker, _ in roll.led(began=10)] == ["j"]
@@ -31,7 +31,7 @@ def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
 
 
 def test_no_lease_is_given_while_the_report_of_a_worker_that_left_is_young() -> None:
-    """The leader takes that one for alive for a minute, and moves to it what we give to others: unread for 24 s."""
+    """The leader takes it for alive for a minute, and moves to it what we give to others: unread for 24 s."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     assert roll.led(began=35) == (("j", math.inf),)
@@ -52,7 +52,7 @@ def test_no_lease_is_given_to_a_worker_that_missed_a_report() -> None:
 
 
 def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> None:
-    """Who came, and ended within the minute for which it waited, would get leases: unread until they expire."""
+    """A worker that ended within the minute of waiting would get leases, unread until they expire."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     roll = roll.after(reported(j="2", k="1", n="1"), (J,), ended=40)
@@ -62,7 +62,7 @@ def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> 
 
 
 def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_reported() -> None:
-    """One may have ended; its leader would take it for alive, and move to it what another was given."""
+    """One of them may have ended; its leader takes it for alive, and would move to it what another was given."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J,), ended=1)
     roll = roll.after(reported(j="1", k="1", n="1"), (J,), ended=20)
     assert roll.led(began=21) == (("j", math.inf), ("k", math.inf), ("n", math.inf))
@@ -71,7 +71,7 @@ def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_report
 
 
 def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
-    """Workers would be given up while their leader is giving."""
+    """Workers are not given up while their leader is still giving."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
     roll = roll.after(reported(j="1"), (J,), ended=9)
     assert roll.led(began=10) == (("j", 1),)
@@ -80,7 +80,7 @@ def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
 
 
 def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
-    """What is let go for them would be given to nobody."""
+    """Leases that are released for its workers would be given to no one."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()
     roll = roll.after(reported(j="1", k="2"), (), ended=30)
@@ -89,14 +89,13 @@ def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
 
 
 def test_finished_leases_do_not_count() -> None:
-    """A worker with nothing but finished leases would never come to need a lease."""
     over = Lease("s-1", owner="j", checkpoint=SHARD_END)
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (J,), ended=1)
     assert roll.after(reported(j="1"), (over,), ended=9).led(began=10) == ()
 
 
 def test_a_silence_begins_with_the_last_report() -> None:
-    """Counted from the first one, the minute would be over before the leader gives up who reported since."""
+    """Counted from the first report, the minute would end before the leader gives up a worker that reported since."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J, K), ended=31)
     roll = roll.after(reported(j="2", k="2"), (J,), ended=60)

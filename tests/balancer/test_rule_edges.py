@@ -1,4 +1,4 @@
-"""Where the rules of other libraries and of groups just begin or end to apply."""
+"""The limits at which the rules of other libraries and of groups begin or stop to apply."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from leasehold.balancer.rules.shares import least_moves, path_of
 
 
 def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
-    """What worker a does where the leases s-0, s-1 … have these owners; "-" is none."""
+    """Return what worker a does if the leases s-0, s-1 … have these owners; "-" is none."""
     leases = [
         Lease(f"s-{place}", owner=None if owner == "-" else owner, idle=0.0) for place, owner in enumerate(owners)
     ]
@@ -21,13 +21,13 @@ def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
 
 
 def test_the_last_lease_that_a_worker_may_hold_can_be_a_stolen_one() -> None:
-    """R2: a worker of kcl-rust that may hold one lease would have none beside one that holds two."""
+    """R2: A kcl-rust worker that may hold one lease gets it from a worker that holds two."""
     assert [type(each) for each in did(KclRust(max_leases=1), "bb")] == [Steal]
     assert did(KclRust(max_leases=1), "abbb") == []
 
 
 def test_each_of_the_fullest_workers_is_robbed_now_and_then() -> None:
-    """R2: all thieves would rob the first by name, until it is the emptiest."""
+    """R2: Steals are spread over the fullest workers, so the first by name does not become the emptiest."""
     victims = {
         each.from_owner for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)
     }
@@ -35,32 +35,32 @@ def test_each_of_the_fullest_workers_is_robbed_now_and_then() -> None:
 
 
 def test_the_note_knows_no_greedy_mode() -> None:
-    """A dialect would be offered that nobody has published."""
+    """The note describes no greedy mode, so no such dialect is offered."""
     dialects = {"gist", "dotnet", "java", "python"}
     assert set(EventHubs.variants()) == {"event-hubs", *dialects, "dotnet-greedy", "java-greedy", "python-greedy"}
 
 
 def test_ownerships_are_written_again_three_times_before_they_expire() -> None:
-    """E7: one write that fails would lose the partition."""
+    """E7: A single failed write does not lose the partition."""
     assert [EventHubs().renew_seconds(seconds) for seconds in (30.0, 60.0, 120.0)] == [10.0, 20.0, 20.0]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 120.0])
 def test_an_ownership_of_dotnet_and_java_expires_at_its_time_itself(seconds: float) -> None:
-    """A worker would leave a partition that its peers take, or take one that they keep."""
+    """The worker agrees with its peers on whether it still owns the partition."""
     expires = {dialect: EventHubs(dialect).expires_above(seconds) for dialect in ("dotnet", "java", "python", "gist")}
     assert all(0.999 * seconds < expires[dialect] < seconds for dialect in ("dotnet", "java"))
     assert expires["python"] == expires["gist"] == seconds
 
 
 def test_a_python_worker_at_its_share_claims_nothing() -> None:
-    """E3: it would take what the others lack."""
+    """E3: A worker at its share leaves the rest to workers that lack a partition."""
     assert did(EventHubs("python"), "aab-") == []
     assert [type(each) for each in did(EventHubs("python"), "ab--")] == [Claim]
 
 
 def test_the_first_separator_ends_a_groups_name() -> None:
-    """A worker whose id has one more would be counted to a group of its own."""
+    """A worker whose id has another separator does not form a group of its own."""
     assert path_of("eu/a/b-7", ("/", "-")) == ("eu", "a/b")
 
 
@@ -69,6 +69,6 @@ def test_the_first_separator_ends_a_groups_name() -> None:
     [(("z-3", "x-1"), ("y-0", "x-1", "y-2", "z-3")), (("z-2", "z-1"), ("x-0", "z-1", "z-2", "y-3"))],
 )
 def test_a_group_of_half_the_workers_gets_half_the_leases(owners: tuple[str, ...], workers: tuple[str, ...]) -> None:
-    """S8: the fewest moves would be taken for none, where a group holds too much or too little."""
+    """S8: If a group holds too much or too little, no division counts as free of moves."""
     held = {f"s-{place}": owner for place, owner in enumerate(owners)}
     assert least_moves(held, workers, "prefix") == 1

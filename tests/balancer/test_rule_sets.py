@@ -1,4 +1,4 @@
-"""A rule set joins by one line in a list: nothing else need be told of it."""
+"""A rule set joins by one line in a list; no other part has to know about it."""
 
 import json
 import re
@@ -23,21 +23,21 @@ from leasehold_lab.properties.laws import Law
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=str)
 def test_a_new_rule_set_is_held_to_the_laws(law: Law) -> None:
-    """Without it the laws would be those of the rule sets that stood there when they were written."""
+    """The laws are not tied to the rule sets that existed when they were written."""
     law.check(plan, st.builds(Toy, most=st.integers(1, 4)), examples=30)
 
 
 def test_a_new_rule_set_plans_without_being_listed() -> None:
-    """Who embeds the planner may bring rules of its own."""
+    """An application that embeds the planner may bring its own rules."""
     leases = [Lease("s-0", idle=1.0), Lease("s-1", owner="b")]
     assert plan(leases, None, Me("a"), Config(Toy())) == (Claim(leases[0], "T1"),)
 
 
 def test_a_line_in_the_list_is_enough() -> None:
-    """Whoever adds a rule set should not have to search the project for the places that know the others by name."""
+    """Adding a rule set requires no search for other places that list the known ones by name."""
     probe = Path(__file__).with_name("joined_probe.py")
-    told = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
-    assert told == {
+    output = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
+    assert output == {
         "plan": ["T1", "T1", "T1"],
         "help": True,
         "spread": 0,
@@ -54,7 +54,7 @@ def test_a_set_has_a_name_and_a_variant_by_that_name(rules: type[RuleSet]) -> No
 
 
 def test_no_module_asks_which_rule_set_it_has() -> None:
-    """A rule set that joins later would silently be taken for one without what the question was about."""
+    """A rule set that joins later would silently be treated as one to which the question does not apply."""
     asking = re.compile(r"isinstance\((?:\w+\.)*rules\b")
     package = Path(leasehold.__file__).parent
     assert [path.name for path in package.rglob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []

@@ -1,4 +1,4 @@
-"""What the seam says besides actions: when to look again, who renews too slowly, and by what chance."""
+"""What the planner returns besides actions: when to look again, which owners renew too slowly, and how it draws."""
 
 from hashlib import blake2b
 
@@ -49,26 +49,26 @@ def test_after_taking_each_rule_set_looks_again_in_its_own_time(rules: RuleSet, 
 
 
 def test_a_quiet_turn_waits_a_whole_cycle() -> None:
-    """Looking again at once with nothing to do would read the table for ever."""
+    """Looking again at once with nothing to do would read the table forever."""
     for rules in (Kcl(), EventHubs("dotnet", "greedy"), Minimal()):
         config = Config(rules=rules)
         assert look_again([], [S0], Me("a"), config) == Look(config.cycle_seconds)
 
 
 def test_new_leases_are_looked_at_soon() -> None:
-    """A lease just made would wait a whole cycle for an owner."""
+    """A new lease does not wait a whole cycle for an owner."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
 
 
 def test_leases_asked_for_are_polled_alone() -> None:
-    """The shard stands still from when it is given until its heir looks."""
-    asked = Lease("s-1", owner="b", next_owner="a")
+    """The shard is not read from the moment it is given until its next owner looks."""
+    requested = Lease("s-1", owner="b", next_owner="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
-    assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
+    assert look_again(actions, [requested, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
 
 
 def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
-    """A newcomer would ask for what stood by when it asked for its first lease (M5), its share of a fleet of two."""
+    """A newcomer does not request its share of a fleet of two from the rows of its first request (M5)."""
     others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
     given = Lease("s-9", owner="b", yields=True, next_owner="a")
     later = Me("a", history=History(full_still=0.25))
@@ -78,7 +78,7 @@ def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else()
 
 
 def test_the_draw_is_specified_to_the_byte() -> None:
-    """Another language must draw the same leases from the words of leasehold/balancer/chance.py alone."""
+    """Another language must draw the same leases from the description in leasehold/balancer/chance.py alone."""
     field = blake2b(b"a-1\x004", digest_size=16).digest()
     digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
     leases = [Lease(key) for key in digests]
@@ -91,21 +91,21 @@ def test_the_draw_is_specified_to_the_byte() -> None:
 
 
 def test_workers_and_turns_draw_apart() -> None:
-    """Contenders that all try the same lease first lose all but one of their writes, turn after turn."""
+    """Workers that all try the same lease first lose all but one of their writes, turn after turn."""
     leases = [Lease(f"s-{place}") for place in range(50)]
     first = {drawn(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
     assert len(first) > 10
 
 
 def test_owners_are_drawn_as_often_as_they_have_leases() -> None:
-    """Two steps must draw like one over all leases, or small owners would be robbed too often."""
+    """Drawing in two steps is equivalent to drawing over all leases, so small owners do not lose leases too often."""
     counts = {"a": 30, "b": 10}
     drawn_a = sum(drawn_owner(counts, Me("c", turn)) == "a" for turn in range(400))
     assert 270 < drawn_a < 330
 
 
 def test_owners_that_renew_too_slowly_are_named() -> None:
-    """A fleet set to a longer lease_seconds would be robbed of leases it still works on."""
+    """A fleet set to a longer `lease_seconds` keeps the leases that it still works on."""
     me = Me("me", history=History(gaps=(("fine", 5.0), ("me", 5.0), ("slow", 5.1))))
     assert slow_owners(me, Config(rules=Kcl(), lease_seconds=10.0)) == (("slow", 5.1),)
     assert slow_owners(me, Config(rules=Minimal(), lease_seconds=10.0)) == ()
@@ -115,7 +115,7 @@ PARENT = Lease("0", owner="a", checkpoint=LATEST)
 
 
 def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
-    """L3: a crash after SHARD_END and before the children would leave them without a lease."""
+    """L3: A crash after SHARD_END and before the children are created would leave them without a lease."""
     children = [Shard("2", parents=("0",)), Shard("1", parents=("0",), hash_range=(0, 9))]
     assert births(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
         Create(Lease("1", parents=("0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)), "L3"),
@@ -124,7 +124,7 @@ def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
 
 
 def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
-    """L3: it promises that every lease, those of later shards too, starts there."""
+    """L3: The library promises that every lease, including those of later shards, starts at that time."""
     config = Config(rules=KclRust(), initial_position=at_timestamp(200))
     (create,) = births(PARENT, [Shard("1", parents=("0",))], {}, {"1"}, config)
     assert create.lease.checkpoint == at_timestamp(200)
@@ -134,20 +134,20 @@ def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
     ("leases", "listed", "born"), [({}, {"1"}, False), ({"1": Lease("1")}, {"1"}, True), ({}, set(), True)]
 )
 def test_a_merge_child_waits_for_its_other_parent(leases: dict[str, Lease], listed: set[str], born: bool) -> None:
-    """L3: with the other parent neither leased nor done, its records would never be asked for."""
+    """L3: If the other parent is neither leased nor done, its records would never be requested."""
     child = Shard("2", parents=("0", "1"))
     assert bool(births(PARENT, [child], leases, listed, Config())) == born
 
 
 def test_a_child_is_read_only_after_its_parents() -> None:
-    """L12: records of one key would be handed over out of order."""
+    """L12: Records of one key are handled in order."""
     child = Lease("2", parents=("0", "1"))
     done, running = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
     assert [readable(child, known) for known in ({}, {"0": done}, {"0": done, "1": running})] == [True, True, False]
 
 
 def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
-    """Found by chance too seldom: two leases due, and two owners with as many, listed the other way round."""
+    """Random tests hit the case too rarely: two leases due, and two owners with equal counts, listed in reverse."""
     mine = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
     others = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
     for rules in (Kcl(), EventHubs("java")):
@@ -158,7 +158,7 @@ def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
 
 
 def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
-    """A worker asks for these between two plans: a lease left out would expire while its owner lives."""
+    """A worker requests these between two plans; a missing lease would expire while its owner lives."""
     due = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
     others = [Lease("s-3", owner="a", idle=4.9), Lease("s-4", owner="b", idle=5.0), Lease("s-5", owner="a", idle=90.0)]
     config = Config(rules=Minimal(), lease_seconds=10.0, renew_seconds=5.0)
@@ -175,26 +175,26 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
     ],
 )
 def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
-    """Who waits for a gift would see no other change; and a newcomer among bulletins not those who come with it."""
-    asked, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
+    """A worker that waits for a gift would see no other change, nor, as a newcomer, the workers that join with it."""
+    requested, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
-    found = look_again([], [asked, *lacked], Me("a", history=history), config)
-    assert found == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
+    decision = look_again([], [requested, *lacked], Me("a", history=history), config)
+    assert decision == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
 
 
 def test_once_the_requests_are_settled_the_whole_table_is_read_at_once() -> None:
-    """A newcomer that was given its first lease would take its share a cycle later."""
+    """A newcomer that was given its first lease does not wait another cycle for its share."""
     later = Me("a", history=History(full_still=0.25))
     assert look_again([], [Lease("s-1", owner="a")], later, Config(rules=Minimal())) == Look(0.0)
 
 
 def test_no_wait_is_longer_than_a_cycle() -> None:
-    """A fleet that is told to look twice a second would look once after each new shard."""
+    """A fleet that is told to look twice a second does so after a new shard, too."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl(), cycle_seconds=0.5)) == Look(0.5)
 
 
 def test_every_stream_of_a_table_has_its_leases_made() -> None:
-    """A table of several streams: all behind the first settled one, or all but the last, would stay unread."""
+    """In a table of several streams, no stream stays unread because another one is settled or not."""
     shards = [Shard(f"{name}:0", stream=name, hash_range=(0, 9)) for name in "abc"]
     settled = Lease("a:0", stream="a", owner="w", hash_range=(0, 9))
     made = [action for action in plan([settled], shards, Me("w"), Config()) if isinstance(action, Create)]
@@ -202,17 +202,17 @@ def test_every_stream_of_a_table_has_its_leases_made() -> None:
 
 
 def test_a_key_that_another_stream_has_is_not_made_again() -> None:
-    """A source that does not tell its streams' shards apart: each plan would try to overwrite a living lease."""
+    """A source may use the same shard ids in several streams; each plan would try to overwrite a live lease."""
     taken = Lease("0", stream="a", owner="w")
     assert plan([taken], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
 
 
 def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
-    """Two writes of one lease in a turn: the second would set free what the first had just taken."""
+    """Two writes of one lease in a turn would free what the first had just taken."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
-    asked = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
+    requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     mine = Lease("s-2", owner="a", idle=1.0, held=90.0)
     history = History(owners_still=30.0, fleet_still=30.0, hearing=BulletinState())
     config = Config(rules=Minimal(), lease_seconds=10.0)
-    keys = [action.lease.key for action in plan([*dead, asked, mine], None, Me("a", history=history), config)]
+    keys = [action.lease.key for action in plan([*dead, requested, mine], None, Me("a", history=history), config)]
     assert sorted(keys) == ["d-0", "d-1", "s-1"]

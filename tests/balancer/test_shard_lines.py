@@ -1,4 +1,4 @@
-"""Which shards belong to one line, which leases have had their day, and what a hole is: one listing at a time."""
+"""Which shards belong to one line, which leases are obsolete, and what a hole is: one listing at a time."""
 
 import pytest
 from attrs import evolve
@@ -37,7 +37,7 @@ def shard(name: str, *parents: str, keys: tuple[int, int] | None = (0, 9), open:
 
 
 def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> None:
-    """A child whose parent's row cannot be read would start where its first records are skipped."""
+    """A child whose parent's row cannot be read does not start where its first records are skipped."""
     line = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
     others = [shard("8"), shard("9", "8")]
     assert apart([*line, *others], ["1"]) == tuple(others)
@@ -56,7 +56,7 @@ def test_partitions_of_a_stream_are_all_kin() -> None:
 
 
 def test_where_every_row_is_read_nothing_is_kin() -> None:
-    """A table in order would have nothing created."""
+    """Nothing prevents creation in a table that is in order."""
     listed = [shard("0"), shard("1", "0")]
     assert apart(listed, []) == tuple(listed)
 
@@ -71,7 +71,7 @@ def owners(*names: str, yields: bool = True) -> list[Lease]:
 
 
 def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
-    """Deleted early it is missed as the proof that its children start at their beginning, and records are skipped."""
+    """If it were deleted early, there would be no proof that its children start at their beginning."""
     begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
     assert ripe([DONE, begun, *owners("a")], "a") == {"0"}
     assert ripe([DONE, begun, waiting, *owners("a")], "a") == frozenset()
@@ -81,7 +81,7 @@ def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
 
 
 def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
-    """With parents left it is deleted after them, or they would look unread."""
+    """While parents are left, it is deleted after them, so that they do not look unread."""
     child = Lease("1", parents=("0",), checkpoint=SHARD_END)
     grandchild = Lease("2", parents=("1",), checkpoint=READ)
     assert ripe([DONE, child, grandchild, *owners("a")], "a") == {"0"}
@@ -89,14 +89,14 @@ def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
 
 
 def test_a_lease_without_children_or_unfinished_is_left() -> None:
-    """A stream that ended, or one at work, would lose its row."""
+    """A stream that has ended, or is being read, keeps its row."""
     assert ripe([DONE, *owners("a")], "a") == frozenset()
     unfinished = Lease("0", owner="a", checkpoint=READ)
     assert ripe([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
 
 
 def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
-    """Each worker would list all shards for the same lease; and a worker of KCL's would never do it."""
+    """Not every worker lists all shards for the same lease; a worker of KCL never does."""
     names = ["b", "a", "c", "d"]
     for key in map(str, range(20)):
         table = [
@@ -117,7 +117,7 @@ def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
 
 
 def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
-    """Every other fleet started AT_TIMESTAMP would skip the first records of a child of a finished shard."""
+    """Any other fleet started AT_TIMESTAMP would skip the first records of a child of a finished shard."""
     at = at_timestamp(200)
     parent = Lease("0", owner="a")
     for config, start in (
@@ -130,20 +130,20 @@ def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
 
 
 def test_a_shards_own_id_is_its_key_without_the_streams_name() -> None:
-    """Its source would be asked for a shard that it does not know."""
+    """The source does not know shards by any other name."""
     qualified = Shard("acc:orders:1:shardId-0", stream="acc:orders:1", hash_range=(0, 9))
     (create,) = [a for a in plan([], [qualified], Me("a"), Config(initial_position=LATEST)) if isinstance(a, Create)]
     assert (create.lease.key, create.lease.shard) == ("acc:orders:1:shardId-0", "shardId-0")
 
 
 def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, str]:
-    """The keys of the leases that are made, with their rules."""
+    """Return the keys of the leases that are created, with their rules."""
     actions = plan(leases, shards, Me("a", history=History(holes=holes)), Config(initial_position=LATEST))
     return {action.lease.key: action.rule for action in actions if isinstance(action, Create)}
 
 
 def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> None:
-    """L3: it would be read beside a parent that nobody has finished, its records out of order."""
+    """L3: A merge child is never read next to an unfinished parent, so records stay in order."""
     done, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
     first = shard("0", keys=(0, 4), open=False)
     other = shard("1", keys=(5, 9), open=False)
@@ -159,7 +159,7 @@ def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> No
 def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
     keys: tuple[int, int] | None, last: int, behind: bool
 ) -> None:
-    """L7: a child beside the hole would be made while its parent is read, one in it never."""
+    """L7: A child next to the hole would be created while its parent is read; one inside it, never."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 5 if last == 9 else 0, last, times=3)
     listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
@@ -169,7 +169,7 @@ def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
 
 
 def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -> None:
-    """L7: a parent that is gone is never read, and one that is listed has its lease made first."""
+    """L7: A parent that is gone is never read, and one that is listed has its lease created first."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 0, 4, times=3)
     first, child = shard("0", open=False), shard("2", "0", "1", keys=(0, 4), open=False)
@@ -178,7 +178,7 @@ def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -
 
 
 def test_a_new_lease_names_its_stream() -> None:
-    """In a table of several streams it would belong to none, and be read by nobody."""
+    """In a table of several streams, a lease without a stream would be read by no worker."""
     qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
     (create,) = births(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
     assert create.lease == Lease(
@@ -187,7 +187,7 @@ def test_a_new_lease_names_its_stream() -> None:
 
 
 def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
-    """L4: a shard that was finished and cleaned up would be read once more, beside its grandchild."""
+    """L4: A shard that was finished and cleaned up would be read again, next to its grandchild."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     reading = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
     actions = plan([reading], line, Me("a"), Config(initial_position=TRIM_HORIZON))
@@ -195,13 +195,13 @@ def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
 
 
 def test_the_child_of_a_finished_shard_that_is_gone_waits_for_its_other_parent() -> None:
-    """L9 is for shards that went before they were finished: the records would be out of order."""
+    """L9 applies only to shards that expired before they were finished, so records stay in order."""
     done, other = Lease("0", checkpoint=SHARD_END), Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9))
     assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
 
 
 def test_the_child_of_an_expired_shard_waits_for_the_row_of_its_other_parent() -> None:
-    """L9: a worker that dies between the two creations leaves no parent that counts as finished."""
+    """L9: A worker that dies between the two creations must not leave a parent that counts as finished."""
     expired = Lease("0", checkpoint=READ, hash_range=(0, 4))
     listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
     assert made([expired], listed) == {"1": "L5"}
@@ -212,14 +212,14 @@ def test_the_child_of_an_expired_shard_waits_for_the_row_of_its_other_parent() -
 
 
 def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Position = LATEST) -> dict[str, Position]:
-    """Where a worker that has seen these leases begins what it creates."""
+    """Return the start position of what a worker that has seen these leases creates."""
     me = Me("w", history=History(gone=tuple(gone)))
     actions = plan(leases, shards, me, Config(initial_position=start))
     return {action.lease.key: action.lease.checkpoint for action in actions if isinstance(action, Create)}
 
 
 def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
-    """What lies between that place and the tip would be skipped."""
+    """The records between that position and the tip are not skipped."""
     gone = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
     assert begun(gone, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
     (made,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(gone))), Config())
@@ -230,7 +230,7 @@ def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
 
 @pytest.mark.parametrize("start", [LATEST, TRIM_HORIZON])
 def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) -> None:
-    """A parent would be read again beside its children, or a child skip its first records under LATEST."""
+    """A parent would be read again next to its children, or a child would skip its first records under LATEST."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     ended = Lease("0", checkpoint=SHARD_END)
     assert begun([ended], line, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
@@ -242,7 +242,7 @@ def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) 
 
 
 def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read() -> None:
-    """It would be read before that parent, whose missing row looks like that of a finished lease."""
+    """The parent's missing row looks like that of a finished lease, yet the parent is read first."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0", open=False), shard("3", open=False)]
     line.append(shard("4", "2", "3"))
     gone = [Lease("0", checkpoint=READ), Lease("3", checkpoint=SHARD_END)]
@@ -253,14 +253,17 @@ def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read
 
 
 def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> None:
-    """Nobody would create it: its parent counts as finished, since a sibling has begun, and was not seen to finish."""
+    """A sibling has begun, so the parent counts as finished although no listing showed it.
+
+    The child is created anyway.
+    """
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent, sibling = Lease("0", checkpoint=READ), Lease("1", checkpoint=READ, parents=("0",))
     assert begun([parent], line, [sibling]) == {"2": TRIM_HORIZON}
 
 
 def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> None:
-    """The rest of a parent would be skipped, or its children read before it."""
+    """The rest of the parent would be skipped, or its children read before it."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], line, []) == {"0": READ}
@@ -271,7 +274,7 @@ def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> Non
 
 
 def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> None:
-    """A worker that reads the table seldom would read again what others have long finished (L8)."""
+    """A worker that reads the table seldom does not read again what others have long finished (L8)."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], [line[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
@@ -282,7 +285,7 @@ def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> N
 
 
 def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it() -> None:
-    """Every table would keep a row for each shard that there ever was."""
+    """A table does not keep a row for each shard that ever existed."""
     gone = Lease("0", owner="a", checkpoint=READ)
     reading = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
     actions = plan([gone, reading], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
@@ -290,16 +293,16 @@ def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it()
 
 
 def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
-    """Of twenty streams nobody would know which one stands still."""
+    """In a fleet of twenty streams, the message shows which one has stopped."""
     keys = {"stream": "orders", "hash_range": (0, 9)}
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
     ring = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
-    told = [[(each.stream, each.shard) for each in problems(listed)] for listed in ([parent, child], ring, [parent])]
-    assert told == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
+    faults = [[(each.stream, each.shard) for each in problems(listed)] for listed in ([parent, child], ring, [parent])]
+    assert faults == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
 
 
 def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
-    """L7: a shard whose range a source does not tell may cover all of what the others leave."""
+    """L7: A shard whose range a source does not report may cover everything that the others leave out."""
     known, unknown = shard("0"), shard("1", keys=None)
     assert (len(problems([known])), len(problems([known, unknown]))) == (1, 0)
     leases = [Lease("0", hash_range=(0, 9)), Lease("1")]
@@ -312,7 +315,8 @@ def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
 def test_after_any_outage_a_line_without_hash_ranges_goes_on_with_what_is_left_of_it(data: st.DataObject) -> None:
     """Under LATEST, an outage of more than a day would skip the records of a day that are still there (L5).
 
-    A line of shards, each the child of the one before, of which the first are gone. One was being read.
+    The line consists of shards that are each the child of the one before. The first ones are gone; one was being
+    read.
     """
     count = data.draw(st.integers(2, 8))
     read, kept = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, count - 1))

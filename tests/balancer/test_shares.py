@@ -1,4 +1,4 @@
-"""The shares of `minimal` against all divisions there are, and what must not disturb them."""
+"""The shares of `minimal` compared with all possible divisions, and the inputs that must not change them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ GROUPINGS: dict[str, tuple[Groups, tuple[str, ...]]] = {
 
 
 def divisions(leases: int, workers: int) -> Iterator[tuple[int, ...]]:
-    """All ways to hold so many leases."""
+    """Return all ways to divide this many leases."""
     return (counts for counts in product(range(leases + 1), repeat=workers) if sum(counts) == leases)
 
 
@@ -35,7 +35,7 @@ def shares_of(counts: dict[str, int], leases: int, groups: Groups) -> dict[str, 
 
 
 def even_shares(workers: tuple[str, ...], leases: int, groups: Groups) -> list[dict[str, int]]:
-    """Every way to hand out the extras that is even for workers and for groups of every level, by trying all."""
+    """Return every assignment of the extras that is even for workers and for groups of every level, by trying all."""
     floor, extras = divmod(leases, len(workers))
     tried = [{worker: floor + (worker in lucky) for worker in workers} for lucky in combinations(workers, extras)]
     paths = {worker: path_of(worker, groups) for worker in workers}
@@ -60,7 +60,7 @@ def moves_to(counts: dict[str, int], shares: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> None:
-    """S8: a share off by one, or a cheaper division overlooked, is a lease moved for nothing."""
+    """S8: A share off by one, or an overlooked cheaper division, is a lease moved without need."""
     groups, names = GROUPINGS[grouping]
     for size in range(1, 6):
         for leases in range(9):
@@ -74,7 +74,7 @@ def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> N
 
 @pytest.mark.parametrize("grouping", ["two and three", "one and four"])
 def test_of_equally_cheap_divisions_the_one_nearest_to_the_groups_parts_is_chosen(grouping: str) -> None:
-    """M2: of 11 leases a group of one worker in five would get 3 and its part is 2.2, because of its name."""
+    """M2: Of 11 leases, a group of one worker in five would get 3, where its part is 2.2, because of its name."""
     groups, names = GROUPINGS[grouping]
     for leases in range(11):
         even = even_shares(names, leases, groups)
@@ -86,7 +86,7 @@ def test_of_equally_cheap_divisions_the_one_nearest_to_the_groups_parts_is_chose
 
 
 def distance(shares: dict[str, int], groups: Groups) -> float:
-    """By how many leases groups are off their parts, in all."""
+    """Return the sum of the deviations of the groups from their parts."""
     total = sum(shares.values())
     members = Counter(path_of(worker, groups) for worker in shares)
     held = dict.fromkeys(members, 0)
@@ -97,7 +97,7 @@ def distance(shares: dict[str, int], groups: Groups) -> float:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_shares_stay_while_the_moves_are_under_way(grouping: str) -> None:
-    """S4: if the first move changed the shares, plans made before and after it would pull apart."""
+    """S4: If the first move changed the shares, plans made before and after it would conflict."""
     groups, names = GROUPINGS[grouping]
     for leases, size in ((8, 5), (7, 4), (7, 5)):
         for held in divisions(leases, size):
@@ -116,12 +116,12 @@ def held_by(counts: tuple[int, ...], names: tuple[str, ...]) -> list[Lease]:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_plans_made_alike_never_meet(grouping: str) -> None:
-    """S2, S4: two who take the same lease waste a write; one who robs beyond a surplus starts a chain of moves."""
+    """S2, S4: Two workers that take the same lease waste a write; stealing beyond a surplus starts a chain of moves."""
     groups, names = GROUPINGS[grouping]
     config = Config(rules=Minimal(groups=groups))
     for held in divisions(8, 4):
         if 0 in held:
-            continue  # who holds nothing is not seen by the others (M5)
+            continue  # the others cannot see a worker that holds nothing (M5)
         leases = held_by(held, names)
         counts = dict(zip(names, held, strict=False))
         shares = shares_of(counts, 8, groups)
@@ -141,7 +141,7 @@ def test_plans_made_alike_never_meet(grouping: str) -> None:
     ids=repr,
 )
 def test_every_balanced_table_is_at_rest(rules: RuleSet) -> None:
-    """S5: rule sets that disagree about what is balanced play ping-pong in a mixed fleet."""
+    """S5: Rule sets that disagree about balance move leases back and forth in a mixed fleet."""
     names = GROUPINGS["none"][1]
     for size in range(1, 6):
         for leases in range(size, 9):
@@ -152,7 +152,7 @@ def test_every_balanced_table_is_at_rest(rules: RuleSet) -> None:
 
 
 def test_groups_are_read_from_ids() -> None:
-    """A worker read into the wrong group unbalances two."""
+    """A worker assigned to the wrong group unbalances two groups."""
     assert path_of("eu-1-7", "prefix") == ("eu-1",)
     assert path_of("solo", "prefix") == ("",)
     assert path_of("eu/a-7", ("/", "-")) == ("eu", "a")
@@ -162,7 +162,7 @@ def test_groups_are_read_from_ids() -> None:
 
 @pytest.mark.parametrize("grouping", ["none", "two and three"])
 def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
-    """S6: what every fleet is measured by; one off, and a needless move would pass for a needed one."""
+    """S6: Every fleet is measured by this number; one off, and a needless move would pass for a needed one."""
     groups, names = GROUPINGS[grouping]
     assert least_moves({"s-0": "a"}, (), groups) == 0
     for size in range(1, 6):
@@ -177,7 +177,7 @@ def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str)
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_a_division_is_uneven_unless_it_is_one_of_the_even_ones(grouping: str) -> None:
-    """S8: what checker and judge hold a fleet at rest to; one off, and a fleet that is never shared out would pass."""
+    """S8: Checker and judge apply this to a fleet at rest; one off, and a fleet that is never balanced would pass."""
     groups, names = GROUPINGS[grouping]
     assert uneven({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):

@@ -1,4 +1,4 @@
-"""Fleets whose workers plan from readings of their own, up to a cycle old by the time they write (M13, S9)."""
+"""Fleets whose workers plan from their own listings, which may be a cycle old by the time they write (M13, S9)."""
 
 import heapq
 from collections import Counter
@@ -23,7 +23,7 @@ CYCLES = 20
 
 @frozen
 class Move:
-    """One lease, from one owner to another, by this rule."""
+    """A move of one lease from one owner to another, by this rule."""
 
     key: str
     rule: str
@@ -32,7 +32,7 @@ class Move:
 
 @frozen
 class Settling:
-    """What became of a fleet whose loads stay as they are."""
+    """What happened in a fleet whose loads stay constant."""
 
     moves: tuple[Move, ...]
     counts: Counter[str]
@@ -49,10 +49,10 @@ class Settling:
 
 
 def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settling:
-    """Two to eight workers, each with two to twelve leases (uneven: one to twice that) of log-normal throughput.
+    """Run two to eight workers with two to twelve leases each (if uneven, one to twice that) of log-normal throughput.
 
-    even   whether all begin with as many leases
-    asked  whether owners are asked for leases, and give them 0.5 to 15 s later (H2)
+    even   whether all begin with the same number of leases
+    asked  whether owners receive requests for leases, and give them 0.5 to 15 s later (H2)
     """
     random = Random(seed)  # noqa: S311  a seed, not a secret
     workers = [f"w-{number}" for number in range(random.randint(2, 8))]
@@ -77,10 +77,10 @@ def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settl
                 living = [evolve(lease, idle=0.0) for lease in seen]
                 writes = now + random.choice((0.0, random.uniform(0, CYCLE)))
                 for action in plan(living, None, Me(worker, turns[worker], watches[worker].history), CONFIG):
-                    if isinstance(action, Claim | Steal | RequestHandoff):  # the gift (H3) comes by itself
+                    if isinstance(action, Claim | Steal | RequestHandoff):  # the release (H3) follows by itself
                         heapq.heappush(due, (writes, next(number), worker, action))
                 heapq.heappush(due, (max(now + CYCLE, writes), next(number), worker, None))
-            case str(key):  # its owner has given it
+            case str(key):  # its owner has released it
                 moves.append(Move(key, "H2", now))
                 table[key] = owned(table[key], worker, next(number))
             case RequestHandoff(lease=asked_for):
@@ -108,7 +108,7 @@ def owned(lease: Lease, worker: str, number: int) -> Lease:
 
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])
 def test_no_lease_moves_twice_for_the_sake_of_loads_that_stay(asked: bool) -> None:
-    """S9: who plans from an old reading, or from a move under way, would send on what has just come."""
+    """S9: A worker that plans from an old listing, or during a move, must not pass on what has just arrived."""
     fleets = {seed: settling(seed, even=True, asked=asked) for seed in range(60)}
     assert {seed: fleet.repeated for seed, fleet in fleets.items() if fleet.repeated} == {}
     assert sum(len(fleet.moves) for fleet in fleets.values()) > 100
@@ -117,7 +117,7 @@ def test_no_lease_moves_twice_for_the_sake_of_loads_that_stay(asked: bool) -> No
 
 @pytest.mark.slow
 def test_a_lease_that_moves_twice_moved_for_its_count_first() -> None:
-    """S9: counts are evened out first, and no order of M4 knows what each lease weighs; more than that is a fault."""
+    """S9: Counts are evened out first, and the order of M4 does not know the weight of a lease; more is a fault."""
     fleets = [settling(seed, even=False, asked=False) for seed in range(40)]
     assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}
     assert 0 < sum(len(fleet.repeated) for fleet in fleets) < 0.05 * sum(len(fleet.moves) for fleet in fleets)
@@ -129,7 +129,7 @@ def test_a_lease_that_moves_twice_moved_for_its_count_first() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("even", [True, False])
 def test_where_hardly_anything_flows_counts_alone_decide(even: bool) -> None:
-    """M13: at 43 bytes a second in all, eight leases each became two to thirteen."""
+    """M13: At 43 bytes a second in total, eight leases each became two to thirteen."""
     for seed in range(30):
         fleet = settling(seed, even=even, asked=False, unit=2)
         assert max(fleet.counts.values()) - min(fleet.counts.values()) <= 1

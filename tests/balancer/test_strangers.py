@@ -1,4 +1,4 @@
-"""What falls to workers that hear no bulletins, and who takes it (M15)."""
+"""Which leases fall to workers that read no bulletins, and which worker takes them (M15)."""
 
 from collections import Counter
 
@@ -22,14 +22,14 @@ def held(owner: str, number: int) -> tuple[Lease, ...]:
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
-    """Leases without an owner; they had one unless their epoch is 0."""
+    """Return leases without an owner; they had one unless their epoch is 0."""
     return tuple(
         Lease(f"f-{place:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for place in range(number)
     )
 
 
 def claimed(table: tuple[Lease, ...], history: History = HEARD, config: Config = CONFIG) -> Counter[str]:
-    """The rules by which ours claim now, all on the same reading; no lease twice."""
+    """Return the rules by which our workers claim now, all from the same listing; no lease appears twice."""
     claims = [
         action
         for worker in OURS
@@ -46,17 +46,20 @@ DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), 
 
 
 def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> None:
-    """It would lie unread until they look, 20 s after it was freed; and ours that all took it would meet there."""
+    """It would stay unread until the strangers look, 20 s after it was freed.
+
+    One of ours takes it, so that they do not collide.
+    """
     assert claimed(DIED) == {"M15": 6}
 
 
 def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
-    """Children of a reshard would all be ours, and be stolen from us one by one."""
+    """If ours took them, strangers would steal the children of a reshard from us one by one."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
 def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
-    """Whoever found its own part taken for a stranger would rob the one that took it."""
+    """A worker whose part was taken as a stranger's would steal from the worker that took it."""
     lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
     assert claimed(lacking) == {"M6": 1, "M15": 5}
     taken = tuple(
@@ -76,24 +79,27 @@ def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
     ids=["nothing is heard", "we let go for peers that never steal"],
 )
 def test_the_share_of_strangers_is_left_to_them(history: History, config: Config) -> None:
-    """What we let go for them would be ours again at once, and go for ever."""
+    """A lease that we release for them is not taken by us again at once, in an endless loop."""
     assert claimed(DIED, history, config) == {}
 
 
 def test_no_more_is_taken_than_may_be_held() -> None:
-    """M7 holds whoever's part it is."""
+    """M7 applies whichever worker the lease falls to."""
     assert claimed(DIED, config=Config(Minimal(max_leases=6))) == {}
     assert 0 < claimed(DIED, config=Config(Minimal(max_leases=7)))["M15"] <= 3
 
 
 def test_an_expected_worker_is_no_stranger() -> None:
-    """M1: a fleet that starts anew on an old table would not wait for those that it was told of."""
+    """M1: A fleet that restarts on an old table waits for the workers that it was told to expect."""
     expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
     assert claimed((*BALANCED, *free(12)), config=expecting) == {}
 
 
 def test_a_led_worker_gets_its_count_where_loads_are_known_too() -> None:
-    """By loads one lease more or less is even enough: each of two that came would have been left without any (M13)."""
+    """By loads, a difference of one lease is even enough.
+
+    Each of two joiners would have been left without one (M13).
+    """
     weighed = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
     history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))
     actions = plan(weighed, None, Me("b-1", history=history), CONFIG)

@@ -1,4 +1,4 @@
-"""How long leases stand still, as readings tell it."""
+"""How long leases stand still, as seen in successive listings."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ ROW = Lease("s-1", owner="a", version=Version("1"))
 
 
 def test_watching_a_row_changes_nothing_else_of_it() -> None:
-    """A column that the copy forgets would be gone for every rule, as if the store had never sent it."""
+    """A column that the copy omits would be missing for every rule, as if the store had never sent it."""
     row = Lease(
         "s-1",
         stream="orders",
@@ -65,14 +65,14 @@ def test_watching_a_row_changes_nothing_else_of_it() -> None:
 
 
 def test_our_own_stall_makes_nobody_look_dead() -> None:
-    """A reading that took 30 s would else expire every lease of the table."""
+    """A listing that takes 30 s does not expire every lease of the table."""
     watch, _ = Watch().look([ROW], began=0, ended=30)
     _, (lease,) = watch.look([ROW], began=31, ended=90)
     assert lease.idle == 1
 
 
 def test_watching_runs_to_the_start_of_the_last_reading() -> None:
-    """Idle is what was seen: from the end of the first reading to the start of the last."""
+    """Idle time is what was observed: from the end of the first listing to the start of the last."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=5, ended=6)
     _, (lease,) = watch.look([ROW], began=9, ended=12)
@@ -80,7 +80,7 @@ def test_watching_runs_to_the_start_of_the_last_reading() -> None:
 
 
 def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
-    """KCL takes such leases first; afterwards our own watching counts like for any other."""
+    """KCL takes such leases first; afterwards our own observation counts as for any other lease."""
     free = evolve(ROW, owner=None)
     watch, (lease,) = Watch().look([free], began=0, ended=1)
     assert (lease.idle, lease.held) == (math.inf, math.inf)
@@ -89,7 +89,7 @@ def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
 
 
 def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
-    """A store that knows a row's age tells it at first sight; a stale age must not shorten what we saw."""
+    """A store that knows a row's age reports it at first sight; a stale age must not shorten what we observed."""
     watch, (lease,) = Watch().look([evolve(ROW, idle=70.0)], began=0, ended=1)
     assert lease.idle == 70
     watch, (lease,) = watch.look([evolve(ROW, idle=75.0)], began=4, ended=5)
@@ -99,7 +99,7 @@ def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
 
 
 def test_a_new_version_starts_again() -> None:
-    """A renewed lease that kept its idle time would be taken from its owner."""
+    """A renewed lease stays with its owner, because its idle time starts again."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, (lease,) = watch.look([evolve(ROW, version=Version("2"))], began=9, ended=10)
     assert lease.idle == 0
@@ -108,14 +108,14 @@ def test_a_new_version_starts_again() -> None:
 
 
 def test_a_version_under_another_owner_is_a_new_one() -> None:
-    """A row that was deleted and made anew counts from 0: its living owner would look dead at the former's version."""
+    """A row that was deleted and recreated counts from 0: its live owner would look dead at the old version."""
     first, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
     _, (lease,) = first.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
     assert (lease.owner, lease.idle) == ("b", 0.0)
 
 
 def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
-    """A look at a few rows must not forget the others, nor keep a deleted row alive."""
+    """A read of a few rows must neither drop the others nor keep a deleted row alive."""
     rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     watch, _ = watch.look(rows, began=6, ended=7)
@@ -128,14 +128,14 @@ def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
 
 
 def test_a_clock_that_steps_back_makes_nothing_negative() -> None:
-    """Negative idle times would postpone every expiry by as much."""
+    """Negative idle times would postpone every expiry by the same amount."""
     watch, _ = Watch().look([ROW], began=100, ended=101)
     _, (lease,) = watch.look([ROW], began=50, ended=51)
     assert (lease.idle, lease.held) == (0, math.inf)
 
 
 def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> None:
-    """Robbing an owner that has only just begun repeats the most records for nothing."""
+    """Stealing from an owner that has only just begun would repeat the most records for nothing."""
     watch, (lease,) = Watch().look([ROW], began=0, ended=1)
     assert lease.held == math.inf
     taken = evolve(ROW, owner="b", version=Version("2"))
@@ -147,19 +147,19 @@ def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> No
 
 
 def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
-    """A stuck owner is robbed only after its time for draining; a new heir has the whole time again (H4)."""
+    """A stuck owner loses its lease only after its time to drain; a new next owner starts that time again (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
-    asked = evolve(ROW, next_owner="b")
-    watch, (lease,) = watch.look([asked], began=4, ended=5)
+    requested = evolve(ROW, next_owner="b")
+    watch, (lease,) = watch.look([requested], began=4, ended=5)
     assert lease.next_owner_idle == 0
-    watch, (lease,) = watch.look([evolve(asked, version=Version("2"))], began=9, ended=10)
+    watch, (lease,) = watch.look([evolve(requested, version=Version("2"))], began=9, ended=10)
     assert lease.next_owner_idle == 4
-    _, (lease,) = watch.look([evolve(asked, next_owner="c")], began=20, ended=21)
+    _, (lease,) = watch.look([evolve(requested, next_owner="c")], began=20, ended=21)
     assert lease.next_owner_idle == 0
 
 
 def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
-    """Rules with patience would act at once, or never."""
+    """Rules with patience depend on these times."""
     two = [ROW, evolve(ROW, key="s-2", owner="b")]
     watch, _ = Watch().look(two, began=0, ended=1)
     watch, _ = watch.look(two, began=10, ended=11)
@@ -172,7 +172,7 @@ def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
 
 
 def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None:
-    """A takeover after a crash says nothing about how often the new owner renews."""
+    """A takeover after a crash does not show how often the new owner renews."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=9, ended=9)
     watch, _ = watch.look([evolve(ROW, version=Version("2"))], began=10, ended=10)
@@ -188,7 +188,7 @@ def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None
 
 
 def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
-    """C16: a version that moved says nobody died; that it moved twice in twenty seconds says somebody may have."""
+    """C16: The pace comes from the renewal counter; a changed version alone does not show how often it changed."""
 
     def counted(epoch: int, **other: Any) -> Lease:  # noqa: ANN401  any field of a Lease
         return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **other)
@@ -206,14 +206,14 @@ def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
 
 
 def test_a_pace_is_counted_from_one_renewal_and_below_a_second() -> None:
-    """C16: short leases are renewed several times a second."""
+    """C16: Short leases are renewed several times a second."""
     watch, _ = Watch().look([evolve(ROW, epoch=1)], began=0, ended=1)
     watch, _ = watch.look([evolve(ROW, epoch=2, version=Version("2"))], began=1.5, ended=2)
     assert watch.history.paces == (("a", 0.25),)
 
 
 def test_of_an_owners_paces_the_longest_counts() -> None:
-    """C16: one lease that it renews often would hide that it let another one stand."""
+    """C16: One lease that it renews often must not hide that it let another one stand."""
     rows = [evolve(ROW, key=key, epoch=1) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     now = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
@@ -222,7 +222,7 @@ def test_of_an_owners_paces_the_longest_counts() -> None:
 
 
 def test_holes_are_counted_on_full_readings_alone() -> None:
-    """Three looks at a few rows would else pass for three looks at the stream (L7)."""
+    """Three reads of a few rows do not pass for three looks at the stream (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
     watch, _ = Watch().look([row], began=0, ended=1)
     watch, _ = watch.look([row], began=2, ended=3, asked=["s-1"])
@@ -234,12 +234,12 @@ def test_holes_are_counted_on_full_readings_alone() -> None:
 
 
 def steps(*versions: str, owner: str = "a") -> list[Lease]:
-    """The row as this owner left it, reading by reading."""
+    """Yield the row as this owner left it, listing by listing."""
     return [evolve(ROW, owner=owner, version=Version(version)) for version in versions]
 
 
 def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
-    """Whoever takes a lease from a slow worker would be spared for as long as that one."""
+    """A worker that takes a lease from a slow worker does not get the same long grace."""
     watch, gaps = Watch(), []
     slow = steps("1", "1", "2", "2", "3", "3", "3")
     for began, row in enumerate(slow + steps("4", "4", "5", "5", "6", "6", "7", owner="b")):
@@ -249,17 +249,17 @@ def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
 
 
 def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
-    """Whoever is named next would count the time before (H4); one named before we looked counts from our first look."""
+    """The time starts when the next owner is named (H4); one named before we looked counts from our first look."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
-    asked = evolve(ROW, next_owner="b")
-    watch, (lease,) = Watch().look([asked], began=0, ended=1)
+    requested = evolve(ROW, next_owner="b")
+    watch, (lease,) = Watch().look([requested], began=0, ended=1)
     assert lease.next_owner_idle == 0
-    assert watch.look([asked], began=9, ended=10)[1][0].next_owner_idle == 8
+    assert watch.look([requested], began=9, ended=10)[1][0].next_owner_idle == 8
 
 
 def test_a_lease_that_came_later_is_held_since_then() -> None:
-    """Its owner would be robbed as one that has been at it for ever."""
+    """The owner does not look like one that has held the lease forever, and keeps it."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
     _, leases = watch.look([ROW, evolve(ROW, key="s-2")], began=19, ended=20)
@@ -267,14 +267,14 @@ def test_a_lease_that_came_later_is_held_since_then() -> None:
 
 
 def stood_still(rows: list[Lease], then: list[Lease]) -> tuple[float, float]:
-    """For how long owners and fleet stood still at a second reading, ten seconds after the first."""
+    """Return how long owners and fleet stood still at a second listing, ten seconds after the first."""
     watch, _ = Watch().look(rows, began=0, ended=0)
     watch, _ = watch.look(then, began=10, ended=10)
     return watch.history.owners_still, watch.history.fleet_still
 
 
 def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() -> None:
-    """Patience would run on over a change, or begin anew at each request."""
+    """Patience starts again at a change of owners, and does not at a request."""
     two = [ROW, evolve(ROW, key="s-2")]
     assert stood_still(two, two) == (10, 10)
     assert stood_still(two, [ROW]) == stood_still([ROW], two) == (0, 10)
@@ -283,7 +283,7 @@ def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() ->
 
 
 def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
-    """Whoever reads all once a cycle would pass for one that reads twice a second, and wait for joiners (C10)."""
+    """A worker that reads all rows once a cycle is not taken for one that reads twice a second, and waits (C10)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=1.5, ended=2)
     assert watch.history.full_apart == 0.5
@@ -292,7 +292,7 @@ def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
 
 
 def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
-    """M14: a look at a few rows brings no reports, and would make all of them look dead."""
+    """M14: A read of a few rows brings no reports, and would make all of them look dead."""
     free, given = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
     watch, led = Watch(), []
     for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):
@@ -305,7 +305,7 @@ def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
 
 
 def test_a_lease_without_a_row_is_remembered_until_it_has_one_again_or_no_shard() -> None:
-    """Nobody would know where the shards of a table that was emptied go on."""
+    """The positions of shards in a table that was emptied are not lost."""
     first, second = Lease("0", epoch=3), Lease("1", epoch=3)
     watch, _ = Watch().look([first, second], 0.0, 1.0)
     watch, _ = watch.look([], 2.0, 3.0)
@@ -325,7 +325,7 @@ NAMES = st.sampled_from(["a", "b", "c"])
 
 @st.composite
 def rows(draw: st.DrawFn, key: str) -> Lease | None:
-    """A row of this key as some reading may show it, or None where there is none."""
+    """Draw the row of this key as a listing may show it, or None if there is none."""
     owner = draw(st.none() | NAMES)
     signed = owner is not None and draw(st.booleans())
     bulletin = f"{draw(st.integers(0, 3))} {draw(st.integers(0, 2))} 0"
@@ -351,19 +351,19 @@ KEYS = [f"s-{place}" for place in range(6)]
 
 @st.composite
 def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float, float]]:
-    """Readings of the whole table and of few rows, in any order: the keys asked for, the rows, beginning and end."""
+    """Draw reads of the whole table and of few rows in any order: the requested keys, the rows, beginning and end."""
     found, now = [], 0.0
     for _ in range(draw(st.integers(2, 7))):
-        asked = draw(st.none() | st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
-        answer = [draw(rows(key)) for key in (KEYS if asked is None else asked)]
+        requested_keys = draw(st.none() | st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
+        answer = [draw(rows(key)) for key in (KEYS if requested_keys is None else requested_keys)]
         began = now + draw(st.sampled_from([0.5, 3.0, 12.0, 30.0]))
         now = began + draw(st.sampled_from([0.1, 2.0]))
-        found.append((asked, [row for row in answer if row is not None], began, now))
+        found.append((requested_keys, [row for row in answer if row is not None], began, now))
     return found
 
 
 def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
-    """What a reading teaches of owners, fleet, holes and lost rows, told from all leases before and after it."""
+    """Return owners, fleet, holes and lost rows after a listing, computed from all leases before and after it."""
 
     def seen(watch: Watch) -> dict[str, Lease]:
         return {key: watch.sightings[key].lease for key in watch.sightings}
@@ -382,7 +382,7 @@ def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
 
 
 def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
-    """A census with its leases in order of key, and not of the reading."""
+    """Return a census with its leases sorted by key instead of in listing order."""
     census = take_census(leases, me, config)
 
     def ordered(found: Sequence[Lease]) -> tuple[Lease, ...]:
@@ -402,7 +402,7 @@ def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
 def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
     told: list[tuple[list[str] | None, list[Lease], float, float]], hears: bool, rules: RuleSet
 ) -> None:
-    """A count that the fold forgets to correct would have a reader act on a fleet that is no more."""
+    """If the fold missed a correction, a reader would act on a fleet that no longer exists."""
     watch, config = Watch(bulletins=BulletinTracker() if hears else None), Config(rules=rules)
     for turn, (asked, listing, began, ended) in enumerate(told):
         before = watch
@@ -414,12 +414,12 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
             key: watch.sightings[key].lease for key in watch.sightings
         }
         weights = [(lease.owner, lease.weight) for lease in everything]
-        known = [weight for _, weight in weights if weight is not None]
+        measured_weights = [weight for _, weight in weights if weight is not None]
         sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
         blanks = {owner: weights.count((owner, None)) for owner in sums}
         folded = indexed(leases)
-        assert folded.measured() == (len(known), sum(known))
-        # An owner whose last lease is gone stays with nothing.
+        assert folded.measured() == (len(measured_weights), sum(measured_weights))
+        # An owner whose last lease is gone has no entry left.
         loads = {owner: load for owner, load in folded.load_of_each(7).items() if load}
         assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}
         for worker in ("a", "b", "d"):
@@ -432,8 +432,8 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
 
 
 def test_an_outage_of_the_store_counts_against_nobody() -> None:
-    """Whoever came through first would find all leases expired, its own fleet's too (C17)."""
-    old = evolve(ROW, idle=70.0)  # where the store knows a row's age, that counts the outage, too
+    """The first worker to come back does not find all leases expired, its own fleet's included (C17)."""
+    old = evolve(ROW, idle=70.0)  # a store that knows a row's age includes the outage in it
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)
     assert lease.idle == 0

@@ -1,4 +1,4 @@
-"""`leasehold dev`: stand-ins that stay, as a newcomer uses them, and that leave nothing."""
+"""`leasehold dev`: stand-ins that keep running, as a newcomer uses them, and that leave nothing behind."""
 
 import json
 import os
@@ -37,7 +37,7 @@ LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
     ],
 )
 def test_a_stream_is_named_with_its_shards(text: str, stream: WantedStream) -> None:
-    """A stream would have another number of shards than asked for."""
+    """A stream has the requested number of shards."""
     assert wanted(text) == stream
 
 
@@ -59,7 +59,7 @@ def test_a_stream_is_named_with_its_shards(text: str, stream: WantedStream) -> N
 def test_a_bad_stream_is_named_and_nothing_starts(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A typing error would be found after half a minute of starting."""
+    """A typing error is reported before half a minute of starting."""
     monkeypatch.setattr(dev_command, "isolate", lambda: None)
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
@@ -67,7 +67,7 @@ def test_a_bad_stream_is_named_and_nothing_starts(
 
 
 def test_a_missing_engine_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has no compiler would read a child's traceback."""
+    """Users without a compiler do not see a child's traceback."""
     monkeypatch.setattr(dev_command, "isolate", lambda: None)
     monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
     ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
@@ -77,7 +77,7 @@ def test_a_missing_engine_is_one_line_that_says_what_to_install(monkeypatch: pyt
 
 @contextmanager
 def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "subprocess.Popen[str]"]]:
-    """The command at work, and what it said."""
+    """Run the command, and yield its output."""
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = (*LEASEHOLD, "dev", *arguments, "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as dev:
@@ -91,7 +91,7 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "
 
 
 def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """What `leases` says of the table without an endpoint in its URL."""
+    """Return what `leases` prints for the table with no endpoint in its URL."""
     command = (*LEASEHOLD, "leases", "dynamodb://orders-app", "--json")
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
     return list(json.loads(done.stdout)["leases"])
@@ -99,7 +99,7 @@ def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
 
 @pytest.mark.services
 def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
-    """A newcomer would fail at the second line, or find processes running the next day."""
+    """A newcomer succeeds with the second line too, and finds no processes running the next day."""
     with running(tmp_path, "orders=2", "--rate", "50") as (told, dev):
         consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")
         with subprocess.Popen(
@@ -127,7 +127,7 @@ def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.services
 def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    """A user of DynamoDB Streams would need an account to try anything."""
+    """Users of DynamoDB Streams need no account to try it."""
     with running(tmp_path, "table:carts=2", "--rate", "50") as (told, dev):
         consume = (*LEASEHOLD, "consume", told["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
         environment = {**os.environ, **told["environment"]}
@@ -151,7 +151,7 @@ def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> No
 @pytest.mark.services
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    """A user of Event Hubs would need an account to try anything."""
+    """Users of Event Hubs need no account to try it."""
     with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (told, dev):
         source, table = told["streams"]["flights"], told["tables"]["flights"]
         consume = (*LEASEHOLD, "consume", source, "--store", table, "--events", "--from", "trim_horizon")
@@ -163,8 +163,8 @@ def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
                 event = json.loads(worker.stdout.readline())
                 if event["event"] == "record":
                     seen.setdefault(event["shard"], []).append(event["sequence_number"])
-            asked = (*LEASEHOLD, "leases", table, "--json")
-            rows = json.loads(subprocess.check_output(asked, text=True, env=environment))["leases"]
+            list_command = (*LEASEHOLD, "leases", table, "--json")
+            rows = json.loads(subprocess.check_output(list_command, text=True, env=environment))["leases"]
             worker.terminate()
             worker.communicate(timeout=60)
         assert (len(rows), len({row["owner"] for row in rows})) == (2, 1)
@@ -177,7 +177,7 @@ def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.services
 @pytest.mark.slow
 def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
-    """Who goes home for the night would begin anew in the morning."""
+    """Users who stop in the evening can go on in the morning."""
     kept, temporary = tmp_path / "kept", tmp_path / "temporary"
     temporary.mkdir()
     with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
@@ -197,37 +197,37 @@ def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
 
 
 def leases_made(environment: dict[str, str]) -> int:
-    """Make the table by copying an empty one into it."""
+    """Create the table by copying an empty one into it."""
     script = "from leasehold.stores.urls import open_store; open_store('dynamodb://orders-app').close()"
     return subprocess.run((sys.executable, "-c", script), check=False, env={**os.environ, **environment}).returncode
 
 
 @pytest.mark.services
 def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
-    """A newcomer would look for another command before there is anything to see."""
+    """A newcomer needs no other command to see something."""
     command = (*LEASEHOLD, "dev", "orders=1")
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as dev:
         assert dev.stdout is not None
         page = next(line.split()[-1] for line in iter(dev.stdout.readline, "") if "as a page: " in line)
         with urlopen(f"{page}leases.json", timeout=30) as answer:  # noqa: S310  on this machine
-            (told,) = json.load(answer)
+            (entry,) = json.load(answer)
         dev.terminate()
-        assert (dev.wait(60), told["store"]) == (0, "dynamodb://orders-app")
+        assert (dev.wait(60), entry["store"]) == (0, "dynamodb://orders-app")
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_leases_are_kept_in_postgresql_where_it_is_asked_for() -> None:
-    """Whoever is to keep leases there could try nothing without a server; or find one running the next day."""
+    """Users who are to keep leases in PostgreSQL can try it without a server, and find none running the next day."""
     command = (*LEASEHOLD, "dev", "my-orders=1", "--postgres", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dev:
         assert dev.stdout is not None
-        told = json.loads(dev.stdout.readline() or "null")
-        table = told["tables"]["my-orders"]
+        ready = json.loads(dev.stdout.readline() or "null")
+        table = ready["tables"]["my-orders"]
         assert re.fullmatch(r"postgres://127\.0\.0\.1:\d+/postgres\?user=tester&table=my_orders_app", table)
-        assert told["environment"]["STORE"] == table
-        assert "AWS_ENDPOINT_URL_DYNAMODB" not in told["environment"]
+        assert ready["environment"]["STORE"] == table
+        assert "AWS_ENDPOINT_URL_DYNAMODB" not in ready["environment"]
         store = open_store(table)
         owned(store)
         store.close()

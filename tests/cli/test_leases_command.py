@@ -62,7 +62,7 @@ LEASES = (
 
 
 def text(reading: WatchedTable, by: str | None = None) -> list[str]:
-    """What the eye sees, without the lines around it."""
+    """Return the visible text without the lines around it."""
     console = Console(width=160, record=True, force_terminal=False)
     console.print(page(reading, by, 160))
     return [
@@ -71,7 +71,7 @@ def text(reading: WatchedTable, by: str | None = None) -> list[str]:
 
 
 def test_one_row_for_each_lease() -> None:
-    """An operator would not see which lease nobody reads."""
+    """An operator sees which lease has no reader."""
     assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES)) == [
         "┃ lease ┃ owner ┃ status ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
         "| s-0 | east-1 | BEHIND | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
@@ -85,7 +85,7 @@ def test_one_row_for_each_lease() -> None:
 
 
 def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
-    """A script would read half of a worker's name as another field, or miss the end of a checkpoint."""
+    """A script never reads half of a worker's name as another field, and never misses the end of a checkpoint."""
     store = SqliteStore(str(tmp_path / "l.db"))
     key, owner = "orders:shardId-000000000000", "ip-10-0-12-7.eu-central-1.compute.internal-29097"
     done(store.write(ClaimLease(placed(store, Lease(key, checkpoint=FAR)), owner)))
@@ -102,7 +102,7 @@ def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
 
 
 def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
-    """Whoever asks who holds what on a common screen would see keys and no owners."""
+    """Users who want to know the owners on an ordinary screen see them."""
     console = Console(width=45, record=True, force_terminal=False)
     console.print(page(WatchedTable(LEASES), None, 45))
     shown = console.export_text()
@@ -112,7 +112,7 @@ def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
 
 
 def test_one_row_for_each_worker_or_group() -> None:
-    """An uneven fleet would have to be counted by hand."""
+    """An operator does not have to count the leases of an uneven fleet."""
     head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ status ┃ KB/s ┃ longest idle s ┃"
     total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN"
     assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES), "worker") == [
@@ -135,7 +135,10 @@ def test_one_row_for_each_worker_or_group() -> None:
 
 
 def test_faults_stand_below_the_table() -> None:
-    """A row nobody can read would stop all creation without a word, and markup in a name spoil the screen."""
+    """A row that cannot be read stops all creation, so it must be reported.
+
+    Markup in a name does not spoil the screen.
+    """
     assert text(
         WatchedTable((), malformed=(Malformed("[red]s-9", "checkpoint", "is missing"),), trouble="the line is down")
     )[1:] == [
@@ -146,7 +149,7 @@ def test_faults_stand_below_the_table() -> None:
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
-    """In the table, in the sum below it, in the picture that pages read, and in the story of the lease."""
+    """The mark appears in the table, in the sum below it, in the picture that pages read, and in `explain`."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
     bound = LeaseLag(75.0, at_least=True)
     table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})
@@ -158,15 +161,15 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
 
 
 def test_a_table_of_a_swap_says_so() -> None:
-    """Who looks at one of the two tables would take a moved lease for one that nobody reads."""
+    """Users who look at one of the two tables do not take a moved lease for one without a reader."""
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
         in text(WatchedTable(left, swapping=signs_of_swap(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
-    said = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert said in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
+    notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+    assert notice in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
@@ -193,18 +196,18 @@ def test_a_table_of_a_swap_says_so() -> None:
     ],
 )
 def test_the_json_is_what_plan_reads(lease: Lease) -> None:
-    """A listing could not be piped into a plan, and what it says of a lease would be lost on the way."""
+    """A listing can be piped into a plan without losing anything about a lease."""
     asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
     assert question(asked.encode()).leases == (lease,)
 
 
 class Faulty(MemoryStore):
-    """Fails at its second listing."""
+    """A store that fails at its second listing."""
 
     looks = 0
 
     def list(self) -> Listing:
-        """As the memory store, but for the second time."""
+        """List the leases, or fail the second time."""
         self.looks += 1
         if self.looks == 2:
             raise OutcomeUnknown("the line is down")
@@ -212,7 +215,7 @@ class Faulty(MemoryStore):
 
 
 def test_a_watch_goes_on_after_a_failed_look() -> None:
-    """The screen would be empty, or the command end, just when somebody needs it."""
+    """The screen is not empty, and the command does not end, just when it is needed."""
     store, waits = Faulty(), list[float]()
     placed(store, Lease("s-0", owner="ann"))
     looks = readings(store, 2.0, waits.append)
@@ -224,7 +227,7 @@ def test_a_watch_goes_on_after_a_failed_look() -> None:
 
 
 def test_a_watch_tells_moves_as_they_happen() -> None:
-    """Whoever looks away for a moment would not know that a lease has changed hands."""
+    """Users who look away for a moment still learn that a lease has changed owners."""
     store = MemoryStore()
     row = placed(store, Lease("s-0", owner="ann"))
     looks = readings(store, 2.0, lambda _seconds: None)
@@ -238,7 +241,7 @@ def test_a_watch_tells_moves_as_they_happen() -> None:
 
 
 def test_a_python_without_keys_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody would press keys that nobody reads, or the watch would end."""
+    """Users do not press keys that have no effect, and the watch does not end."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert keyed()
     monkeypatch.setattr(leases, "has_keys", lambda: False)
@@ -250,7 +253,7 @@ def test_a_python_without_keys_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
-    """The command would not find its way from a URL to a screen."""
+    """The URL of a file leads to a table on the screen."""
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, Lease("s-0", owner="ann-1"))
     store.close()
@@ -260,9 +263,9 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
     total = f"1 leases, 0 finished, 0 without an owner; 1 workers; UNKNOWN\nUNKNOWN s-0: {says}\n"
     assert (shown.exit_code, shown.stdout.splitlines()[1].split()[:2], shown.stderr) == (0, ["ann", "1"], total)
     printed = CliRunner().invoke(app, [url, "--json"])
-    told = json.loads(printed.stdout)
-    assert told == {
-        "at": told["at"],
+    listing = json.loads(printed.stdout)
+    assert listing == {
+        "at": listing["at"],
         "leases": [
             {"key": "s-0", "owner": "ann-1", "version": "1", "idle": 0.0, "checkpoint": "TRIM_HORIZON"}
             | {"yields": True, "epoch": 1}
@@ -284,7 +287,7 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: str, status: int, says: str) -> None:
-    """A user would see a traceback; or the command would make an empty table where there is none."""
+    """The user does not see a traceback, and the command does not create an empty table."""
     ran = CliRunner().invoke(app, [url.format(tmp_path)])
     assert (ran.exit_code, ran.stdout) == (status, "")
     assert ran.stderr.startswith("leasehold leases: ")
@@ -294,14 +297,14 @@ def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: st
 
 
 def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a page of azure-identity's attempts would stand before the line that says what to do."""
+    """A page of azure-identity's attempts does not come before the line that says what to do."""
     monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
     assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
 
 
 def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
-    """A note that the owner, ann, wrote so long ago, having read then."""
+    """Return an annotation that the owner, ann, wrote this long ago, having read at that time."""
     at = time.time() - seconds_ago
     values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
     return ((NOTE, Progress(at, "ann", **values).note),)
@@ -322,7 +325,7 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
 def test_check_ends_with_the_status_as_a_number(
     tmp_path: Path, seconds_ago: float | None, more: dict[str, Any], status: int, says: str
 ) -> None:
-    """A script could not tell a fleet that is dead from one that is well."""
+    """A script can tell a fleet that is dead from one that is well."""
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, Lease("s-0", owner="ann", notes=() if seconds_ago is None else told(seconds_ago, **more)))
     store.close()
@@ -330,12 +333,12 @@ def test_check_ends_with_the_status_as_a_number(
     assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
     assert ran.stdout.splitlines()[1].split()[:2] == ["s-0", "ann"]
     shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
-    alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # a moment passes between the two
+    alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # some time passes between the two
     assert (shown.exit_code, alike[0]) == (0, alike[1])
 
 
 def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:
-    """A living fleet of Java would never be known, or a quiet one be watched for ever."""
+    """A live Java fleet's status becomes known, and a quiet fleet is not watched forever."""
     store, passed = MemoryStore(), [0.0]
     row = [placed(store, Lease("s-0", owner="java"))]
 
@@ -352,7 +355,7 @@ def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:
     assert (first_known(wait), passed[0]) == ("OK", 8.0)
     moving, passed[0] = False, 0.0
     assert (first_known(wait, watch=False), passed[0]) == ("UNKNOWN", 0.0)
-    # Nobody renews it meanwhile: after the time that this may take its owner is known to be dead.
+    # No worker renews it meanwhile, so after this time its owner is known to be dead.
     assert (first_known(wait), passed[0]) == ("ORPHAN", 52.0)
 
     def renewed(seconds: float) -> None:

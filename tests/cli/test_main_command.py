@@ -1,4 +1,4 @@
-"""The door of the command line: version, help, completion, and what is missing."""
+"""The entry point of the command line: version, help, completion, and missing extras."""
 
 import json
 import os
@@ -59,24 +59,24 @@ COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()"
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a shell calls it."""
+    """Run the command as a shell does."""
     env = {**os.environ, "TERM": "dumb", **environment}
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=env)
 
 
 def called(*words: str) -> Result:
-    """The command in this process: each start of another costs a second of a processor."""
+    """Run the command in this process, since starting another costs a second of CPU time."""
     return CliRunner().invoke(app, words, prog_name="leasehold", env={"TERM": "dumb"})
 
 
 def test_the_version_is_the_installed_one() -> None:
-    """A report of a fault could not say of which version it is."""
-    told = ran("--version")
-    assert (told.returncode, told.stdout) == (0, f"leasehold {version('leasehold')}\n")
+    """A bug report can name the right version."""
+    result = ran("--version")
+    assert (result.returncode, result.stdout) == (0, f"leasehold {version('leasehold')}\n")
 
 
 def test_h_is_help_everywhere() -> None:
-    """Whoever tries the shortest way to help would be told that there is no such option."""
+    """The shortest option for help works everywhere."""
     told, of_one = called("-h"), called("leases", "-h")
     assert (told.exit_code, of_one.exit_code) == (0, 0)
     assert all(name in told.stdout for name in (*COMMANDS, *LABORATORY))
@@ -85,27 +85,26 @@ def test_h_is_help_everywhere() -> None:
 
 @pytest.mark.parametrize(("words", "offered"), [("leasehold re", "reset"), ("leasehold leases --wi", "--wide")])
 def test_a_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
-    """Every option would have to be looked up."""
-    asked = {"_LEASEHOLD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    assert offered in ran(**asked).stdout.split()
+    environment = {"_LEASEHOLD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert offered in ran(**environment).stdout.split()
 
 
 def test_an_unknown_command_exits_2() -> None:
-    """A script would take a typing error for an empty answer."""
-    told = ran("lease")
-    assert (told.returncode, told.stdout, "No such command" in told.stderr) == (2, "", True)
+    """A script does not take a typing error for an empty result."""
+    result = ran("lease")
+    assert (result.returncode, result.stdout, "No such command" in result.stderr) == (2, "", True)
 
 
 @pytest.mark.parametrize("library", ["typer", "jinja2", "greenlet", "boto3"])
 def test_the_extra_that_is_missing_is_named(library: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody would fetch a gigabyte of Spark to look at a table."""
+    """Users do not download a gigabyte of Spark to look at a table."""
     with pytest.raises(SystemExit, match="2"), imported_for("leasehold x"):
         raise ModuleNotFoundError(name=f"{library}.inner")
     assert f"pip install 'leasehold[{EXTRAS[library]}]'" in capsys.readouterr().err
 
 
 def without_extras(*calls: str) -> list[tuple[int, str, str]]:
-    """Status, output and errors of each command where no extra but `cli` is installed."""
+    """Return status, output and errors of each command with no extra but `cli` installed."""
     words = json.dumps([call.split() for call in calls])
     done = subprocess.run(
         [sys.executable, "-c", ONLY_THE_COMMAND_LINE, words], capture_output=True, text=True, check=False
@@ -114,10 +113,10 @@ def without_extras(*calls: str) -> list[tuple[int, str, str]]:
 
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
-    """Every command of the product shows its usage and all names of its options with `leasehold[cli]` alone."""
-    told = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
-    assert {name: (status, wrong) for name, (status, _, wrong) in told.items()} == dict.fromkeys(COMMANDS, (0, ""))
-    for name, (_, shown, _) in told.items():
+    """Every command shows its usage and all names of its options with `leasehold[cli]` alone."""
+    results = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
+    assert {name: (status, wrong) for name, (status, _, wrong) in results.items()} == dict.fromkeys(COMMANDS, (0, ""))
+    for name, (_, shown, _) in results.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
 
@@ -125,17 +124,17 @@ def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
 def test_a_missing_extra_is_named_and_ends_with_2() -> None:
     """A missing extra has one exit status, whether the command or its URL needs it."""
     calls = [(extra, call) for extra, each in WITHOUT_EXTRAS.items() for call in each]
-    told = zip(calls, without_extras(*(call for _, call in calls)), strict=True)
-    found = {call: (status, f"leasehold[{extra}]" in wrong) for (extra, call), (status, _, wrong) in told}
-    assert found == {call: (2, True) for _, call in calls}
+    results = zip(calls, without_extras(*(call for _, call in calls)), strict=True)
+    actual = {call: (status, f"leasehold[{extra}]" in wrong) for (extra, call), (status, _, wrong) in results}
+    assert actual == {call: (2, True) for _, call in calls}
 
 
 def test_every_library_of_an_extra_names_that_extra() -> None:
-    """A library that an extra brings is reported by the name of the extra."""
+    """A missing library is reported by the name of its extra."""
     bringing: dict[str, set[str]] = {}
     for project in ("pyproject.toml", "lab/pyproject.toml"):
-        told = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]
-        for extra, requirements in told["optional-dependencies"].items():
+        metadata = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]
+        for extra, requirements in metadata["optional-dependencies"].items():
             for each in requirements:
                 if named := re.match(r"[\w-]+", each):
                     bringing.setdefault(named[0].lower(), set()).add(extra)
@@ -153,14 +152,13 @@ def test_every_library_of_an_extra_names_that_extra() -> None:
 
 
 def test_each_command_stands_under_one_heading() -> None:
-    """A newcomer would look for the first three commands among twenty."""
-    told = called("--help").stdout
+    help_text = called("--help").stdout
     assert sorted(name for names in GROUPS.values() for name in names) == sorted({*COMMANDS, *LABORATORY})
-    places = [told.index(heading) for heading in GROUPS]
+    places = [help_text.index(heading) for heading in GROUPS]
     assert places == sorted(places)
     shown = [
         line.split()[1]
-        for line in told.splitlines()
+        for line in help_text.splitlines()
         if line[:2] in {"│ ", "| "} and line.split()[1] in {*COMMANDS, *LABORATORY}
     ]
     assert shown == [name for names in GROUPS.values() for name in names]
@@ -185,20 +183,20 @@ def test_each_command_stands_under_one_heading() -> None:
     ],
 )
 def test_a_slip_is_told_what_was_meant(words: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error would have to be found by reading a list, or a library's own prefix."""
+    """Users do not have to find a typing error in a list."""
     (tmp_path / "shop.py").write_text("def handle(batch):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    told = called(*words.split())
+    result = called(*words.split())
     sys.modules.pop("shop", None)  # it is of this folder
-    said = " ".join(told.stderr.replace("│", " ").split())
-    assert (told.exit_code, told.stdout) == (2, "")
-    assert f"did you mean '{meant}'" in said.lower().replace(meant.lower(), meant)
-    assert "Value error" not in said
+    error = " ".join(result.stderr.replace("│", " ").split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"did you mean '{meant}'" in error.lower().replace(meant.lower(), meant)
+    assert "Value error" not in error
 
 
 def test_help_is_printed_in_an_ascii_locale() -> None:
     """Characters that the locale lacks are replaced."""
-    told = ran("leases", "--help", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "Usage: leasehold leases" in told.stdout
+    result = ran("leases", "--help", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Usage: leasehold leases" in result.stdout

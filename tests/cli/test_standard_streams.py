@@ -17,7 +17,7 @@ SIMULATE = ("simulate", "--leases", "4", "--workers", "2", "--json")
 def ran(
     *words: str, closed: str = "", given: str = "", folder: Path | None = None, full: bool = False
 ) -> tuple[int, str, str]:
-    """Return the status and what was written, as a shell shows it; `closed` is `>&-`, `2>&-` or `<&-`."""
+    """Return the status and the output, as a shell shows it; `closed` is `>&-`, `2>&-` or `<&-`."""
     shell = f'exec "$@" {">/dev/full" if full else closed}'
     env = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(
@@ -31,12 +31,12 @@ def ran(
     "words", [("plan",), ("--version",), ("leases", "--help"), SIMULATE], ids=lambda words: words[0]
 )
 def test_a_command_whose_output_is_closed_says_so_and_fails(words: tuple[str, ...]) -> None:
-    """A result that nobody can have received is no success."""
+    """A result that no one can have received is not a success."""
     assert ran(*words, closed=">&-", given=STATE) == (1, "", "leasehold: standard output is closed\n")
 
 
 def test_a_command_whose_output_takes_no_more_says_why_and_fails() -> None:
-    """A full disk is no fault of ours that wants a traceback."""
+    """A full disk is not a bug that needs a traceback."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     says = "leasehold: standard output cannot be written: No space left on device\n"
@@ -44,7 +44,7 @@ def test_a_command_whose_output_takes_no_more_says_why_and_fails() -> None:
 
 
 def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() -> None:
-    """A program that reads JSON must not find a sentence there."""
+    """A program that reads JSON must not find an error message there."""
     assert ran("plan", closed="2>&-", given="nonsense") == (2, "", "")
     status, output, _ = ran("plan", closed="2>&-", given=STATE)
     assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
@@ -52,12 +52,12 @@ def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() 
 
 @pytest.mark.parametrize("command", ["plan", "deaggregate"])
 def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
-    """It ends as on bad usage."""
+    """The command ends as on bad usage."""
     assert ran(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
 
 
 def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
-    """Commands that need no file of it go on; the others would blame a file."""
+    """Commands that need no file in it go on. Otherwise, the message about the folder comes before the error."""
     says = "leasehold: the working folder was deleted; relative paths lead nowhere\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:

@@ -1,9 +1,9 @@
-"""The law of status, seen from outside: the real worker, real faults, and what the real commands say of them.
+"""The law of status, seen from outside: the real worker, real faults, and the output of the real commands.
 
-A fault of more than a minute shows as another word than OK, with a sentence that names it; lag is no less than the age
-of the first record that is not acknowledged; what is merely slow is no fault; and all is OK again soon after the end.
-`explain`, the answers of `serve`, its metrics and the alarms on them say the same as `leases`.
-The cases run side by side, since nearly all of their time is waiting.
+A fault of more than a minute shows as another status than OK, with a sentence that names it. Lag is at least the age of
+the first record that is not acknowledged. What is merely slow is not a fault, and the status is OK again soon after the
+end. `explain`, the responses of `serve`, its metrics and the alarms on them agree with `leases`. The cases run side by
+side, since they spend nearly all of their time waiting.
 """
 
 import json
@@ -82,7 +82,7 @@ ALARMS = {
 
 @frozen
 class Case:
-    """A fault of a source, a store or a handler, and the words and the cause that are to be shown."""
+    """A fault of a source, a store or a handler, with the status and the cause that must be shown."""
 
     source: str
     store: str
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in a word, which is its stream's name, too."""
+        """The name of the case, which is its stream's name, too."""
         return f"{self.source}-{self.store}-{self.where}-{self.how}"
 
 
@@ -118,9 +118,9 @@ CASES = [
     Case("kinesis", "sqlite", "handler", "sleeps", OK, ""),
     Case("kinesis", "sqlite", "handler", "poison", STALLED, r"its handler raised ValueError"),
     Case("kinesis", "sqlite", "worker", "killed", ORPHAN, UNHEARD),
-    Case("kinesis", "sqlite", "pair", "raises", OK, ""),  # the other worker takes what this one puts aside
+    Case("kinesis", "sqlite", "pair", "raises", OK, ""),  # the other worker takes the lease that this one puts aside
     Case("kinesis", "sqlite", "clock", "forwards", OK, ""),
-    # One look cannot tell a clock that is behind from an owner that has been silent; a watch can.
+    # A single look cannot distinguish a slow clock from a silent owner; a watch can.
     Case("kinesis", "sqlite", "clock", "backwards", ORPHAN, UNHEARD),
     Case("kinesis", "sqlite", "disk", "full", ORPHAN, UNHEARD),
     Case("dynamodb-streams", "sqlite", "stream", "throttled", STALLED, r"Throughput|slow down|limit"),
@@ -139,7 +139,7 @@ CASES = [
 
 @define
 class Services:
-    """The services that the cases share, and a line of its own for each case."""
+    """The services that the cases share, and a proxy for each case."""
 
     stack: ExitStack
     kinesis: str
@@ -150,7 +150,7 @@ class Services:
 
 @define(eq=False)
 class Trial:
-    """A worker in a process of its own, a stream that grows, and an onlooker."""
+    """A worker in its own process, a growing stream, and an observer."""
 
     case: Case
     services: Services
@@ -215,7 +215,7 @@ class Trial:
         self.worker = self.started(self.folder, "w-1")
 
     def started(self, folder: Path, name: str) -> "subprocess.Popen[bytes]":
-        """A worker whose handler is in this folder."""
+        """Start a worker whose handler is in this folder."""
         env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         if self.case.source == "eventhubs":
             env["EVENTHUBS_CONNECTION_STRING"] = self.services.hubs[self.case.name].connection_string()
@@ -225,26 +225,26 @@ class Trial:
             return subprocess.Popen([*LEASEHOLD, *words], stderr=log, stdout=log, env=env)
 
     def mode(self, how: str) -> None:
-        """Have the handler behave like this; written whole."""
+        """Set the handler's behavior, in a file that is written as a whole."""
         (self.folder / "next").write_text(how)
         (self.folder / "next").replace(self.folder / "mode")
 
     def send(self, data: str) -> None:
-        """One more record; what a stopped service does not take is sent later."""
+        """Send one more record; what a stopped service does not accept is sent later."""
         with suppress(OSError):
             if self.table_streams is not None:
                 self.table_streams.put("k", {"data": {"S": f"{data} {len(self.put)}"}})
                 (shard,) = self.table_streams.shards.values()
                 self.put.append((int(shard.rows[-1]["dynamodb"]["SequenceNumber"]), time.time()))
             elif self.case.source == "kinesis":
-                told = self.client.put_record(StreamName=self.case.name, Data=data.encode(), PartitionKey="k")
-                self.put.append((int(told["SequenceNumber"]), time.time()))
+                response = self.client.put_record(StreamName=self.case.name, Data=data.encode(), PartitionKey="k")
+                self.put.append((int(response["SequenceNumber"]), time.time()))
             elif self.case.how != "silent" or not self.said:
                 self.services.hubs[self.case.name].put("orders", "0", [data])
                 self.put.append((len(self.put), time.time()))
 
     def look(self) -> WatchedTable | None:
-        """The table as one look at it shows, without any watching before."""
+        """Read the table once, without having watched it before."""
         try:
             if self.table_store is None:
                 self.table_store = open_store(self.store, create=False)
@@ -253,13 +253,16 @@ class Trial:
             return None
 
     def age(self, table: WatchedTable) -> float:
-        """Seconds since the first record that is not acknowledged was put."""
-        at = table.leases[0].checkpoint
-        done = int(at.sequence) if at.numbered else -1
+        """Return the seconds since the first unacknowledged record was put."""
+        checkpoint = table.leases[0].checkpoint
+        done = int(checkpoint.sequence) if checkpoint.numbered else -1
         return time.time() - next((when for number, when in self.put if number > done), time.time())
 
     def until(self, wanted: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
-        """Look, with a record more each time, until that is so, or for so long; seconds, infinite if it never was."""
+        """Look, sending a record each time, until the condition holds or time is up.
+
+        Returns the seconds, infinite if the condition never held, and the last table.
+        """
         began, table = time.monotonic(), None
         while (taken := time.monotonic() - began) < seconds:
             self.send("x")
@@ -270,7 +273,7 @@ class Trial:
         return float("inf"), table
 
     def served(self, key: str, status: str) -> list[str]:
-        """What `serve`, its metrics and the alarms on them say otherwise than `leases`."""
+        """Return the differences of `serve`, its metrics and the alarms on them from `leases`."""
         words = (*LEASEHOLD, "serve", self.store, "--port", "0")
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serve:
             try:
@@ -291,8 +294,8 @@ class Trial:
             finally:
                 serve.terminate()
         wrong = [] if group["status"] == status else [f"/healthz: {group}"]
-        found = re.search(rf'leasehold_lease_status{{[^}}]*lease="{re.escape(key)}"}} (\S+)', metrics)
-        number = None if found is None else float(found[1])
+        match = re.search(rf'leasehold_lease_status{{[^}}]*lease="{re.escape(key)}"}} (\S+)', metrics)
+        number = None if match is None else float(match[1])
         if number != NUMBERS[status]:
             wrong.append(f"/metrics: {number}")
         rules = (ROOT / "docs/alarms/prometheus.yml").read_text()
@@ -328,7 +331,7 @@ class Trial:
             os.killpg(self.services.hubs[self.case.name].service.pid, signal.SIGSTOP)
 
     def limit_files(self, size: int) -> None:
-        """Refuse the worker every byte of a file beyond this size, as a full disk does."""
+        """Deny the worker every byte of a file beyond this size, as a full disk does."""
         assert self.worker is not None
         resource.prlimit(self.worker.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -351,12 +354,12 @@ class Trial:
         self.said = ""
 
     def run(self) -> tuple[str, list[str]]:  # noqa: PLR0915  the steps of a trial, in their order
-        """A line of the table, and what is wrong."""
+        """Return a line of the table, and what is wrong."""
         self.prepare()
         self.start()
         wrong = list[str]()
         try:
-            # The stream of a table that is written to all the time never shows its tip.
+            # A stream of a table with constant writes never reaches its tip.
             tip = self.table_streams is None
             took, table = self.until(
                 lambda found: found.status.ok and any(lag.end or not tip for lag in found.lags.values()), START_SECONDS
@@ -397,7 +400,7 @@ class Trial:
                 wrong.append(f"lag {lag:.1f} below the age {age:.1f}")
             self.heal()
             again, table = self.until(lambda found: found.status.ok, 90)
-            # What was put aside is taken again after a minute, as there is no other worker.
+            # A lease that was put aside is taken again after a minute, since there is no other worker.
             if again > LEASE_SECONDS + (75.0 if "put it aside" in told["says"] else 15.0):
                 wrong.append(f"not OK again: {table and table.status}")
         finally:
@@ -416,7 +419,7 @@ class Trial:
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
-    """Everything that the cases need, as far as this machine has it."""
+    """Start everything that the cases need, as far as this machine has it."""
     with ExitStack() as stack:
         database = ""
         with suppress(ServiceError):
@@ -431,20 +434,20 @@ def services() -> Iterator[Services]:
 def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
     services: Services, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Within a minute of a fault the status is not OK and names the cause; lag is at least the oldest record's age."""
+    """Within a minute of a fault, the status is not OK and names the cause; lag is at least the oldest record's age."""
     only = os.environ.get("STATUS_CASES", "")
-    had = [case for case in CASES if re.search(only, case.name)]
-    had = [case for case in had if case.store != "postgres" or services.postgres]
-    had = [case for case in had if case.source != "eventhubs" or case.name in services.hubs]
+    cases = [case for case in CASES if re.search(only, case.name)]
+    cases = [case for case in cases if case.store != "postgres" or services.postgres]
+    cases = [case for case in cases if case.source != "eventhubs" or case.name in services.hubs]
     trials = []
-    for case in had:
+    for case in cases:
         (folder := tmp_path / case.name).mkdir()
         trials.append(Trial(case, services, folder))
     with ThreadPoolExecutor(len(trials)) as pool:
-        found = []
+        failures = []
         for each in as_completed([pool.submit(trial.run) for trial in trials]):
             line, wrong = each.result()
-            found += wrong
+            failures += wrong
             with capsys.disabled():
-                print(line, flush=True)  # noqa: T201  the table is what this is run for
-    assert sorted(found) == []
+                print(line, flush=True)  # noqa: T201  printing the table is the purpose of this run
+    assert sorted(failures) == []

@@ -53,7 +53,7 @@ sys.stdin.read()
 def supervised(
     code: str, *names: str, drain_seconds: float = 30.0
 ) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
-    """A supervisor of processes with these names that run this, and what comes out of it."""
+    """Run a supervisor of processes with these names and this program, and yield its output."""
     words = [sys.executable, "-c", SUPERVISOR, str(drain_seconds), code, *names]
     with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -61,17 +61,17 @@ def supervised(
 
 
 def begun(out: IO[str], count: int) -> dict[str, int]:
-    """The process of each name, once so many have begun."""
+    """Return the process of each name, once this many have begun."""
     return {name: int(pid) for name, pid in (out.readline().split() for _ in range(count))}
 
 
 def gone(pidfd: int) -> bool:
-    """Whether this process ends in time."""
+    """Return whether this process ends in time."""
     return bool(select.select([pidfd], [], [], WAIT)[0])
 
 
 def test_all_workers_drain_together_at_one_signal() -> None:
-    """A deployment would cut off all but one of the workers."""
+    """A deployment does not cut off all but one of the workers."""
     with supervised(DRAINS, "a-0", "a-1", "a-2") as (process, out):
         begun(out, 3)
         process.terminate()
@@ -80,7 +80,7 @@ def test_all_workers_drain_together_at_one_signal() -> None:
 
 
 def test_a_killed_process_starts_again_under_its_name() -> None:
-    """Its share of the work would be left to the others; under another name its leases would have to expire first."""
+    """Under its own name it keeps its share; under another one, its leases would have to expire first."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         first = begun(out, 2)
         os.kill(first["a-1"], signal.SIGKILL)
@@ -92,17 +92,17 @@ def test_a_killed_process_starts_again_under_its_name() -> None:
 
 
 def test_each_restart_waits_longer() -> None:
-    """A worker that cannot start would keep the processor busy with nothing else."""
+    """A worker that cannot start does not keep the processor busy."""
     with supervised("import sys; sys.exit(7)", "a-0") as (process, _out):
         assert process.stderr is not None
-        said = [process.stderr.readline() for _ in range(2)]
+        lines = [process.stderr.readline() for _ in range(2)]
         process.terminate()
-        assert said == [f"a-0 ended with status 7: it starts again in {pause} s\n" for pause in (1, 2)]
+        assert lines == [f"a-0 ended with status 7: it starts again in {pause} s\n" for pause in (1, 2)]
         assert process.wait(WAIT) == 0
 
 
 def test_no_worker_stays_when_the_supervisor_is_killed() -> None:
-    """Workers that nobody can stop would go on beside those of the next start, under the same ids."""
+    """Workers that no one can stop would run next to those of the next start, under the same ids."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
         process.kill()
@@ -112,7 +112,7 @@ def test_no_worker_stays_when_the_supervisor_is_killed() -> None:
 
 
 def test_a_second_signal_kills_all() -> None:
-    """Whoever presses Ctrl-C twice would wait all the same."""
+    """A user who presses Ctrl-C twice does not have to wait."""
     with supervised(HANGS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
         process.send_signal(signal.SIGINT)
@@ -124,7 +124,7 @@ def test_a_second_signal_kills_all() -> None:
 
 
 def test_a_worker_that_does_not_drain_is_killed_and_told() -> None:
-    """The supervisor would be killed itself, at the end of its grace period, and nobody would know why."""
+    """The supervisor is not killed itself at the end of its grace period, and the log has the reason."""
     with supervised(HANGS, "a-0", drain_seconds=0.0) as (process, out):
         begun(out, 1)
         process.terminate()
@@ -134,7 +134,7 @@ def test_a_worker_that_does_not_drain_is_killed_and_told() -> None:
 
 
 def test_bad_usage_of_one_ends_all() -> None:
-    """It would be started again for ever, though nothing about it changes, or be waited for, though it has ended."""
+    """A restart would not help, since nothing about the usage changes; the others are not kept waiting."""
     code = "import sys; sys.argv[1] == 'a-1' and sys.exit(2); sys.stdin.read()"
     with supervised(code, "a-0", "a-1") as (process, _out):
         assert process.wait(WAIT) == 2
@@ -143,7 +143,7 @@ def test_bad_usage_of_one_ends_all() -> None:
 
 
 def test_lines_stay_whole() -> None:
-    """A line with another worker's line in the middle is no JSON."""
+    """A line with another worker's line in the middle is not JSON."""
     with supervised(WRITES_LARGE_LINES, "a", "b", "c") as (process, out):
         done, lines = 0, []
         while done < 3:
@@ -157,7 +157,7 @@ def test_lines_stay_whole() -> None:
 
 
 def test_a_signal_that_another_thread_receives_ends_them() -> None:
-    """One that came while a thread was being started would never be noticed."""
+    """A signal that arrives while a thread is being started is not missed."""
     over = threading.Event()
     other = threading.Thread(target=over.wait)
     other.start()
@@ -176,28 +176,28 @@ def test_a_signal_that_another_thread_receives_ends_them() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
 def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None:
-    """The supervisor would end of it, and all others with it, undrained."""
+    """The supervisor does not end, and the other workers are not cut off undrained."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         assert process.stderr is not None
         first = begun(out, 2)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        # So few that what the dead process leaves free is not enough for another.
+        # Too few for another process, even with what the dead one leaves free.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         os.kill(first["a-1"], signal.SIGKILL)
-        said = [process.stderr.readline() for _ in range(3)]
+        lines = [process.stderr.readline() for _ in range(3)]
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         assert begun(out, 1).keys() == {"a-1"}
         process.terminate()
         assert sorted(out) == ["a-0 drained\n", "a-1 drained\n"]
         assert process.wait(WAIT) == 0
-    pauses = [line.rpartition("in ")[2] for line in said]
-    assert (said[0], pauses) == ("a-1 ended with status 137: it starts again in 1 s\n", ["1 s\n", "2 s\n", "4 s\n"])
-    assert all(line.startswith("a-1 cannot be started: OSError: [Errno 24] Too many open files") for line in said[1:])
+    pauses = [line.rpartition("in ")[2] for line in lines]
+    assert (lines[0], pauses) == ("a-1 ended with status 137: it starts again in 1 s\n", ["1 s\n", "2 s\n", "4 s\n"])
+    assert all(line.startswith("a-1 cannot be started: OSError: [Errno 24] Too many open files") for line in lines[1:])
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would work on under an id that the next attempt uses too, or its pipes be open for ever."""
+    """The process does not work on under an id that the next attempt uses, nor keep its pipes open forever."""
     start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
     def refuse(thread: threading.Thread) -> None:
@@ -224,14 +224,14 @@ def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeyp
 
 
 class FullFor:
-    """A file that refuses so many writes, taking a few bytes before each refusal."""
+    """A file that rejects this many writes, taking a few bytes before each rejection."""
 
     def __init__(self, refusals: int, why: int) -> None:
         self.left, self.why, self.written = 2 * refusals, why, bytearray()
         self.raw = self.buffer = self
 
     def write(self, data: bytes) -> int:
-        """Take three bytes, refuse the next ones, and so on."""
+        """Take three bytes, reject the next ones, and so on."""
         self.left -= 1
         if self.left >= 0 and self.left % 2 == 0:
             raise OSError(self.why, os.strerror(self.why))
@@ -242,7 +242,7 @@ class FullFor:
 
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_disk_that_is_full_for_a_moment_ends_nobody(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All would end with 141, as if nobody read the lines any more; or a line be torn, or missing."""
+    """The workers do not end with 141, as for a closed pipe, and no line is torn or lost."""
     monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.REFUSED_SECONDS", (0.0, 0.01))
     full = FullFor(5, why)
     monkeypatch.setattr("sys.stdout", full)

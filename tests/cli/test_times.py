@@ -26,7 +26,7 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_a_duration_is_what_it_says(text: str, seconds: float) -> None:
-    """A worker would wait for another time than its operator wrote."""
+    """A worker waits for as long as its operator wrote."""
     assert duration(text) == seconds
 
 
@@ -34,7 +34,7 @@ def test_a_duration_is_what_it_says(text: str, seconds: float) -> None:
     "text", ["", "soon", "-5", "1y", "2h 5", "P", "PT", "P1DT", "nan", "inf", "1e3", "٣s", "9" * 400]
 )
 def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
-    """A typing error would become a waiting time."""
+    """A typing error does not become a waiting time."""
     with pytest.raises(ValueError, match="is not a duration"):
         duration(text)
 
@@ -53,7 +53,7 @@ def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
     ],
 )
 def test_a_time_is_what_it_says(text: str, milliseconds: int) -> None:
-    """Reading would begin hours away, where a zone was taken for another."""
+    """A time in another zone does not make reading begin hours away."""
     assert moment(text, NOW) == milliseconds
 
 
@@ -61,24 +61,24 @@ def test_a_time_is_what_it_says(text: str, milliseconds: int) -> None:
     "text", ["", "yesterday", "now2h", "now-", "2023-13-01", "2h", "22:13", "999999999999999", "now-99999999999h"]
 )
 def test_a_text_that_is_no_time_is_refused(text: str) -> None:
-    """A typing error would set a checkpoint."""
+    """A typing error does not set a checkpoint."""
     with pytest.raises(ValueError, match=r"is not a (time|duration)"):
         moment(text, NOW)
 
 
 def test_a_time_is_said_as_it_can_be_given() -> None:
-    """What one command prints could not be given to the next."""
+    """What one command prints can be passed to the next."""
     assert said_moment(1_700_000_000_500) == "2023-11-14T22:13:20.500Z"
     assert moment(said_moment(1_700_000_000_500), NOW) == 1_700_000_000_500
 
 
 def test_a_time_that_no_calendar_has_is_said_all_the_same() -> None:
-    """One such row would end the table of all others in a traceback."""
+    """One such row does not end the table of all others in a traceback."""
     assert said_moment(10**18 - 1) == "1000000000000000000ms"
 
 
 def test_an_option_refuses_what_is_none_and_what_is_too_little() -> None:
-    """A watch would ask a service thousands of times a second."""
+    """A watch cannot ask a service thousands of times a second."""
     parse = seconds(0.1)
     assert (parse("1m"), parse(2.0)) == (60.0, 2.0)
     for text, why in (("soon", "is not a duration"), ("5ms", "less than 0.1 s")):

@@ -1,4 +1,4 @@
-"""The command that a newcomer calls first, as a newcomer calls it."""
+"""The demo, which newcomers run first, as they run it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("runs")]
 
 @pytest.mark.more
 def test_the_demo_loses_nothing_and_says_so() -> None:
-    """Without it the first thing anybody runs could fail, or its verdict be for show."""
+    """The verdict is earned: it is printed only after nothing was lost."""
     done = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
@@ -27,9 +27,10 @@ def test_the_demo_loses_nothing_and_says_so() -> None:
 
 
 def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Without it a demo that is interrupted would leave processes and folders.
+    """The demo leaves no processes or folders when it is interrupted.
 
-    That other signals end a command alike is seen where they restore a terminal (tests/cli/live/test_screen.py).
+    Other signals end a command in the same way; tests/cli/live/test_screen.py covers them where they restore a
+    terminal.
     """
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with child(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as demo:
@@ -39,7 +40,7 @@ def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGINT)
         _, said = demo.communicate(timeout=60)
-    # The first run on a machine also says that it installs its services.
+    # The first run on a machine also reports that it installs its services.
     last = [line for line in said.splitlines() if not line.startswith("leasehold: installing ")]
     assert (demo.returncode, last) == (128 + signal.SIGINT, ["leasehold demo: stopped; nothing is left running"])
     assert list(tmp_path.iterdir()) == []

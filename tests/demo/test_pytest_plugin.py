@@ -18,7 +18,7 @@ from leasehold_lab.demo.stage import Stream
     ],
 )
 def test_a_table_of_a_tests_own_is_new_and_can_be_written(fixture: str, request: pytest.FixtureRequest) -> None:
-    """A test would find the leases of another, or need an account."""
+    """A test never finds the leases of another one, and needs no account."""
     store = open_store(request.getfixturevalue(fixture))
     assert store.list().leases == ()
     assert isinstance(store.write(CreateLease(Lease("s-0"))), Done)
@@ -27,7 +27,7 @@ def test_a_table_of_a_tests_own_is_new_and_can_be_written(fixture: str, request:
 
 @pytest.mark.services
 def test_a_stream_of_a_tests_own_splits(leasehold_kinesis_stream: Stream) -> None:
-    """A test of a reshard would need a client of its own."""
+    """A test of a reshard needs no client of its own."""
     parent = leasehold_kinesis_stream.split()
     leasehold_kinesis_stream.put(("k", b"one"))
     assert sum(shard.parents == (parent,) for shard in leasehold_kinesis_stream.shards()) == 2

@@ -27,7 +27,7 @@ print("down", flush=True)
 
 
 def greeter(folder: Path) -> Child:
-    """A process that says when it is up."""
+    """Return a process that reports when it is ready."""
     child = Child("greeter", ("-c", GREETS), folder)
     while not child.out.read_text().endswith("\n"):
         assert child.running, child.said
@@ -35,21 +35,21 @@ def greeter(folder: Path) -> Child:
 
 
 def test_a_child_that_is_asked_to_end_finishes(tmp_path: Path) -> None:
-    """Without it workers could not drain, and every showing would end in a crash."""
+    """Workers can drain before the demo ends."""
     child = greeter(tmp_path)
     child.ask_to_end()
     assert (child.wait(), child.out.read_text(), child.running) == (0, "up\ndown\n", False)
 
 
 def test_a_child_that_is_killed_does_nothing_more(tmp_path: Path) -> None:
-    """Without it the crash of the demo would be a polite goodbye."""
+    """The demo shows a real crash, not an orderly exit."""
     child = greeter(tmp_path)
     child.kill()
     assert (child.out.read_text(), child.running) == ("up\n", False)
 
 
 def test_a_child_finds_nobodys_own_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a demo could speak with somebody's real account."""
+    """A demo never talks to a real account."""
     monkeypatch.setenv("AWS_PROFILE", "production")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
     code = "import os; print(os.environ.get('AWS_PROFILE'), os.environ['AWS_SECRET_ACCESS_KEY'])"
@@ -60,7 +60,7 @@ def test_a_child_finds_nobodys_own_credentials(tmp_path: Path, monkeypatch: pyte
 
 
 def test_half_a_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
-    """Without it the last words of a killed worker would end the showing, or a record be read twice."""
+    """A killed worker's unfinished line does not end the demo, and no record is read twice."""
     path = tmp_path / "lines"
     tail = Tail(path, bytes.decode)
     path.write_text("one\ntw")
@@ -74,12 +74,12 @@ def test_half_a_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
     ("shards", "said"), [([], "nothing"), (["s-007"], "shard 7"), (["s-2", "s-0", "x"], "shards 0, 2 and x")]
 )
 def test_shards_are_named_for_people(shards: list[str], said: str) -> None:
-    """Without it the story would be told in serial numbers."""
+    """The story is not told in shard ids."""
     assert shard_names(shards) == said
 
 
 def staged() -> Screen:
-    """A moment: a worker dead, a hand-over under way, a shard finished."""
+    """Return a moment with a dead worker, a hand-off under way, and a finished shard."""
     stream = cast("Stream", SimpleNamespace(shards=tuple))
     stage = Stage(Path(), stream, MemoryStore("staged"), "")
     stage.leases = (
@@ -97,7 +97,7 @@ def staged() -> Screen:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_screen_shows_who_holds_what(width: int) -> None:
-    """Without it a change of the screen could hide an owner, on narrow terminals above all."""
+    """Every owner is visible, on narrow terminals too."""
     out = io.StringIO()
     Console(width=width, file=out).print(staged())
     lines = out.getvalue().splitlines()
@@ -115,6 +115,6 @@ def test_the_screen_shows_who_holds_what(width: int) -> None:
 
 
 def test_the_screen_does_without_pretty_marks() -> None:
-    """Without it a terminal that knows only ASCII would end the demo with an encoding error."""
+    """A terminal that supports only ASCII does not end the demo with an encoding error."""
     assert marks("ascii").legend.isascii()
     assert not marks("utf-8").legend.isascii()

@@ -15,7 +15,7 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 @frozen
 class Block:
-    """A block of code: what it is (`sh`, `python`, …), its text, and the line of the page where it begins."""
+    """A block of code: its language (`sh`, `python`, …), its text, and the line of the page where it begins."""
 
     kind: str
     text: str
@@ -23,19 +23,19 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name under which a reader saves it: the comment in its first line."""
-        found = _FILE.match(self.text) if self.kind == "python" else None
-        return found[1] if found else None
+        """The name under which a reader saves it, from the comment in its first line."""
+        match = _FILE.match(self.text) if self.kind == "python" else None
+        return match[1] if match else None
 
     @property
     def commands(self) -> list[str]:
-        """The lines of a shell, each with those that continue it."""
+        """The commands of a shell, each with its continuation lines."""
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def blocks(page: str) -> list[Block]:
-    """All that is set as code on a page, in order."""
+    """Return all code blocks of a page, in order."""
     tokens = MarkdownIt().parse(PAGES[page].read_text(encoding="utf-8"))
     return [
         Block(token.info or token.type, token.content, token.map[0] + 1)
@@ -45,6 +45,6 @@ def blocks(page: str) -> list[Block]:
 
 
 def dev_line(page: str) -> str | None:
-    """The command that starts the stand-ins which the page asks for."""
-    found = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
-    return found[0] if found else None
+    """Return the command that starts the stand-ins which the page needs."""
+    match = _DEV.search(PAGES[page].read_text(encoding="utf-8"))
+    return match[0] if match else None

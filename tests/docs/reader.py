@@ -1,4 +1,4 @@
-"""A reader of a page, who types what stands there: commands in terminals, Python in one session."""
+"""Acts as a reader of a page who types its code: commands in terminals, Python in one session."""
 
 import json
 import os
@@ -29,7 +29,7 @@ SECONDS = 240
 
 @define
 class Terminal:
-    """A terminal with a command that stays."""
+    """A terminal with a command that keeps running."""
 
     command: str
     process: "subprocess.Popen[str]"
@@ -42,7 +42,7 @@ class Terminal:
         self._listening.start()
 
     def listen(self) -> None:
-        """Take all that it prints, so that it never waits for a reader."""
+        """Read everything that it prints, so that it never waits for a reader."""
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
@@ -50,16 +50,16 @@ class Terminal:
         self._lines.put("")
 
     def line(self) -> str:
-        """The next line that it prints."""
+        """Return the next line that it prints."""
         try:
-            said = self._lines.get(timeout=SECONDS)
+            text = self._lines.get(timeout=SECONDS)
         except Empty:
-            said = ""
-        assert said, f"{self.command}\nsaid nothing\n{self.errors.read_text()}"
-        return said
+            text = ""
+        assert text, f"{self.command}\nsaid nothing\n{self.errors.read_text()}"
+        return text
 
     def end(self) -> None:
-        """Ctrl-C; it has to end well."""
+        """Press Ctrl-C; the command must exit successfully."""
         well = {0, 130, -signal.SIGINT} if "|" in self.command else {0}
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
@@ -74,7 +74,7 @@ class Terminal:
 
 @define
 class Reader:
-    """Somebody with a folder of their own and what `leasehold dev` printed."""
+    """A reader with a folder of their own and the lines that `leasehold dev` printed."""
 
     folder: Path
     pasted: Mapping[str, str]
@@ -85,12 +85,12 @@ class Reader:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of a shell in which the project is installed."""
+        """The environment of a shell in which the project is installed."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, **self.pasted, "PATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
     def types(self, command: str) -> str:
-        """What a command prints; in a terminal of its own if it stays."""
+        """Return what a command prints; run it in its own terminal if it keeps running."""
         if STAYS.search(command):
             self.starts(command).line()
             return ""
@@ -102,7 +102,7 @@ class Reader:
         return done.stdout
 
     def starts(self, command: str) -> Terminal:
-        """A terminal of its own in which the command runs until the page is read."""
+        """Open a terminal in which the command runs until the page is read."""
         if USUAL_PORT.search(command) and self._turn is None:
             self._turn = (Path(tempfile.gettempdir()) / "leasehold-tests-usual-port").open("w")
             flock(self._turn, LOCK_EX)
@@ -122,7 +122,7 @@ class Reader:
         return terminal
 
     def runs(self, place: str, text: str) -> str:
-        """What a block of Python prints, in the session of the page."""
+        """Return what a block of Python prints in the session of the page."""
         if self._session is None:
             self._session = subprocess.Popen(
                 (sys.executable, str(HERE / "session.py")),
@@ -156,7 +156,7 @@ class Reader:
 
 @contextmanager
 def stand_ins(line: str, folder: Path) -> Iterator[Mapping[str, str]]:
-    """`leasehold dev` at work, and the worker that it says to start: all that it prints is pasted."""
+    """Run `leasehold dev` and the worker that it suggests, with everything that it prints pasted."""
     at_work = Reader(folder, {})
     try:
         dev = at_work.starts(line)

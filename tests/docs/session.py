@@ -1,6 +1,6 @@
-"""A session of Python as a reader has one: blocks come in as JSON, one a line; what each printed goes out.
+"""Runs a reader's Python session: blocks come in as JSON, one per line, and the output of each goes out.
 
-A program that listens to SIGTERM stays until it is told to end, and is told so once it has printed something.
+A program that listens to SIGTERM keeps running until it is told to end, which happens once it has printed something.
 """
 
 import contextlib
@@ -13,19 +13,19 @@ from typing import Any
 
 
 class Printed(io.StringIO):
-    """What a block prints; the first of it ends what is at work."""
+    """The output of a block; its first text ends a program that is running."""
 
     def write(self, text: str) -> int:
-        """Keep it."""
+        """Keep the text."""
         if callable(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
         return super().write(text)
 
 
 def main() -> None:
-    """Run block after block, each knowing what those before it defined."""
+    """Run block after block, each with the names that earlier ones defined."""
     answers, names = os.fdopen(os.dup(1), "w"), dict[str, Any](__name__="__main__")
-    os.dup2(2, 1)  # children that write there are not answers
+    os.dup2(2, 1)  # output of child processes must not mix with the responses
     for line in sys.stdin:
         page, text = json.loads(line)
         with contextlib.redirect_stdout(Printed()) as printed:

@@ -27,9 +27,9 @@ def _pyright() -> list[str]:
 
 
 def write(folder: Path) -> dict[Path, str]:
-    """The pages' programs as a reader saves them, each page in a folder of its own; the page of each folder.
+    """Write the pages' programs as a reader saves them, each page in its own folder; return the page of each folder.
 
-    A line of a file is the line of the page: what lies between is empty.
+    The line numbers of a file are those of the page; lines in between are empty.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folders: dict[Path, str] = {}
@@ -48,11 +48,11 @@ def write(folder: Path) -> dict[Path, str]:
 
 
 def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
-    """The errors that pyright finds in this mode."""
+    """Return the errors that pyright finds in this mode."""
     project = {
         "typeCheckingMode": mode,
         "pythonVersion": "3.11",
-        "reportDuplicateImport": False,  # each block of a page says what it imports
+        "reportDuplicateImport": False,  # each block of a page has its own imports
         "executionEnvironments": [
             {"root": str(place), "extraPaths": [str(ROOT), str(ROOT / "lab")]} for place in folders
         ],
@@ -61,12 +61,12 @@ def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
     command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(OUT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        found = json.loads(done.stdout)["generalDiagnostics"]
+        diagnostics = json.loads(done.stdout)["generalDiagnostics"]
     except ValueError:
         raise SystemExit(f"pyright could not be run: {done.stdout}{done.stderr}") from None
     return [
         f"{folders[Path(each['file']).parent]}:{each['range']['start']['line'] + 1} ({mode}): {each['message']}"
-        for each in found
+        for each in diagnostics
         if each["severity"] == "error" and not (mode == "strict" and _untyped(Path(each["file"])))
     ]
 
@@ -76,10 +76,10 @@ def _untyped(file: Path) -> bool:
 
 
 def main() -> None:
-    """Check, and end with 1 where anything is found."""
+    """Check the programs, and exit with 1 if there are errors."""
     folders = write(OUT)
-    found = [line for mode in MODES for line in complaints(mode, folders)]
-    sys.exit("\n".join(found) or None)
+    errors = [line for mode in MODES for line in complaints(mode, folders)]
+    sys.exit("\n".join(errors) or None)
 
 
 if __name__ == "__main__":

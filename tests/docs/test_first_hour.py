@@ -24,13 +24,13 @@ PAGE = "README.md"
 
 @define
 class Newcomer(Reader):
-    """Somebody who has the wheel and nothing else: no checkout, nothing at home, nothing in the environment."""
+    """A user who has only the wheel: no checkout, an empty home and an empty environment."""
 
     commands: Path = Path()
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of a first login; what `leasehold dev` fetches once is taken from where the tests keep it."""
+        """The environment of a first login, but with the tests' copy of what `leasehold dev` downloads once."""
         home = self.folder.parent / "home"
         home.mkdir(exist_ok=True)
         path = f"{self.commands}{os.pathsep}{os.environ['PATH']}"
@@ -38,29 +38,29 @@ class Newcomer(Reader):
         return {**mine, **self.pasted, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
     def pastes(self, dev: Terminal) -> None:
-        """Take over the line that begins with `export`."""
+        """Apply the line that begins with `export`."""
         while not (export := dev.line()).startswith("export "):
             pass
         self.pasted = dict(word.split("=", 1) for word in shlex.split(export)[1:])
 
     def kills(self, terminal: Terminal) -> None:
-        """As `kill -9`."""
+        """Kill the process as `kill -9` does."""
         self._staying.remove(terminal)
         os.killpg(terminal.process.pid, signal.SIGKILL)
         terminal.process.wait(SECONDS)
 
 
 def said(pattern: str) -> str:
-    """The command of the page that begins so: what is not there, a newcomer would have to guess."""
+    """Return the page's command that begins like this; what is not there, a newcomer would have to guess."""
     commands = [command for block in blocks(PAGE) if block.kind == "sh" for command in block.commands]
-    found = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
-    assert found, f"{PAGE} has no command that begins with {pattern}"
-    return found[0]
+    matches = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
+    assert matches, f"{PAGE} has no command that begins with {pattern}"
+    return matches[0]
 
 
 @pytest.fixture
 def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
-    """In an empty folder, with what README's `pip install` brings."""
+    """Return a newcomer in an empty folder, with what README's `pip install` installs."""
     for name in ("wheel", "hour"):
         (tmp_path / name).mkdir()
     extras = said("pip install").partition("[")[2].partition("]")[0]
@@ -74,12 +74,12 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
 
 
 def owners(listed: str) -> list[str]:
-    """The owner of each lease, as `leasehold leases` prints them into a pipe."""
+    """Return the owner of each lease, as `leasehold leases` prints them into a pipe."""
     return [line.split()[1] for line in listed.splitlines() if line.startswith("shardId-")]
 
 
 def test_the_first_hour_needs_no_word_that_is_not_in_the_readme(newcomer: Newcomer) -> None:
-    """Whoever has to guess in the first hour does not come back for a second."""
+    """A newcomer who follows README never has to guess."""
     newcomer.pastes(newcomer.starts(said("leasehold dev")))
     for block in blocks(PAGE):
         if block.file:

@@ -1,4 +1,4 @@
-"""What readers type into the site's search finds the page that answers it."""
+"""The site's search finds the right page for the words that readers type."""
 
 import json
 import os
@@ -62,8 +62,8 @@ def firsts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
     search = (*find_node().node, str(Path(__file__).with_name("search.mjs")), str(site))
     typed = "\n".join(TERMS)
-    found = subprocess.run(search, input=typed, capture_output=True, text=True, check=True).stdout.splitlines()
-    pages = [(json.loads(line) or [""])[0].partition("#")[0].rstrip("/") for line in found]
+    results = subprocess.run(search, input=typed, capture_output=True, text=True, check=True).stdout.splitlines()
+    pages = [(json.loads(line) or [""])[0].partition("#")[0].rstrip("/") for line in results]
     return dict(zip(TERMS, pages, strict=True))
 
 

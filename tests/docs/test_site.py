@@ -1,4 +1,4 @@
-"""The pages as a site: built strictly, complete, and from this host alone."""
+"""The pages as a site: built strictly, complete, and served from one host alone."""
 
 import json
 import os
@@ -35,7 +35,7 @@ LOADED = re.compile(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built anew; a link to nowhere, or a page that no menu names, ends the build."""
+    """Build the site. A broken link, or a page that is in no menu, fails the build."""
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
@@ -45,14 +45,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
-    """A page that nothing leads to is never read."""
+    """Readers never find a page that nothing leads to."""
     front = (site / "index.html").read_text(encoding="utf-8")
     pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
     assert [name for name in pages if f'href="{name}/"' not in front] == []
 
 
 def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
-    """Who reads behind a firewall would wait for fonts, and who reads anywhere would be counted by somebody."""
+    """Readers behind a firewall do not wait for fonts, and no other host can track readers."""
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
     assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
 
@@ -60,26 +60,26 @@ def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
 def test_search_finds_user_pages_alone(site: Path) -> None:
     """The search index holds every page for users and nothing else: no changelog, specs or results."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    found = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
+    indexed = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert found == {"" if page == "index" else page for page in pages}
+    assert indexed == {"" if page == "index" else page for page in pages}
 
 
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
-    """A user would have to read the source for what is promised."""
+    """Users do not have to read the source for what is promised."""
     page = (site / "planner-reference" / "index.html").read_text(encoding="utf-8")
     named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
-    found = set(re.findall(r'id="([\w.]+)"', page))
+    anchors = set(re.findall(r'id="([\w.]+)"', page))
     # A module of the same name hides `plan` and `execute`.
     assert [
         name
         for package, name in named
-        if not found & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
+        if not anchors & {f"{package.__name__}.{name}", f"{package.__name__}.{name}.{name}"}
     ] == []
 
 
 def shown(site: Path, page: str) -> str:
-    """The text of a page as a reader sees it, and the anchors in it."""
+    """Return the text of a page as a reader sees it, and its anchors."""
     return (site / page / "index.html").read_text(encoding="utf-8").partition("<article")[2]
 
 
@@ -145,7 +145,7 @@ def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
 
 
 def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
-    """A line that ends at the edge of a phone is a command that fails; a graph alone is read as its reader likes."""
+    """A line cut off on a phone is a command that fails; a graph without a caption is read in different ways."""
     style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
     assert "white-space: pre-wrap" in style
     assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # drawings keep their columns
@@ -163,7 +163,7 @@ def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
 
 
 def test_the_moving_picture_rests_for_those_who_ask_for_it(site: Path) -> None:
-    """Motion makes some readers ill; they have said so to their system."""
+    """Motion makes some readers ill, and their system settings say so."""
     home = (site / "index.html").read_text(encoding="utf-8")
     picture = home.partition('class="kill"')[2].partition("</svg>")[0]
     assert "@media (prefers-reduced-motion: reduce) { .kill .moving { animation: none; } }" in picture

@@ -1,4 +1,4 @@
-"""The site as a browser draws it: readable for those who see little or use no mouse, whole on a phone."""
+"""The site as a browser renders it: readable with low vision or without a mouse, and complete on a phone."""
 
 import os
 import subprocess
@@ -20,15 +20,15 @@ PAGES = ["", "start/", "theory/", "choosing-a-store/", "handlers/"]
 
 
 class Silent(SimpleHTTPRequestHandler):
-    """Serves files, and writes no line for each."""
+    """Serves files without logging each one."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the site, built anew."""
+    """Build the site, serve it, and yield its address."""
     folder = tmp_path_factory.mktemp("site")
     command = (sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder))
     subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str, axe: str) -> tuple[str, str]:
-    """The browser, and the text of axe-core."""
+    """Return the browser and the source of axe-core."""
     return chromium, axe
 
 
@@ -52,7 +52,7 @@ def browser(chromium: str, axe: str) -> tuple[str, str]:
 def test_a_page_of_the_site_is_read_by_everybody(
     browser: tuple[str, str], tmp_path: Path, site: str, page: str, screen: tuple[int, bool]
 ) -> None:
-    """Words too pale to be read, a picture without words, or text that ends beyond the edge of a phone would stay."""
+    """No text is too pale, no picture lacks a description, and no text extends beyond the edge of a phone."""
     with closing(Page(browser[0], tmp_path, site + page)) as shown:
         shown.until("document.readyState === 'complete' && document.querySelector('article') !== null")
         shown.drawn(screen[0], 1000, dark=screen[1])

@@ -1,4 +1,4 @@
-"""Every snippet of the pages, as a reader types it after the page's `leasehold dev`."""
+"""Runs every snippet of the pages as a reader types it, after the page's `leasehold dev`."""
 
 import json
 import re
@@ -28,31 +28,31 @@ KINDS = {"python", "sh", "text", "dockerfile", *READ}
 
 
 def _installed(command: str) -> None:
-    """What pip would be asked for exists."""
+    """Assert that the package that pip would install exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
-    assert {extra for each in asked if each.name == "leasehold" for extra in each.extras} <= set(extras), command
+    requirements = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
+    assert {extra for each in requirements if each.name == "leasehold" for extra in each.extras} <= set(extras), command
 
 
 def _made(command: str) -> None:
-    """The target exists."""
+    """Assert that the target exists."""
     target = shlex.split(command, comments=True)[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
 
 
 def _tested(command: str) -> None:
-    """The test exists."""
+    """Assert that the test exists."""
     assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/.]+", command)), command
 
 
 def _understood(command: str) -> None:
-    """Our command would take these options; what is another's is left to the shell's parser."""
+    """Assert that our command accepts these options; other programs' options are left to the shell's parser."""
     if words := re.match(r"(?:\w+=\S* )*leasehold (.*)", command):
         options = shlex.split(words[1], comments=True)
         group = get_command(app)
         with group.make_context("leasehold", [*options]) as context:
-            name, found, rest = group.resolve_command(context, options)  # type: ignore[attr-defined]
-            found.make_context(name, rest, parent=context).close()
+            name, resolved, rest = group.resolve_command(context, options)  # type: ignore[attr-defined]
+            resolved.make_context(name, rest, parent=context).close()
 
 
 ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
@@ -83,13 +83,16 @@ def _listed(command: str) -> Callable[[str], None] | None:
 
 @define
 class Developed:
-    """What each `leasehold dev` prints to paste; a line is run once, and stays for the pages that follow with it."""
+    """What each `leasehold dev` prints to paste.
+
+    A line runs once, and keeps running for the following pages that use it.
+    """
 
     folders: pytest.TempPathFactory
     _running: dict[str, tuple[ExitStack, Mapping[str, str]]] = field(factory=dict)
 
     def pasted(self, line: str) -> Mapping[str, str]:
-        """What this line prints."""
+        """Return what this line prints."""
         if line not in self._running:
             stack = ExitStack()
             printed = stack.enter_context(stand_ins(line, self.folders.mktemp("dev")))
@@ -97,7 +100,7 @@ class Developed:
         return self._running[line][1]
 
     def keep(self, *lines: str) -> None:
-        """End all others: each has a producer and a worker that never rest."""
+        """End all others, since each has a producer and a worker that never rest."""
         with ExitStack() as ending:
             for line in self._running.keys() - set(lines):
                 ending.push(self._running.pop(line)[0])
@@ -105,7 +108,7 @@ class Developed:
 
 @pytest.fixture(scope="module")
 def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
-    """What runs for the pages."""
+    """Return what runs for the pages."""
     made = Developed(tmp_path_factory)
     yield made
     made.keep()
@@ -120,7 +123,7 @@ def _read(page: str, reader: Reader, developed: Developed) -> None:
 
 
 def _followed(place: str, block: Block, reader: Reader, developed: Developed) -> str | None:
-    """What the block prints; None where it is nothing to run."""
+    """Return what the block prints, or None if there is nothing to run."""
     if block.kind == "sh":
         return "".join(_typed(command, reader, developed) for command in block.commands)
     if block.file:
@@ -146,7 +149,7 @@ def _typed(command: str, reader: Reader, developed: Developed) -> str:
 
 
 def _pages() -> Iterator[object]:
-    """Each page with something to run; those that want the same stand-ins follow one another."""
+    """Return each page with something to run, grouped by the stand-ins that it needs."""
     for page in sorted(PAGES, key=lambda page: dev_line(page) or ""):
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
@@ -156,14 +159,14 @@ def _pages() -> Iterator[object]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    """One without a language would be run by nobody."""
+    """A block without a language is never run."""
     assert [
         f"{page}:{block.line} is {block.kind}" for page in PAGES for block in blocks(page) if block.kind not in KINDS
     ] == []
 
 
 def test_every_exception_is_needed() -> None:
-    """A list that only grows would one day hold a snippet that could run."""
+    """The list of exceptions contains no snippet that could be run."""
     commands = [command for page in PAGES for block in blocks(page) if block.kind == "sh" for command in block.commands]
     assert [known for known in ELSEWHERE if not any(re.search(known, command) for command in commands)] == []
 
@@ -175,7 +178,7 @@ def test_a_page_does_what_it_says(
     developed: Developed,
     request: pytest.FixtureRequest,
 ) -> None:
-    """The first thing that a user copies would end in an error."""
+    """What users copy from a page works."""
     line = dev_line(page)
     if line and "eventhubs:" in line:
         request.getfixturevalue("amqp_engine")

@@ -1,4 +1,4 @@
-"""Pages for users name options that exist, and leave notes of the laboratory to benchmarks/ and specs/."""
+"""Pages for users name only options that exist, and contain no laboratory notes."""
 
 import re
 from typing import get_type_hints

@@ -13,5 +13,5 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 
 @pytest.fixture(scope="session")
 def conninfo(postgres_service: Service) -> str:
-    """A PostgreSQL of this run."""
+    """Return the address of this run's PostgreSQL."""
     return conninfo_of(postgres_service)

@@ -1,7 +1,7 @@
-"""A worker of the examples in a process of its own: FOLDER LEASES ME SINK, and what befalls it.
+"""Runs a worker of the examples in its own process, with a fault: FOLDER LEASES ME SINK FAULT.
 
-`killed`: it dies between the sink and the checkpoint. `stopped`: it stands still before the sink, until it is told to
-go on. It says a word and the shard for each batch.
+`killed`: it dies between the sink and the checkpoint. `stopped`: it stops before the sink until it is told to go on. It
+prints a word and the shard for each batch.
 """
 
 import os
@@ -23,13 +23,13 @@ LEASE_SECONDS = 1.0
 
 
 class Interrupted(SqliteStore):
-    """A file on which nobody waits for a process that stands still: it does so between two writes."""
+    """A file without blocking waits, so that the process stops between two writes."""
 
     between = Lock()
     resumed = Event()
 
     def write(self, write: Write) -> Outcome:
-        """One at a time, and none while this process is stopped."""
+        """Write one at a time, and none while this process is stopped."""
         with self.between:
             return super().write(write)
 
@@ -49,7 +49,7 @@ def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
         if fate == "stopped":
             with Interrupted.between:
                 os.kill(os.getpid(), signal.SIGSTOP)
-                Interrupted.resumed.wait()  # this thread may go on for a moment before all of them stand still
+                Interrupted.resumed.wait()  # this thread may run for a moment before all threads are stopped
         try:
             put(batch)
         except fenced:

@@ -1,4 +1,4 @@
-"""The examples of embedding do what their page says: sources, planners and sinks that are not of any cloud."""
+"""The examples of embedding do what their page says: sources, planners and sinks that belong to no cloud."""
 
 import os
 import re
@@ -24,7 +24,7 @@ Sink = tuple[str, Contents]
 
 
 def written(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list[str]]:
-    """Files of lines; what each holds."""
+    """Write files of lines, and return the contents of each."""
     lines = {name: [f"{name} {number}" for number in range(LINES)] for name in names}
     for name, each in lines.items():
         (folder / name).write_text("".join(f"{line}\n" for line in each))
@@ -33,7 +33,7 @@ def written(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list
 
 @pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.more)])
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
-    """The words for a sink, and what it has of a shard."""
+    """Return the arguments for a sink, and a function that reads what it has of a shard."""
     if request.param == "file":
         (tmp_path / "out").mkdir()
         return f"file:{tmp_path / 'out'}", lambda shard: (tmp_path / "out" / f"{shard}.out").read_text().splitlines()
@@ -51,33 +51,33 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
 
 
 def worker(tmp_path: Path, me: str, sink: str, fate: str = "lives") -> AbstractContextManager[subprocess.Popen[str]]:
-    """A worker over the files of this test's folder."""
+    """Start a worker over the files in this test's folder."""
     words = [str(Path(__file__).with_name("consumer_child.py")), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(ROOT)))}
     return child([sys.executable, *words, me, sink, fate], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    """The next line of its output."""
+    """Return the next line of its output."""
     assert process.stdout is not None
     return process.stdout.readline()
 
 
 def ended(process: subprocess.Popen[str]) -> int:
-    """How it ends once it is asked to."""
+    """Stop it, and return its exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(60)
 
 
 def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: Path, sink: Sink) -> None:
-    """At least once would show each record of its last batch twice."""
+    """With at-least-once delivery alone, each record of its last batch would appear twice."""
     words, contents = sink
     lines = written(tmp_path)
     with worker(tmp_path, "w-1", words, "killed") as first:
         assert first.wait(60) == -signal.SIGKILL
-    assert contents("a.log") == lines["a.log"]  # all in the sink, nothing checkpointed
+    assert contents("a.log") == lines["a.log"]  # everything is in the sink, nothing is checkpointed
     with worker(tmp_path, "w-2", words) as second:
-        assert said(second) == "done a.log\n"  # handed over again
+        assert said(second) == "done a.log\n"  # handled again
         with (tmp_path / "a.log").open("a") as file:
             file.write("one more\n")
         assert said(second) == "done a.log\n"
@@ -86,7 +86,7 @@ def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: P
 
 
 def test_a_zombies_write_is_refused_by_the_token(tmp_path: Path, sink: Sink) -> None:
-    """A worker that stood still for longer than its lease would write what another has written."""
+    """A worker that stood still for longer than its lease does not write what another has written."""
     words, contents = sink
     lines = written(tmp_path)
     with worker(tmp_path, "w-1", words, "stopped") as zombie:
@@ -100,7 +100,7 @@ def test_a_zombies_write_is_refused_by_the_token(tmp_path: Path, sink: Sink) -> 
 
 
 def test_a_half_written_batch_of_a_killed_worker_is_cut_off(tmp_path: Path) -> None:
-    """A crash in the middle of an append would leave half a line before the next."""
+    """A crash in the middle of an append does not leave half a line before the next."""
     lines = written(tmp_path)
     out = tmp_path / "a.log.out"
     out.write_text("a.log 0\na.lo")
@@ -111,12 +111,12 @@ def test_a_half_written_batch_of_a_killed_worker_is_cut_off(tmp_path: Path) -> N
 
 
 def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
-    """The program as the page has it: two of them, and a file that grows."""
+    """The program is the one on the page: two instances, and a file that grows."""
     lines = written(tmp_path, ("a.log", "b.log"))
     command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with child([*command, "w-1"], env=env, stdout=subprocess.PIPE) as process:
-        told = [said(process).split(" ", 2) for _ in range(2 * LINES)]
+        lines_read = [said(process).split(" ", 2) for _ in range(2 * LINES)]
         with (tmp_path / "a.log").open("a") as file:
             file.write("half a line")
             file.flush()
@@ -124,25 +124,25 @@ def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
         assert said(process).endswith("half a line, and the rest\n")
         assert ended(process) == 0
     for name, each in lines.items():
-        assert [text.strip() for shard, _epoch, text in told if shard == name] == each
+        assert [text.strip() for shard, _epoch, text in lines_read if shard == name] == each
 
 
 @pytest.mark.slow
 def test_the_page_shows_what_node_prints() -> None:
-    """A planner that another language asks must answer as the page says."""
+    """A planner called from another language responds as the page says."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     plan = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
-    told = subprocess.run(
+    output = subprocess.run(
         [*find_node().node, str(EXAMPLES / "plan.mjs"), *plan], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == "node-a: 6\nnode-a: 3, node-b: 3\nnode-b: 6\n"
+    assert (output.returncode, output.stderr) == (0, "")
+    assert output.stdout == "node-a: 6\nnode-a: 3, node-b: 3\nnode-b: 6\n"
     assert "have six leases, then three each, then six again" in page
     assert "`node docs/examples/plan.mjs leasehold plan`" in page
 
 
 def test_every_example_is_named_on_a_page() -> None:
-    """An example that nobody finds, or reads to its end, is none."""
+    """Every example can be found by readers."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     files = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
     assert sorted(set(re.findall(r"\]\(examples/([\w.]+)\)", page))) == files

@@ -1,4 +1,4 @@
-"""Leases and jobs in PostgreSQL: the store keeps the contract, and no job is passed over."""
+"""Leases and jobs in PostgreSQL: the store keeps the contract, and no job is skipped."""
 
 from collections.abc import Iterator
 from queue import Queue
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.services
 
 @pytest.fixture
 def database(conninfo: str) -> Iterator[str]:
-    """A schema of a test's own, gone afterwards."""
+    """Create a schema for one test, and drop it afterwards."""
     name = f"s{uuid4().hex}"
     with connect(conninfo, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {name}")
@@ -37,7 +37,7 @@ TestPostgres = leasehold_store_contract(leases)
 
 
 def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
-    """Its id is lower than those that were read while its transaction was open."""
+    """The job's id is lower than those that were read while its transaction was open."""
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
     jobs = Jobs(database, 1)
@@ -60,7 +60,7 @@ def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
 
 
 def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
-    """Leases and jobs in one database, and nothing else: what the page promises."""
+    """Leases and jobs are in one database, and nothing else is needed, as the page promises."""
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
         for number in range(20):
@@ -77,12 +77,12 @@ def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
     thread = Thread(target=runner.run)
     thread.start()
     try:
-        told = [done.get(timeout=60) for _ in range(20)]
+        finished = [done.get(timeout=60) for _ in range(20)]
     finally:
         runner.stop()
         thread.join()
     for number in range(2):
-        assert [job for bucket, job in told if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
+        assert [job for bucket, job in finished if bucket == f"bucket-{number}"] == list(range(number, 20, 2))
     assert all(lease.checkpoint.numbered for lease in store.list().leases if lease.shard.startswith("bucket"))
     store.close()
     jobs.close()

@@ -20,7 +20,7 @@ WAIT = 30.0
 
 
 async def health() -> tuple[int, Any]:
-    """Ask the route, as a server does."""
+    """Request the route, as a server does."""
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:

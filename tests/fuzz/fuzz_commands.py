@@ -1,4 +1,4 @@
-"""What users, their files and Spark say: documents in JSON, options, times, lines; offsets of micro-batches."""
+"""Input from users, their files and Spark: JSON documents, options, times, lines, and offsets of micro-batches."""
 
 import io
 import json
@@ -117,7 +117,7 @@ def _letter(line: bytes) -> None:
 
 
 def _child_line(line: bytes) -> None:
-    """Nothing that a child writes raises anything, and no acknowledgement moves but by what was stored."""
+    """Assert that no line a child writes raises anything, and that only stored checkpoints move an acknowledgement."""
     talk = Conversation("s-0", Position("5"))
     talk.initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')

@@ -1,4 +1,4 @@
-"""What streams and their services say: aggregates, answers, events, listings; and the URLs that name the streams."""
+"""Input from streams and their services: aggregates, responses, events, listings, and the URLs of streams."""
 
 import hashlib
 import json
@@ -56,17 +56,17 @@ def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
 
 
 def _change(data: bytes) -> None:
-    found = change_of(data)
-    assert found.created is None or found.created.tzinfo is UTC
-    assert isinstance(found.keys, dict)
+    change = change_of(data)
+    assert change.created is None or change.created.tzinfo is UTC
+    assert isinstance(change.keys, dict)
 
 
 def _change_row(data: bytes) -> None:
     try:
         row = json.loads(data)
-        told = row["dynamodb"]
-        if (created := told.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
-            told["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
+        image = row["dynamodb"]
+        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
+            image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
         made = record_of(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("no change") from odd  # a record that no poller hands on
@@ -77,8 +77,8 @@ def _change_row(data: bytes) -> None:
 def _aggregate(data: bytes) -> None:
     found = deaggregate(data, "k", None, HASH_KEYS)
     rows = user_record_batch([data], ["k"], HASH_KEYS)
-    told = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
-    assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in told) == found.rows
+    expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
+    assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == found.rows
     whole = placed(data, len(MAGIC), len(data) - 16)
     if whole and found.reason is Reason.AGGREGATED:
         taken = cast("list[Record]", [*PlacedRecords(data, *whole, number="1", arrived=None)])
@@ -105,9 +105,9 @@ def _client() -> "tuple[KinesisClient, Spoken]":
 
 
 def _answered(body: bytes, form: str) -> None:
-    # First: what is broken the reader refuses, and what is in C meets it all the same.
+    # First, because the reader rejects broken input, and the C code must be tested with it as well.
     if (in_c := scan()) is not None:
-        for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few values drawn end within a row
+        for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few generated values end within a row
             if (found := in_c.viewed(body[:end])) is not None:
                 with suppress(ValueError):
                     in_c.columns(body[:end], *found[:4])
@@ -116,12 +116,12 @@ def _answered(body: bytes, form: str) -> None:
         reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
         reader._iterator = "i-1"
         spoken.answers[:] = [Answer(body, form)] * 4
-        with patch.object(forms, "SCAN", new=in_c):  # as in a wheel; what it declines, cbor2 reads
+        with patch.object(forms, "SCAN", new=in_c):  # as in a wheel; cbor2 reads what the C code declines
             _batch(reader.read())
 
 
 def _batch(batch: Batch) -> None:
-    """All that its readers take of it."""
+    """Take everything that a batch's readers use."""
     assert batch.count == 0 or batch.end is not None
     assert {type(record.sequence_number) for record in batch.records} <= {str}
     assert batch.wait_seconds >= 0
@@ -130,7 +130,7 @@ def _batch(batch: Batch) -> None:
 
 
 def _sent(event: object) -> None:
-    """An event of a subscription, as botocore hands it over."""
+    """Return an event of a subscription as botocore passes it on."""
     if not isinstance(event, dict):
         return
 
@@ -163,7 +163,7 @@ def _listed(body: bytes) -> None:
 
 
 def _streamed(told: Any) -> bytes:  # noqa: ANN401  messages as (headers, payload), the prelude perhaps another
-    """Messages of an event stream, each with the digests that its bytes have."""
+    """Return messages of an event stream, each with correct checksums."""
     body = b""
     for message in told if isinstance(told, list) else ():
         if isinstance(message, dict):

@@ -1,4 +1,4 @@
-"""What stands in lease tables, in every layout: rows, blobs, objects and notes; and the URLs that name the tables."""
+"""The contents of lease tables in every layout: rows, blobs, objects and annotations, and the URLs of tables."""
 
 import json
 from functools import cache
@@ -52,7 +52,7 @@ FLEET = ObjectLayout("fleet/one")
 
 
 def _read(found: Lease | Malformed | None) -> Lease | None:
-    """The lease, which commands must be able to show, and `plan` to take back."""
+    """Return the lease, which commands must be able to show and `plan` must accept back."""
     assert_said(found)
     if not isinstance(found, Lease):
         return None
@@ -76,7 +76,7 @@ def _reports(items: object) -> None:
 
 @cache
 def _table() -> tuple[DynamoStore, Spoken]:
-    """A store whose service answers as it is told; making a client takes longer than a hundred scans."""
+    """Return a store whose service sends given responses. Creating a client takes longer than a hundred scans."""
     import boto3  # noqa: PLC0415  only this target needs it
 
     spoken = Spoken([])
@@ -165,7 +165,7 @@ def _session_rows(found: object) -> None:
 
 
 def _session_cell(found: object) -> None:
-    """A row of a table, whose attributes have the types that DynamoDB lets them have."""
+    """Return a row of a table whose attributes have any types that DynamoDB allows."""
     kinds = {"S": str, "B": bytes, "M": dict}
     item: Any = {
         name: {kind: value for kind, value in told.items() if isinstance(value, kinds.get(kind, ()))}

@@ -1,4 +1,4 @@
-"""The one list of parsers that are fuzzed, and those that need not be."""
+"""The one list of parsers that are fuzzed, and of those that need not be."""
 
 from fuzz_commands import COMMANDS
 from fuzz_sources import SOURCES

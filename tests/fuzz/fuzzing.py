@@ -1,6 +1,6 @@
-"""A fuzz target: a parser, kept samples of what it is given, and values near them that nobody has thought of.
+"""A fuzz target: a parser, a corpus of its inputs, and generated values near them.
 
-Samples stand in `corpus/NAME.jsonl`, one a line. Bytes are written `{"base64": "…"}`, wherever they stand.
+Samples are in `corpus/NAME.jsonl`, one per line. Bytes are written `{"base64": "…"}` wherever they occur.
 """
 
 import base64
@@ -29,15 +29,15 @@ Accepted = Callable[[Any], object]
 
 @frozen
 class FuzzTarget:
-    """A parser and its law: for whatever it is given, it answers, or raises one of the errors that it documents.
+    """A parser and its law: for any input, it returns a result or raises one of its documented errors.
 
-    name     of its corpus
+    name     name of its corpus
     covers   the modules, below leasehold/, whose parsing it reaches
     parse    takes a value like the samples, or the bytes that `pack` made of it, and asserts what must be true of
-             the answer
-    refuses  the errors that are documented; a ValueError must be just that, since those of Python's own functions
-             are ValueErrors too, and name no field
-    says     what the text of a refusal must match, so that it names what is wrong
+             the result
+    refuses  the documented errors; a ValueError must have exactly that type, since Python's own functions raise
+             ValueErrors too, which name no field
+    says     a pattern that the message of an error must match, so that it names what is wrong
     pack     makes bytes of a sample
     """
 
@@ -58,7 +58,7 @@ class FuzzTarget:
 
     @property
     def values(self) -> st.SearchStrategy[Any]:
-        """Samples changed in a few places; packed, some of them changed again, digests and all."""
+        """Samples changed in a few places; if packed, some of them are changed again, digests included."""
         values = near(self.samples)
         if self.pack is None:
             return values
@@ -66,37 +66,37 @@ class FuzzTarget:
         return packed | near([self._packed(sample) for sample in self.samples])
 
     def replay(self) -> Iterator[Any]:
-        """Every sample as it is."""
+        """Run every sample unchanged."""
         return iter([sample if self.pack is None else self._packed(sample) for sample in self.samples])
 
     def keep(self, value: Any) -> None:  # noqa: ANN401  of any kind
-        """Add a value that broke the law, so that it is tried ever after."""
+        """Add a value that broke the law to the corpus, so that it is always tried from now on."""
         with self.corpus.open("a", encoding="utf-8") as corpus:
             corpus.write(json.dumps(value, default=_said) + "\n")
 
     def _packed_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
-        """Nothing of what no form can say, such as halves of characters in CBOR."""
+        """Return None for what the format cannot express, such as lone surrogates in CBOR."""
         with suppress(ArithmeticError, TypeError, ValueError):
             return self._packed(value)
         return None
 
     def _packed(self, value: Any) -> bytes:  # noqa: ANN401  of any kind
-        # What broke the law as bytes is kept as bytes.
+        # A value that broke the law as bytes is stored as bytes.
         assert self.pack is not None
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 
 
 def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
-    """Parse it; whether it was taken. Raises whatever the target does not document."""
+    """Parse the value; return whether it was accepted. Raises whatever the target does not document."""
     try:
         with at_most(CPU_SECONDS):
             target.parse(value)
     except Exception as refusal:
         if not _documented(refusal, target.refuses):
             raise
-        told = str(refusal)
-        told.encode()  # fit for any screen and file
-        assert told.startswith(tuple(target.says.split("|"))), f"it names no field: {told[:200]!r}"
+        message = str(refusal)
+        message.encode()  # fit for any screen and file
+        assert message.startswith(tuple(target.says.split("|"))), f"it names no field: {message[:200]!r}"
         return False
     return True
 
@@ -107,7 +107,7 @@ def _documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> boo
 
 @contextmanager
 def unsaid(secret: str) -> Iterator[None]:
-    """Raise AssertionError for a refusal that repeats the secret."""
+    """Raise AssertionError for an error that repeats the secret."""
     try:
         yield
     except ValueError as refusal:
@@ -117,12 +117,12 @@ def unsaid(secret: str) -> Iterator[None]:
 
 
 class TooSlow(BaseException):
-    """A value cost more time of the processor than any may."""
+    """A value used more CPU time than the limit."""
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooSlow after so much time of the processor, however busy the machine is; in the main thread only."""
+    """Raise TooSlow after this much CPU time, however busy the machine is; works in the main thread only."""
     before = signal.signal(signal.SIGVTALRM, _too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
@@ -137,7 +137,7 @@ def _too_slow(_signal: int, _frame: FrameType | None) -> Never:
 
 
 def in_json(told: object) -> bytes:
-    """A document; bytes stand in base64, as services and users write them."""
+    """Draw a document in which bytes are in base64, as services and users write them."""
     return json.dumps(told, default=lambda data: base64.b64encode(data).decode()).encode()
 
 
@@ -175,7 +175,7 @@ _odd: st.SearchStrategy[Any] = st.one_of(
 
 
 def near(samples: list[Any]) -> st.SearchStrategy[Any]:
-    """Values like these: with parts cut, repeated, replaced, or put in."""
+    """Draw values like these, with parts cut, repeated, replaced or inserted."""
     if isinstance(samples[0], bytes):
         return st.binary(max_size=40) | _spoilt(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
     if isinstance(samples[0], str):
@@ -212,7 +212,7 @@ def _changed(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of an
 
 
 def _with_a_change(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any kind
-    """The value with one place of it changed, mostly deep inside."""
+    """Return the value with one change, mostly deep inside."""
     places = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not places or draw(st.integers(0, 9)) == 0:
         return draw(_text_near(value) | _odd if isinstance(value, str) else _odd)

@@ -1,8 +1,8 @@
-"""Fuzz every parser for as long as one likes: `python tests/fuzz/long_fuzz.py 600`, or with the names of some targets.
+"""Fuzzes every parser for a given time: `python tests/fuzz/long_fuzz.py 600`, or with the names of some targets.
 
-What breaks the law is added to the corpus, so that `make test` tries it ever after. With `--engine atheris`, where that
-is installed, the same values are drawn from bytes that atheris changes by what they reach in leasehold, and each target
-has a process of its own.
+What breaks the law is added to the corpus, so that `make test` always tries it from then on. With `--engine atheris`,
+if that is installed, the same values are drawn from bytes that atheris mutates by the code they reach in leasehold, and
+each target has its own process.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -33,12 +33,12 @@ ROUND = 200  # examples between two looks at the clock
 
 
 class Trial:
-    """Values of one target, tried one after the other."""
+    """The values of one target, tried one after the other."""
 
     def __init__(self, target: FuzzTarget) -> None:
         self.target, self.began = target, time.monotonic()
         self.count, self.slowest = 0, 0.0
-        self.last: list[object] = []  # of those that hypothesis tries, the last is the smallest that breaks the law
+        self.last: list[object] = []  # the last one that hypothesis tries is the smallest that breaks the law
         values = target.values
 
         @settings(max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -53,13 +53,13 @@ class Trial:
         self.some: Any = some
 
     def replay(self) -> None:
-        """Try every sample; what breaks the law here is in the corpus already."""
+        """Try every sample; whatever breaks the law here is in the corpus already."""
         self.last.clear()
         for sample in self.target.replay():
             obeys(self.target, sample)
 
     def told(self, rounds: Callable[[], object]) -> bool:
-        """Whether the law was kept, saying so; what broke it is kept."""
+        """Print and return whether the law was kept; add the value that broke it to the corpus."""
         try:
             rounds()
         except (Exception, TooSlow):  # noqa: BLE001  whatever it is, it is told, and the others go on
@@ -75,7 +75,7 @@ class Trial:
 
 
 def fuzzed(target: FuzzTarget, seconds: float) -> bool:
-    """Fuzz one target for so long; whether it kept its law."""
+    """Fuzz one target for this long; return whether it kept its law."""
     trial = Trial(target)
 
     def rounds() -> None:
@@ -87,14 +87,14 @@ def fuzzed(target: FuzzTarget, seconds: float) -> bool:
 
 
 def guided(target: FuzzTarget, seconds: float) -> Never:
-    """Fuzz one target by atheris for so long; this ends the process, with 1 where the law was broken."""
+    """Fuzz one target with atheris for this long, then end the process: with 1 if the law was broken."""
     atheris, trial = importlib.import_module("atheris"), Trial(target)
 
     def end(rounds: Callable[[], object]) -> None:
         kept = trial.told(rounds)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if kept else 1)  # atheris has no other way back
+        os._exit(0 if kept else 1)  # atheris does not return
 
     def one(drawn: bytes) -> None:
         if time.monotonic() - trial.began >= seconds:
@@ -114,7 +114,7 @@ def _again(fault: BaseException) -> Never:
 
 
 def targets(engine: str) -> tuple[FuzzTarget, ...]:
-    """All of them; for atheris, with leasehold's own code made to say what is reached in it."""
+    """Return all targets; for atheris, with leasehold's own code instrumented for coverage."""
     if engine == "hypothesis":
         found = importlib.import_module("fuzz_targets")
     else:
@@ -126,7 +126,7 @@ def targets(engine: str) -> tuple[FuzzTarget, ...]:
 
 
 def _guided_apart(target: FuzzTarget, seconds: float) -> bool:
-    """Fuzz one target by atheris in a process of its own; whether it kept its law."""
+    """Fuzz one target with atheris in its own process; return whether it kept its law."""
     sys.stdout.flush()
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""Every parser answers, or refuses as it documents, whatever it is given; and every parser is in the list."""
+"""Every parser returns a result or a documented error for any input, and every parser is in the list."""
 
 import ast
 import resource
@@ -27,7 +27,7 @@ DECODERS = {
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_value_surprises_a_parser(target: FuzzTarget) -> None:
-    """One row, blob, record, answer or option that somebody wrote oddly would stop whoever meets it."""
+    """One odd row, blob, record, response or option does not stop its readers."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken = [obeys(target, value) for value in target.replay()]
     assert any(taken), "no sample is accepted, so that nothing but refusals is tried"
@@ -43,13 +43,13 @@ def test_no_value_surprises_a_parser(target: FuzzTarget) -> None:
 
 
 def test_every_target_has_a_corpus_and_a_name_of_its_own() -> None:
-    """A target without samples would try noise alone, and a corpus without a target nothing."""
+    """A target without samples would try only noise, and a corpus without a target nothing."""
     names = [target.name for target in TARGETS]
     assert sorted(names) == sorted(path.stem for path in CORPUS.iterdir())
 
 
 def test_every_module_that_parses_is_fuzzed_or_trusted_for_a_reason() -> None:
-    """A new parser would meet its first hostile value in somebody's production."""
+    """No new parser meets its first hostile value in production."""
     parsers = {
         path.relative_to(home).as_posix() for home in HOMES for path in home.rglob("*.py") if any(_decoding(path))
     }

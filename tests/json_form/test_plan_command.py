@@ -1,4 +1,4 @@
-"""`leasehold plan`: the example of its help, and every way of asking wrongly."""
+"""`leasehold plan`: the example of its help, and every kind of bad input."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def asked(document: object) -> dict[str, Any]:
 
 
 def test_the_example_of_the_help_is_true() -> None:
-    """Whoever copies the example must get what it shows."""
+    """A user who copies the example gets what the help shows."""
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
     asked, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
     ran = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -64,7 +64,7 @@ def test_the_example_of_the_help_is_true() -> None:
 
 
 def test_a_whole_question_is_answered() -> None:
-    """The published form must be understood with all its fields."""
+    """The published form is accepted with all its fields."""
     assert asked(WHOLE) == {
         "actions": [{"do": "claim", "key": "s-1", "rule": "K5"}],
         "look_again_seconds": 20.05,
@@ -121,7 +121,7 @@ def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> 
     ],
 )
 def test_a_complaint_names_the_field(where: str, value: object, complaint: str) -> None:
-    """A mere "bad input" sends the caller through hundreds of leases by hand."""
+    """A mere "bad input" would send the caller through hundreds of leases by hand."""
     document = json.loads(json.dumps(WHOLE))
     *path, last = where.split(".")
     inner = document
@@ -157,7 +157,7 @@ def test_a_complaint_names_the_field(where: str, value: object, complaint: str) 
     ],
 )
 def test_every_rule_set_and_option_can_be_asked_for(config: dict[str, Any], rule: str) -> None:
-    """An option that the form does not know cannot be used from another language."""
+    """Every option can be used from another language."""
     (action,) = asked(WHOLE | {"config": config})["actions"]
     assert (action["do"], action["key"], action["rule"]) == ("claim", "s-1", rule)
 
@@ -185,12 +185,12 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
     ids=lambda each: each["do"] if isinstance(each, dict) else "",
 )
 def test_every_action_has_its_json(action: Action, said: dict[str, Any]) -> None:
-    """A caller cannot carry out an action whose victim or heir it is not told."""
+    """A caller needs the former or the next owner to carry out an action."""
     assert action_json(action) == {"key": "s-0", "rule": action.rule} | said
 
 
 def test_a_led_worker_is_let_have_its_part() -> None:
-    """A program that plans by the command line could not share with workers that take nothing themselves (M14)."""
+    """A program that plans through the command line can share with workers that take nothing themselves (M14)."""
     leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
     me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
     answered = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
@@ -198,7 +198,7 @@ def test_a_led_worker_is_let_have_its_part() -> None:
 
 
 def test_a_fault_that_stops_a_stream_is_said() -> None:
-    """Otherwise nobody would know why no lease is created for it."""
+    """The caller learns why no lease is created for the stream."""
     shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
     (problem,) = asked(WHOLE | {"shards": shards, "leases": []})["problems"]
     assert (problem["shard"], problem["what"][:20]) == ("s-0", "is open but has a ch")
@@ -228,7 +228,7 @@ def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
 
 
 def test_a_field_that_nobody_knows_is_named_in_one_line() -> None:
-    """A name with a line break, or what clears a screen, would forge or hide what is said of it."""
+    """A name with a line break or with terminal escapes neither forges nor hides what is printed about it."""
     with pytest.raises(BadJsonField, match=r"^a\\nb\\x1b\[2J: unknown field$"):
         asked(WHOLE | {"a\nb\x1b[2J": 1})
 
@@ -243,7 +243,7 @@ def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
     "text", [b"[" * 100_000, b'{"leases":' + b"9" * 5000 + b"}", b'{"me":1,"me":2}', b"\xff\xfe", b""]
 )
 def test_hostile_documents_are_refused(text: bytes) -> None:
-    """Deep nesting, endless numbers, doubled fields and no text at all are bad input, not bugs."""
+    """Deep nesting, endless numbers, duplicate fields and invalid text are bad input, not bugs."""
     with pytest.raises(BadJsonField):
         answer(text)
 
@@ -268,21 +268,21 @@ WRITTEN = {
 
 @pytest.mark.parametrize("kind", [*FORMS])
 def test_every_field_of_the_seam_has_a_form(kind: type) -> None:
-    """A field without a form cannot be said from another language, and the answer differs from that of Python."""
+    """A field without a form cannot be expressed from another language, and the result would differ from Python's."""
     assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {
         JSON_NAMES.get(each.name, each.name) for each in fields(kind) if each.init
     }
 
 
 def test_every_rule_set_has_a_form() -> None:
-    """As for fields: a rule set that cannot be named cannot be asked for."""
+    """A rule set without a form cannot be selected from another language."""
     assert {*RULES.values()} == {*RULE_SETS}
     assert {*FORMS} == {Lease, Shard, Hole, Bulletin, BulletinState, History, Me, Config, *RULES.values()}
 
 
 @given(leases(), workers())
 def test_a_written_answer_is_read_as_it_was(table: tuple[Lease, ...], me: Me) -> None:
-    """`leases --json` and another language's bindings write this form; a field lost on the way changes the plan."""
+    """`leases --json` and other languages' bindings write this form; a lost field would change the plan."""
     history = asdict(me.history) | {name: dict(getattr(me.history, name)) for name in ("gaps", "paces", "led")}
     for hole in history["holes"]:
         hole |= {"first": str(hole["first"]), "last": str(hole["last"])}
@@ -303,7 +303,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
 
 
 def test_a_partial_reading_is_planned_as_in_python() -> None:
-    """On the word of a few rows nothing may be taken: the same rows gave steals in this form alone."""
+    """Nothing may be taken on the basis of a few rows; only in this form, the same rows led to steals."""
     rows = [{"key": f"s-{n}", "owner": "a", "idle": 0} for n in range(6)]
     me = {"worker": "b", "history": {"full_still": 1, "paces": {"a": 3}, "hearing": None}}
     assert [each["do"] for each in asked({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
@@ -311,7 +311,7 @@ def test_a_partial_reading_is_planned_as_in_python() -> None:
 
 
 def test_a_look_says_all_that_python_says() -> None:
-    """Who reads the bulletin needs to know what to write on its rows, and that a stale reading will do."""
+    """A caller that reads the bulletin needs to know what to write on its rows, and that a stale read is enough."""
     rows = [{"key": f"s-{n}", "owner": w, "idle": 1, "notes": {"process": f"p/{w}"}} for n, w in enumerate("ab")]
     looks = [
         asked({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
@@ -321,7 +321,7 @@ def test_a_look_says_all_that_python_says() -> None:
 
 
 def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
-    """The two commands stand side by side in a pipe; a field in the way would need a script between them."""
+    """A pipe connects the two commands without a script in between."""
     listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
     text = json.dumps(listing).encode()
     assert [each["do"] for each in answer(text, "b-1")["actions"]] == ["claim"]
@@ -335,7 +335,7 @@ def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
 
 
 def test_a_document_of_a_thousand_levels_is_refused_at_its_place() -> None:
-    """What can just be read was too deep to be shown: a traceback in place of the field that is wrong."""
+    """A document that could just be parsed was too deep to be shown, and caused a traceback."""
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
             answer(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")

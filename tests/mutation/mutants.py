@@ -1,14 +1,15 @@
-"""Plants small faults into named modules, one at a time, and says which of them no test sees: `make mutants`.
+"""Plants small faults into named modules, one at a time, and reports the ones that no test notices: `make mutants`.
 
     python tests/mutation/mutants.py                                         all modules of modules.toml
     python tests/mutation/mutants.py --only leasehold/balancer/census.py     one of them
-    python tests/mutation/mutants.py --write specs/mutants.md                and its table as a page
-    python tests/mutation/mutants.py --only codecs --write specs/mutants.md  these rows of the page anew
-    python tests/mutation/mutants.py --only codecs --last                    what the last run found, by today's excuses
-    python tests/mutation/mutants.py --only codecs --again                   its survivors by today's tests, and changes
+    python tests/mutation/mutants.py --write specs/mutants.md                write its table as a page
+    python tests/mutation/mutants.py --only codecs --write specs/mutants.md  rewrite these rows of the page
+    python tests/mutation/mutants.py --only codecs --last                    show the last run with today's excuses
+    python tests/mutation/mutants.py --only codecs --again                   retry its survivors, and what changed
 
-mutmut plants them, in a copy under build/mutants, and stops a mutant's tests at the first that fails. It ends with 1
-where fewer than 95 % of a module's mutants are killed, or where equivalent.toml names what is no survivor any more.
+mutmut plants the faults in a copy under build/mutants, and stops a mutant's tests at the first that fails. The script
+exits with 1 if fewer than 95 % of a module's mutants are killed, or if equivalent.toml lists a mutant that no longer
+survives.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -64,7 +65,7 @@ print(json.dumps({name: get_diff_for_mutant(name, path=sys.argv[1]) for name in 
 
 @frozen
 class Group:
-    """Modules, and the tests that are to kill their mutants.
+    """Modules, and the tests that must kill their mutants.
 
     parts  the last digits of the numbers of the mutants that are planted; "" for all
     """
@@ -76,13 +77,13 @@ class Group:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """It can be asked for by its own name, or in part by a module's."""
+        """The names by which it can be selected: its own, or, for a part, a module's."""
         return (self.name, *self.modules)
 
 
 @frozen
 class Mutant:
-    """One planted fault that no test saw.
+    """A planted fault that no test noticed.
 
     function  where it is, as Class.method
     was, now  the lines that it changed, without their indentation
@@ -96,7 +97,7 @@ class Mutant:
 
 @frozen
 class Excuse:
-    """Why the mutants of a function that change these lines so are none: nobody can tell them from the original."""
+    """The reason why a function's mutants with these changed lines behave exactly like the original."""
 
     module: str
     function: str
@@ -105,15 +106,15 @@ class Excuse:
     why: str
 
     def fits(self, mutant: Mutant) -> bool:
-        """Whether this mutant is the one that is meant."""
+        """Return whether this mutant is the one that is meant."""
         return (mutant.function, mutant.was, mutant.now) == (self.function, self.was.strip(), self.now.strip())
 
 
 @frozen
 class Tally:
-    """What became of the mutants of one module.
+    """The results for the mutants of one module.
 
-    late  those among the killed that ran into their time limit
+    late  mutants among the killed whose tests exceeded their time limit
     """
 
     module: str
@@ -126,12 +127,12 @@ class Tally:
 
     @property
     def killed(self) -> int:
-        """How many mutants a test, or its time limit, has seen."""
+        """The number of mutants that a test, or its time limit, has noticed."""
         return self.planted - self.excused - len(self.survivors)
 
     @property
     def share(self) -> float:
-        """The killed ones among those that can be."""
+        """The fraction of the killed ones among those that can be killed."""
         return self.killed / max(1, self.planted - self.excused)
 
     @property
@@ -152,7 +153,7 @@ HEAD = """| module | mutants | killed | of these by time | equivalent | survived
 
 
 def groups(only: str | None = None) -> tuple[Group, ...]:
-    """The groups of modules.toml, or one of them, or one module. Raises SystemExit where `only` is none of them."""
+    """Return the groups of modules.toml, or one group or module. Raises SystemExit if `only` is neither."""
     listed = tomllib.loads((HERE / "modules.toml").read_text())
     every = (Group(name, tuple(x["modules"]), tuple(x["tests"]), x.get("parts", "")) for name, x in listed.items())
     if only is None:
@@ -162,13 +163,13 @@ def groups(only: str | None = None) -> tuple[Group, ...]:
 
 
 def excuses(module: str | None) -> tuple[Excuse, ...]:
-    """The equivalent mutants of this module, or of all, as equivalent.toml lists them."""
+    """Return the equivalent mutants of this module, or of all, as equivalent.toml lists them."""
     listed = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
     return tuple(Excuse(**each) for each in listed if module in (None, each["module"]))
 
 
 def copied(group: Group) -> Path:
-    """A folder with the modules, their tests and mutmut's settings: mutants are never planted where one works."""
+    """Copy the modules, their tests and mutmut's settings to a folder. No mutant is planted in the working tree."""
     place = ROOT / "build" / "mutants" / group.name
     shutil.rmtree(place, ignore_errors=True)
     _copy(place)
@@ -203,10 +204,10 @@ def _run(place: Path, *names: str) -> None:
 
 
 def planted_again(group: Group) -> Path:
-    """Try once more what survived the last run; mutmut plants anew only what has changed since."""
+    """Try the survivors of the last run again; mutmut plants only what has changed since."""
     place = ROOT / "build" / "mutants" / group.name
     _copy(place)
-    if not group.parts:  # or it would plant what no part has, too
+    if not group.parts:  # otherwise it would also plant mutants outside all parts
         _run(place)
     alive = [name for name, result in _results(place).items() if result in ALIVE]
     if alive:
@@ -215,7 +216,7 @@ def planted_again(group: Group) -> Path:
 
 
 def last_planted(group: Group) -> Path:
-    """Where these modules' mutants were planted last. Raises SystemExit where the modules have changed since."""
+    """Return the folder with these modules' last mutants. Raises SystemExit if the modules have changed since."""
     place = ROOT / "build" / "mutants" / group.name
     for module in group.modules:
         there = place / module
@@ -225,7 +226,7 @@ def last_planted(group: Group) -> Path:
 
 
 def tallies(group: Group, place: Path) -> list[Tally]:
-    """Count by module what became of the mutants that were planted there."""
+    """Count the results of the planted mutants by module."""
     tried = {name: result for name, result in _results(place).items() if result != "not checked"}
     return [_tally(place, group, module, tried) for module in group.modules]
 
@@ -241,7 +242,7 @@ def _tally(place: Path, group: Group, module: str, tried: Mapping[str, str]) -> 
     alive = _shown(place, module, [name for name, result in ours.items() if result in ALIVE])
     known = excuses(module)
     survivors = tuple(mutant for mutant in alive if not any(each.fits(mutant) for each in known))
-    # In a part of the mutants an excused one need not be.
+    # A part need not contain an excused mutant.
     idle = () if group.parts else tuple(each for each in known if not any(map(each.fits, alive)))
     late = sum(result == "timeout" for result in ours.values())
     return Tally(module, group.parts, len(ours), survivors, len(alive) - len(survivors), late, idle)
@@ -265,7 +266,7 @@ def _changed(diff: str, sign: str) -> str:
 
 
 def told(found: Tally) -> None:
-    """Print what survived, and which excuses nobody needs."""
+    """Print the survivors, and the excuses that are no longer needed."""
     print(found.row, flush=True)
     for each in found.survivors:
         print(f"\n  {each.function} ({each.name})\n    - {each.was}\n    + {each.now}".replace("\n    - \n", "\n"))
@@ -276,13 +277,16 @@ def told(found: Tally) -> None:
 
 
 def page(found: list[Tally], before: str = "") -> str:
-    """The table as a page, with what is equivalent and why; what was not planted now stands as it did `before`."""
+    """Return the table as a page, with equivalent mutants and their reasons.
+
+    Rows that were not run stay as `before`.
+    """
     table, _, lower = before.partition("## Survived")
     rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in found}}
     alive = _by_module(lower, "- `") | {
         each.module: [_line(each, mutant) for mutant in each.survivors] for each in found
     }
-    # A module may be in two groups, whose tests are to kill different mutants of it.
+    # A module may be in two groups whose tests kill different mutants of it.
     modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in rows]
     lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
     return PAGE.format(
@@ -297,7 +301,7 @@ def _line(found: Tally, mutant: Mutant) -> str:
 
 
 def _by_module(text: str, opening: str) -> dict[str, list[str]]:
-    """The lines that begin so, by the module that each names first."""
+    """Group the lines that begin like this by the module that each names first."""
     lines: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith(opening):

@@ -4,13 +4,13 @@
     python tests/mutation/reasons.py --only multilang one room
     python tests/mutation/reasons.py --check          only whether the place and the tests of each reason exist
 
-A reason is a sentence that says what goes wrong without the code beside it. reasons.toml has a list for each room:
+A reason is a sentence that states what goes wrong without the code next to it. reasons.toml has a list for each room:
 
     why        the reason, in short
     file       the module
-    was, now   code that occurs once in the module, and what replaces it
-    tests      the tests that must fail then; each of them passes without the change
-    untested   in place of `tests`: why no test can tell the difference
+    was, now   code that occurs once in the module, and its replacement
+    tests      the tests that must then fail; each of them passes without the change
+    untested   in place of `tests`: why no test can detect the difference
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -38,7 +38,7 @@ FAILED = 1
 
 @frozen
 class Reason:
-    """A reason, a change that violates it, and the tests that must fail then."""
+    """A reason, a change that violates it, and the tests that must then fail."""
 
     room: str
     why: str
@@ -83,7 +83,7 @@ def reasons(only: str = "") -> tuple[Reason, ...]:
 
 
 def copied() -> None:
-    """Copy the tree to COPY, without what git does not know."""
+    """Copy the tree to COPY, without files that git does not track."""
     shutil.rmtree(COPY, ignore_errors=True)
     COPY.mkdir(parents=True)
     for name in COPIED:

@@ -1,16 +1,16 @@
-"""Plants the faults that mutmut has no operator for, one at a time, and says which of them no test sees, by room.
+"""Plants faults that mutmut has no operator for, one at a time, and reports by room those that no test notices.
 
     python tests/mutation/statements.py                 all rooms of statements.toml
     python tests/mutation/statements.py worker          one room, or one module by the end of its path
-    python tests/mutation/statements.py --anew          also what was tried before
-    python tests/mutation/statements.py --seconds 150   so long for each module; the next run goes on there
+    python tests/mutation/statements.py --anew          include what was tried before
+    python tests/mutation/statements.py --seconds 150   time limit per module; the next run continues there
 
-Two statements change places; a guard goes on where it would return; a reset is left out; a `finally` does nothing.
-A module and its tests are imported once. Each fault is planted into a fork of that process, in place of the function's
-code: no file changes, and a child process of a test runs the code without it. The tests that run the line are asked, to
-the first that fails. What was found is kept under build/statements: the next run tries what is new, in the function or,
-of what no test saw, in the tests. What nobody can tell from the original stands in unseen.toml with its reason, and
-counts for nothing.
+Two statements are swapped, a guard continues instead of returning, a reset is left out, or a `finally` does nothing. A
+module and its tests are imported once. Each fault is planted into a fork of that process, in place of the function's
+code, so no file changes, and a child process of a test runs the code without it. The tests that run the line are
+executed up to the first that fails. Results are kept under build/statements. The next run tries only what is new in the
+function, or, for faults that no test noticed, in the tests. Faults that cannot be told from the original are in
+unseen.toml with the reason, and do not count.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -79,14 +79,14 @@ class Fault:
 
 
 def faults(source: str) -> Iterator[Fault]:
-    """Every fault that can be planted into this module."""
+    """Return every fault that can be planted into this module."""
     for node in ast.walk(ast.parse(source)):
         within = not isinstance(node, ast.Module | ast.ClassDef)
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if within and isinstance(block, list):
                 if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                    continue  # nothing is there to put back, and the order seldom matters
+                    continue  # there is nothing to restore, and the order seldom matters
                 yield from _swaps(source, block)
                 yield from (_dropped(source, "reset", each, each) for each in block if _resets(each))
         if isinstance(node, ast.If) and not node.orelse and isinstance(last := node.body[-1], _LEAVES):
@@ -99,7 +99,10 @@ _LEAVES = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
-    """Neighbours that both do something, one by a call alone; the second needs no name that the first has bound."""
+    """Yield neighbors that both have an effect, one by a mere call.
+
+    The second must not use names bound by the first.
+    """
     for first, second in pairwise(block):
         calls = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
         apart = _marks(first) and _marks(second) and not _share(first, second)
@@ -112,7 +115,7 @@ def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
 
 
 def _acts(statement: ast.stmt) -> bool:
-    """A call, or an assignment, that is not a word for people."""
+    """Return whether it is an assignment, or a call other than logging."""
     if isinstance(statement, ast.Assign | ast.AugAssign):
         return True
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -124,7 +127,7 @@ PURE = frozenset({"int", "len", "list", "max", "min", "range", "sum", "tuple"})
 
 
 def _marks(statement: ast.stmt) -> bool:
-    """Whether it does no more than note something: it cannot fail, and nobody else acts by it at once."""
+    """Return whether it only records something: it cannot fail, and nothing else acts on it at once."""
     calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
     if isinstance(statement, ast.Expr):
         calls = [each for each in calls if not (isinstance(each.func, ast.Attribute) and each.func.attr in MARKS)]
@@ -132,7 +135,7 @@ def _marks(statement: ast.stmt) -> bool:
 
 
 def _share(first: ast.stmt, second: ast.stmt) -> bool:
-    """Whether one changes what the other reads or changes, so that two marks in another order say something else."""
+    """Return whether one changes what the other reads or changes, so that their order matters."""
     return bool(_changed(first) & _touched(second) or _changed(second) & _touched(first))
 
 
@@ -165,7 +168,7 @@ def _read(statement: ast.stmt) -> set[str]:
 
 
 def _resets(statement: ast.stmt) -> bool:
-    """A constant, or nothing, that is put into an attribute, and a method that puts back or sets free."""
+    """Return whether it resets something: an assignment of a constant or an empty value, a `del`, or such a method."""
     if isinstance(statement, ast.Assign):
         value = statement.value
         empty = isinstance(value, ast.Constant) or (isinstance(value, ast.Tuple | ast.List) and not value.elts)
@@ -177,7 +180,7 @@ def _resets(statement: ast.stmt) -> bool:
 
 def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
-    if first is last and not hasattr(first, "body"):  # what a function closes over stays
+    if first is last and not hasattr(first, "body"):  # variables in a closure stay
         lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
     else:
         lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
@@ -185,7 +188,7 @@ def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
 
 
 class RunLines:
-    """A plugin of pytest that notes which tests run which lines of a module, in any thread of its process."""
+    """A pytest plugin that records which tests run which lines of a module, in any thread of its process."""
 
     def __init__(self, module: Path) -> None:
         self._module, self._test = str(module), ""
@@ -193,21 +196,21 @@ class RunLines:
         self.seconds = defaultdict[str, float](float)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """What runs from now on is run by this test."""
+        """Attribute the lines that run from now on to this test."""
         self._test = nodeid
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
 
     def trace(self, frame: FrameType, _event: str, _argument: object, /) -> Any:  # noqa: ANN401  as typeshed has it
-        """Note a line; frames of other modules are not followed."""
+        """Record a line; frames of other modules are not traced."""
         if frame.f_code.co_filename != self._module:
             return None
         self.tests[frame.f_lineno].add(self._test)
         return self.trace
 
     def run(self, arguments: list[str]) -> int:
-        """Run pytest, and answer its status."""
+        """Run pytest, and return its status."""
         threading.settrace(self.trace)
         sys.settrace(self.trace)
         status = int(pytest.main(arguments, plugins=[self]))
@@ -221,7 +224,7 @@ class RunLines:
 
 
 def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
-    """Which of the fast tests run which lines of this module, the quickest first, and how long all take.
+    """Return which of the fast tests run which lines of this module, the quickest first, and how long all take.
 
     Ends the run if one fails.
     """
@@ -248,7 +251,7 @@ def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float
 
 
 class Asked:
-    """A fork of this process that runs something, from its making until `answer` has one."""
+    """A fork of this process that runs something, from its creation until `answer` has the result."""
 
     def __init__(self, run: Callable[[], int], limit: float) -> None:
         self._until = time.monotonic() + limit
@@ -264,10 +267,13 @@ class Asked:
                 os._exit(pytest.ExitCode.INTERNAL_ERROR)
 
     def answer(self) -> bool | None:
-        """Whether a test failed; None as long as they run. Those that had to be stopped have seen nothing."""
+        """Return whether a test failed, or None while they run.
+
+        Tests that had to be stopped count as having noticed nothing.
+        """
         ended, status = os.waitpid(self._child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # whatever else says nothing
+            return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # any other status proves nothing
         if time.monotonic() < self._until:
             return None
         os.killpg(self._child, signal.SIGKILL)
@@ -276,7 +282,7 @@ class Asked:
 
 
 def asked(module: str, fault: Fault, tests: list[str], first: list[str]) -> int:
-    """The status of pytest with this fault: of the fast tests those that run the line; then the slow ones."""
+    """Return pytest's status with this fault: first the fast tests that run the line, then the slow ones."""
     plant(module, fault)
     slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
     status = int(pytest.main([*ARGUMENTS, "-m", FAST, *first])) if first else 0
@@ -284,7 +290,7 @@ def asked(module: str, fault: Fault, tests: list[str], first: list[str]) -> int:
 
 
 def plant(module: str, fault: Fault) -> None:
-    """Give the function that the fault is in its code with the fault, wherever it is by now."""
+    """Give the function that contains the fault its faulty code, wherever the function is by now."""
     path, before = str(ROOT / module), (ROOT / module).read_text(encoding="utf-8")
     was, now = (_code(compile(source, path, "exec"), fault.line) for source in (before, fault.source))
     live = [
@@ -301,14 +307,14 @@ def plant(module: str, fault: Fault) -> None:
 
 
 def _code(within: CodeType, line: int) -> CodeType:
-    """The outermost function around this line."""
+    """Return the outermost function around this line."""
     around = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
     found = max(around, key=attrgetter("co_firstlineno"))
     return found if found.co_flags & CO_OPTIMIZED else _code(found, line)
 
 
 class Verdicts:
-    """What earlier runs found, in a file to which each verdict is added at once: whoever is stopped goes on there."""
+    """Results of earlier runs, in a file to which each result is added at once. A stopped run can be continued."""
 
     def __init__(self, seconds: float, *, anew: bool) -> None:
         self.seconds = seconds
@@ -319,13 +325,13 @@ class Verdicts:
         self._told = dict(line.split() for line in told.splitlines())
 
     def get(self, module: str, fault: Fault, tests: list[str]) -> bool | None:
-        """Whether it was seen; None where it was never tried, or missed by tests that have changed since."""
+        """Return whether it was noticed, or None if it was never tried, or missed by tests that have changed since."""
         if _digest(module, fault) in self._told:
             return True
         return False if _digest(module, fault, *map(_text, tests)) in self._told else None
 
     def add(self, module: str, fault: Fault, tests: list[str], *, seen: bool) -> None:
-        """Keep one: what was seen as long as its function stands as it is, what was missed with the tests as well."""
+        """Add a result. If noticed, it is valid while the function is unchanged; if missed, while the tests are too."""
         key = _digest(module, fault) if seen else _digest(module, fault, *map(_text, tests))
         with self._file.open("a", encoding="utf-8") as file:
             file.write(f"{key} {'seen' if seen else 'missed'}\n")
@@ -337,7 +343,7 @@ def _digest(module: str, fault: Fault, *tests: str) -> str:
 
 
 def _function(fault: Fault) -> str:
-    """The innermost function around the fault, as it reads with it."""
+    """Return the source of the innermost function around the fault, with the fault."""
     around = [
         node
         for node in ast.walk(ast.parse(fault.source))
@@ -353,7 +359,7 @@ def _text(test: str) -> str:
 
 
 def planted(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> float:
-    """Plant each fault that is new into each of these modules, tell the survivors, and answer the share seen."""
+    """Plant each new fault into each of these modules, print the survivors, and return the fraction noticed."""
     kinds, alive, excused, left = Counter[str](), Counter[str](), 0, 0
     excuses = {(each["module"], each["kind"], each["line"]) for each in unseen()}
     for module, tests in modules.items():
@@ -379,7 +385,7 @@ def planted(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> flo
 
 
 def _plant(module: str, tests: list[str], new: list[Fault], verdicts: Verdicts) -> Iterator[tuple[Fault, bool]]:
-    """These faults, as long as there is time, and whether a test sees them."""
+    """Plant these faults while there is time, and yield whether a test notices each."""
     if not new:
         return
     with redirect_stdout(StringIO()):  # it imports them
@@ -401,12 +407,12 @@ def _plant(module: str, tests: list[str], new: list[Fault], verdicts: Verdicts) 
 
 
 def rooms() -> dict[str, dict[str, list[str]]]:
-    """The modules of each room of statements.toml, each with its tests, the fastest first."""
+    """Return the modules of each room of statements.toml, each with its tests, the fastest first."""
     return tomllib.loads((HERE / "statements.toml").read_text(encoding="utf-8"))
 
 
 def unseen() -> list[dict[str, str]]:
-    """The faults that nobody can tell from the original: module, kind, its first line, and why."""
+    """Return the faults that cannot be told from the original: module, kind, its first line, and the reason."""
     listed = tomllib.loads((HERE / "unseen.toml").read_text(encoding="utf-8"))
     return [
         {"module": module, "kind": kind, "line": line, "why": why}
@@ -429,7 +435,7 @@ def main() -> int:
     if not any(chosen.values()):
         parser.error(f"where: no room and no module of statements.toml is named {asked.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    # That it fails is enough: a smaller example of it would be looked for up to the limit.
+    # A failure is enough; searching for a smaller example could take up to the limit.
     settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
     verdicts = Verdicts(asked.seconds, anew=asked.anew)
     shares = [planted(name, modules, verdicts) for name, modules in chosen.items() if modules]

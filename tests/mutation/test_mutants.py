@@ -1,4 +1,4 @@
-"""The list of modules and the counting of their mutants, on which `make mutants` stands."""
+"""The list of modules and the counting of their mutants, on which `make mutants` relies."""
 
 import importlib
 from collections import Counter
@@ -11,7 +11,7 @@ from statements import THOROUGH, Fault, Verdicts, faults, plant, rooms, unseen
 
 
 def test_every_listed_module_and_test_exists() -> None:
-    """A file that was renamed would be left out, and its mutants with it."""
+    """A renamed file, with its mutants, is not left out silently."""
     listed = groups()
     paths = [path for each in listed for path in (*each.modules, *each.tests)]
     assert len(listed) > 1
@@ -19,7 +19,7 @@ def test_every_listed_module_and_test_exists() -> None:
 
 
 def test_every_excuse_belongs_to_a_listed_module_and_gives_a_reason() -> None:
-    """An excuse for a module that nobody mutates any more would never be found idle."""
+    """An excuse for a module that is no longer mutated would never be found unused."""
     listed = {module for each in groups() for module in each.modules}
     known = [each for module in listed for each in excuses(module)]
     assert [each for each in known if not each.why.strip()] == []
@@ -27,7 +27,7 @@ def test_every_excuse_belongs_to_a_listed_module_and_gives_a_reason() -> None:
 
 
 def test_an_excuse_covers_the_change_it_names_and_no_other() -> None:
-    """One equivalent mutant would hide another one of the same function that no test sees."""
+    """An equivalent mutant does not hide another one of the same function that no test notices."""
     excuse = Excuse("m.py", "f", was="a = 1\n", now="a = 2\n", why="a is never read")
     assert excuse.fits(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
     assert not excuse.fits(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
@@ -35,7 +35,7 @@ def test_an_excuse_covers_the_change_it_names_and_no_other() -> None:
 
 
 def test_equivalent_mutants_count_for_neither_side_and_idle_excuses_fail() -> None:
-    """The share could be raised by excuses, or an excuse stand long after the code it was for."""
+    """The share cannot be raised by excuses, and no excuse outlives the code that it was for."""
     survivor, excuse = Mutant("m.x_f__mutmut_1", "f", "a", "b"), Excuse("m.py", "f", "a", "c", "why")
     good = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
     assert (good.killed, good.share, good.good) == (95, 0.95, True)
@@ -44,7 +44,7 @@ def test_equivalent_mutants_count_for_neither_side_and_idle_excuses_fail() -> No
 
 
 def test_a_part_of_the_page_can_be_written_anew() -> None:
-    """Whoever touches one module would run all of them for an hour, or leave the page out of date."""
+    """After a change to one module, the page is updated without running all of them for an hour."""
     first, second = (each.modules[0] for each in groups()[:2])
     alive = Mutant("x", "f", "a", "b")
     both = [Tally(module, "", 10, (alive,), 0, 0, ()) for module in (first, second)]
@@ -56,7 +56,7 @@ def test_a_part_of_the_page_can_be_written_anew() -> None:
 
 
 def test_a_module_of_two_groups_stands_on_the_page_once() -> None:
-    """Each time that a part is written anew its rows, excuses and survivors would double."""
+    """Rows, excuses and survivors do not double each time that a part is rewritten."""
     (module, _), *_ = Counter(module for each in groups() for module in each.modules).most_common(1)
     lines = page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
     assert [len([line for line in lines if line.startswith(f"{mark} `{module}`")]) for mark in ("|", "-")] == [
@@ -66,7 +66,7 @@ def test_a_module_of_two_groups_stands_on_the_page_once() -> None:
 
 
 def test_of_a_part_the_survivors_alone_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever tries two survivors of a tenth again would plant the other nine tenths first."""
+    """To retry two survivors of a tenth, the other nine tenths are not planted first."""
     runs = list[tuple[str, ...]]()
     monkeypatch.setattr("mutants._copy", lambda _place: None)
     monkeypatch.setattr("mutants._run", lambda _place, *names: runs.append(names))
@@ -94,7 +94,7 @@ def f(self):
 
 
 def test_each_kind_of_fault_is_planted_where_it_can_be() -> None:
-    """A kind that is never planted would count as seen."""
+    """A kind of fault that is never planted would count as noticed."""
     found = {(each.kind, each.line): each.source for each in faults(PLAIN)}
     assert set(found) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
     assert found["guard", 4] == PLAIN.replace("return None", "if 0: return None")
@@ -113,7 +113,7 @@ def test_a_variable_is_used_after_its_assignment_and_a_constructor_puts_nothing_
 
 
 def test_every_module_and_test_of_a_room_exists() -> None:
-    """A file that was renamed would be left out, and its faults with it."""
+    """A renamed file, with its faults, is not left out silently."""
     named = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
     paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in unseen()]
     assert paths
@@ -140,13 +140,13 @@ class Some(Base):
 def test_a_fault_is_planted_into_functions_that_are_there_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a fault would change nothing, and no test see it."""
+    """The fault takes effect in code that was imported before."""
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("planted")
     one = module.Some()
     one.open = True
-    found = {each.kind: each for each in faults(PLANTED)}  # of the two resets the later one
+    found = {each.kind: each for each in faults(PLANTED)}  # the later of the two resets
     plant(str(tmp_path / "planted.py"), found["reset"])
     one.close()
     assert (one.open, one.name) == (True, "open")
@@ -157,7 +157,7 @@ def test_a_fault_is_planted_into_functions_that_are_there_already(
 def test_what_was_tried_is_not_tried_again_until_its_function_or_its_tests_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a run that was stopped would begin anew, or a test that was written for a fault never be asked."""
+    """A run that was stopped can be continued, and a new test for a fault is tried."""
     monkeypatch.setattr("statements.BUILD", tmp_path)
     texts = {"a": "as it was"}
     monkeypatch.setattr("statements._text", texts.__getitem__)

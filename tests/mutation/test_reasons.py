@@ -14,7 +14,7 @@ GOOD = Reason(
 
 
 def test_each_listed_reason_has_its_place_and_its_tests() -> None:
-    """Otherwise a reason could lose its test, and the list would not show it."""
+    """A reason that loses its test is noticed."""
     assert [fault for reason in reasons.reasons() for fault in reason.faults()] == []
 
 
@@ -31,13 +31,13 @@ def test_each_listed_reason_has_its_place_and_its_tests() -> None:
     ],
 )
 def test_an_entry_whose_place_or_test_is_gone_is_named(entry: Reason, fault: str | None) -> None:
-    """Each kind of fault of an entry, and a good one."""
+    """The entries have each kind of fault, and one of them is good."""
     faults = list(entry.faults())
     assert (faults == []) if fault is None else any(fault in each for each in faults)
 
 
 def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that cannot be collected says nothing, and the copy is as it was afterwards."""
+    """A test that cannot be collected proves nothing, and the copy is restored afterwards."""
     monkeypatch.setattr(reasons, "COPY", tmp_path)
     (tmp_path / "code.py").write_text("ONE = 1\n")
     (tmp_path / "test_code.py").write_text("import code_\n\n\ndef test_one():\n    assert code_.ONE == 1\n")
@@ -51,7 +51,7 @@ def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_script_checks_a_room_without_planting() -> None:
-    """A room that nobody has listed is an error."""
+    """A room that is not listed is an error."""
     script = (sys.executable, "tests/mutation/reasons.py", "--check", "--only")
     assert subprocess.run((*script, "aws_calls"), cwd=ROOT, check=False, capture_output=True).returncode == 0
     assert subprocess.run((*script, "nowhere"), cwd=ROOT, check=False, capture_output=True).returncode != 0

@@ -1,4 +1,4 @@
-"""What is well and what is wrong before a fleet starts, without a service."""
+"""What `leasehold doctor` finds before a fleet starts, without a service."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))
 
 
 def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
-    """A right whose use ends in this."""
+    """Return a right whose use raises this."""
 
     def ask() -> str:
         raise error from cause
@@ -61,7 +61,7 @@ def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
 
 
 def refusal(code: str) -> ClientError:
-    """The answer of a service of AWS."""
+    """Return a rejection from an AWS service."""
     return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Do")  # type: ignore[typeddict-item]
 
 
@@ -74,7 +74,7 @@ FINE = RightAttempt("x:Read", lambda: "allowed")
 
 
 def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
-    """Policies would be mended by one line for each start."""
+    """Users can fix all of their policy at once, not one line per start."""
     found = tried(raising(StoreError("t: no"), refusal("AccessDeniedException")), FINE)
     assert found == [
         Finding("x:Do", "wrong", "t: no", "allow x:Do"),
@@ -84,7 +84,7 @@ def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
 
 
 class Refused(Exception):
-    """As the clients of PostgreSQL, Google and Azure tell it."""
+    """A rejection as the clients of PostgreSQL, Google and Azure raise it."""
 
     def __init__(self, **told: object) -> None:
         self.__dict__.update(told)
@@ -100,7 +100,7 @@ class Refused(Exception):
     ],
 )
 def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo: str) -> None:
-    """Whoever lacks a right would be told of a fault, and not of the right."""
+    """A missing right is reported as such, and not as a fault."""
     assert tried(raising(StoreError("t: no"), refused))[0].todo == todo
 
 
@@ -116,13 +116,13 @@ def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo:
     ],
 )
 def test_silence_is_told_from_a_refusal(ends: RightAttempt, state: str, more: int) -> None:
-    """A wrong name would be told five times, or a busy service be called broken."""
+    """A wrong name is reported once, and a busy service is not called broken."""
     found = tried(ends, FINE)
     assert ([found[0].state], len(found) - 1) == ([state], more)
 
 
 def test_no_right_to_write_is_used_where_none_may_be() -> None:
-    """Whoever looks after a fleet of others would write to its table."""
+    """A user who inspects another team's fleet does not write to its table."""
     found = tried(raising(StoreError("asked")), FINE, read_only=True)
     assert [each.state for each in found] == ["unknown", "ok"]
     assert "--read-only" in found[0].says
@@ -133,7 +133,7 @@ def test_no_right_to_write_is_used_where_none_may_be() -> None:
 def test_conditions_are_tried_where_all_rights_to_write_are_there(
     write: RightAttempt | Exception, state: str, proved: int
 ) -> None:
-    """A store that keeps its conditions would be called careless, as it refuses whoever may not write."""
+    """A store that rejects writes for lack of rights is not called careless with conditions."""
     seen, calls = examination._Gathered(), list[int]()  # noqa: SLF001  a step of an examination
     attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
@@ -205,12 +205,12 @@ OTHER = "name another table, or the source that this one belongs to"
     ],
 )
 def test_the_whole_sentence_on_a_table_is_right(listing: Listing, finding: Finding) -> None:
-    """A sentence that begins well could count the wrong rows, or say to do what would cost a table."""
+    """A sentence with a correct beginning could still count the wrong rows, or give advice that costs a table."""
     assert recognised(listing, SHARDS, lambda _lease: True) == (finding,)
 
 
 def test_the_whole_sentence_on_time_and_money_is_right() -> None:
-    """The numbers stand behind the first words, where nobody looked."""
+    """The numbers come late in the sentence, where no other test looks."""
     gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
     late = "longer while the store does not answer"
     ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
@@ -233,7 +233,7 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     alone = cost_of(bucket, Config(), None).says
     assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
     assert " reads a second; under steady records " in alone
-    # Where nobody reads for all, each worker lists each cycle; a checkpoint after each batch is five a second.
+    # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
     assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
     assert loads(Fleet("azblob", 6000, 1, 1.0, shared=False), Config(cycle_seconds=10.0))[0].reads == 0
@@ -250,14 +250,14 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     ],
 )
 def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, says: str) -> None:
-    """A clock that is right would be called wrong, or ahead be told as behind."""
+    """A correct clock is not called wrong, and one that is ahead is not reported as behind."""
     todo = "set the clock: requests are refused at 5 min, and lag is as true as clocks are" if state == "wrong" else ""
     assert clock_of("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
     assert clock_of("x", None) == Finding("clock of x", "unknown", "the service told no time")
 
 
 def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
-    """One table may serve many streams; partitions of all hubs have the same numbers."""
+    """One table may serve many streams, and partitions of all hubs have the same numbers."""
     (found,) = recognised(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
     assert (found.state, "; 1 leases are of streams that are not read here" in found.says) == ("ok", True)
 
@@ -270,7 +270,7 @@ def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
 
 @pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
 def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
-    """Requests would be refused as signed at another time, and nobody see why."""
+    """Requests would be rejected because they seem to be signed at another time."""
     clock = ServiceClock(lambda: ours)
     clock.heard(SimpleNamespace(headers={}))
     assert clock_of("x", clock.ahead).state == "unknown"
@@ -280,7 +280,7 @@ def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: fl
 
 
 def test_the_gap_is_a_lease_and_a_look() -> None:
-    """An operator would be told of seconds that no fleet keeps."""
+    """The report gives the seconds that fleets really need."""
     assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
     assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
     assert gap_seconds(paced(Config(), ())) == 1.05 * 120 + 30
@@ -293,7 +293,7 @@ def test_the_gap_is_a_lease_and_a_look() -> None:
 def test_costs_are_those_that_were_measured(
     shards: int, workers: int, writes: float, reads: float, dollars: float
 ) -> None:
-    """What is said here would not be the bill of docs/from-java-kcl.md."""
+    """The estimate agrees with the bill in docs/from-java-kcl.md."""
     rest, busy = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
     assert busy.writes == pytest.approx(writes, rel=0.1)
     assert busy.reads == pytest.approx(reads, rel=0.3)
@@ -308,13 +308,13 @@ def test_costs_are_those_that_were_measured(
 def test_costs_of_layout_sessions_are_those_that_were_measured(
     scheme: str, shards: int, workers: int, dollars: float
 ) -> None:
-    """A fleet of that layout would be told the bill of the usual one, or one that docs/sessions.md does not have."""
+    """The estimate agrees with docs/sessions.md and is not that of the usual layout."""
     _, busy = loads(Fleet(scheme, shards, workers, 1.0, parts=3, sessions=True), Config())
     assert busy.month(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
 
 
 def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
-    """Blobs would seem as cheap as rows."""
+    """Blobs must not seem as cheap as rows."""
     fleet = Fleet("s3", 10, 2, 1.0, parts=3)
     rest, busy = loads(fleet, Config())
     assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
@@ -323,7 +323,7 @@ def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
 
 
 def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
-    """A row of the examination would be claimed by a worker."""
+    """A worker would claim a leftover row."""
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
     before = (tmp_path / "l.db").read_bytes()
@@ -336,7 +336,7 @@ def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers would own one lease."""
+    """If conditions are ignored, two workers can own one lease."""
 
     def careless(_store: object, write: Write) -> Outcome:
         return Done(write.lease)
@@ -361,21 +361,21 @@ def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
-    """A script would take a typing error for an illness."""
+    """A script does not take a typing error for a problem of the fleet."""
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert says in ran.stderr
 
 
 def test_every_store_and_source_can_be_examined() -> None:
-    """A new one would end the command with a stack of calls."""
-    # On a backup no fleet works.
+    """A new kind of store or source must not end the command in a traceback."""
+    # No fleet works on a backup.
     assert set(examination._STORES) == set(stores._SCHEMES) - {"file"}  # noqa: SLF001  two lists of the same
     assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
 
 
 def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
-    """Each mended fault would bring up the next one."""
+    """Users see all problems at once, not one after the other."""
     SqliteStore(str(tmp_path / "l.db")).close()
     asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
     ran = CliRunner().invoke(app, [*asked, "--json"])
@@ -397,7 +397,7 @@ def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
 
 
 def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever keeps leases in a file would be told of writes a second as if somebody counted them."""
+    """Users who keep leases in a file are not shown a cost of writes per second."""
     SqliteStore(str(tmp_path / "l.db")).close()
     monkeypatch.setattr(examination, "open_source", lambda _url: ListSource([Shard("s-0")]))
     asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
@@ -419,13 +419,13 @@ def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, state: str, todo: str) -> None:
-    """Leases would be renewed late, and taken from living workers, before anybody heard of a limit."""
+    """Above a limit, leases are renewed late and taken from live workers."""
     found = size_of(leases, workers, Config())
     assert (found.what, found.state, found.todo.split(", or")[0]) == ("size", state, todo)
 
 
 def test_the_size_says_its_figures() -> None:
-    """A warning without them could not be weighed."""
+    """Without the figures, the warning could not be judged."""
     assert size_of(2_000, 4, Config()).says == (
         "500 leases a worker are renewed in time while the store answers within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"

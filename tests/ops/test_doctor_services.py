@@ -1,4 +1,4 @@
-"""`leasehold doctor` on local services: a healthy fleet, a denied right, a foreign table, and nothing left or told."""
+"""`leasehold doctor` on local services: a healthy fleet, a denied right, a foreign table, and no leftovers."""
 
 import json
 import urllib.request
@@ -41,7 +41,7 @@ KEY = "aHVudGVyMmNhbmFyeQ=="
 
 @pytest.fixture(scope="module")
 def stream(kinesis_client: "KinesisClient") -> str:
-    """A stream of two shards with a record."""
+    """Return a stream of two shards with a record."""
     name = f"examined-{uuid4().hex[:8]}"
     kinesis_client.create_stream(StreamName=name, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -55,21 +55,21 @@ def source(stream: str, kinesis_url: str) -> str:
 
 
 def asked(*words: str) -> tuple[int, dict[str, Any]]:
-    """The exit status, and what was found, by name."""
+    """Return the exit status and the findings by name."""
     ran = CliRunner().invoke(app, [*words, "--json"])
     assert ran.stderr == ""
     return ran.exit_code, {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
 
 
 def states(found: dict[str, Any], prefix: str) -> dict[str, str]:
-    """The states of the findings whose names begin like this."""
+    """Return the states of the findings whose names start with this."""
     return {what.removeprefix(prefix): each["state"] for what, each in found.items() if what.startswith(prefix)}
 
 
 def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A check that writes rows would feed them to the workers."""
+    """Workers would read any row that a check left behind."""
     table = f"examined-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?endpoint={dynalite_url}"
     store = open_store(url)
@@ -84,13 +84,13 @@ def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
     assert states(found, "kinesis:").keys() == {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"}
     assert "2 leases of this stream, and 2 owners" in found["table"]["says"]
     assert "2 open shards, 2 workers" in found["cost"]["says"]
-    kept = "deletion protection: not told, point-in-time recovery: not told"  # as far as dynalite tells
+    kept = "deletion protection: not told, point-in-time recovery: not told"  # dynalite reports neither
     assert kept in found["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
 
 def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
-    """Whoever may only look would see refusals, or the owner of the table a stranger's writes."""
+    """A user with read access sees no rejections, and the owner of the table no foreign writes."""
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
     with careless_line(dynalite_url) as line:
@@ -103,7 +103,7 @@ def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
 def test_a_service_that_ignores_conditions_is_told_and_cleaned(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Two workers would own one lease; or the row of the examination would stay."""
+    """Two workers would own one lease; also, no row of the check stays behind."""
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
     with careless_line(dynalite_url, "PutItem", "UpdateItem") as line:
@@ -114,7 +114,7 @@ def test_a_service_that_ignores_conditions_is_told_and_cleaned(
 
 
 def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
-    """A typing error in the name would leave a table behind."""
+    """A mistyped name leaves no table behind."""
     table = f"absent-{uuid4().hex[:8]}"
     status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
     assert (status, found["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
@@ -134,7 +134,7 @@ def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_cl
 def test_the_table_of_another_application_is_recognised(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient, row: dict[str, Any], says: str
 ) -> None:
-    """Its rows would be taken for leases, or be in the way of ours."""
+    """Rows of another application must not be taken for leases, nor get in the way of ours."""
     table, key = f"orders-{uuid4().hex[:8]}", next(iter(row))
     dynalite_client.create_table(
         TableName=table,
@@ -159,7 +159,7 @@ def _reset_auth(moto_url: str, calls: str) -> None:
 
 @pytest.fixture
 def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A user of moto's who may do what is in this list, beginning with the first call after it is filled."""
+    """Create a moto user with only the rights in this list, effective with the first call after it is filled."""
     iam, name = boto3.client("iam", endpoint_url=moto_url), f"worker-{uuid4().hex[:8]}"
     allowed = ["kinesis:*", "dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:PutItem", "dynamodb:DeleteItem"]
     policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": allowed, "Resource": "*"}]}
@@ -177,7 +177,7 @@ def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
 @pytest.fixture
 def at_moto(moto_url: str) -> tuple[str, str]:
-    """A stream and a table of moto's, as URLs."""
+    """Return a stream and a table on moto, as URLs."""
     name = f"denied-{uuid4().hex[:8]}"
     client = boto3.client("kinesis", endpoint_url=moto_url)
     client.create_stream(StreamName=name, ShardCount=1)
@@ -188,7 +188,7 @@ def at_moto(moto_url: str) -> tuple[str, str]:
 
 
 def test_each_denied_right_is_named_where_they_are_enforced(at_moto: tuple[str, str], rights: list[str]) -> None:
-    """The first denial would hide the others, and a fleet would fail at its first checkpoint."""
+    """If the first denial hid the others, a fleet would fail at its first checkpoint."""
     ran = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
     found = {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
     assert ran.exit_code == 1
@@ -204,7 +204,7 @@ def test_each_denied_right_is_named_where_they_are_enforced(at_moto: tuple[str, 
 def test_buckets_and_containers_are_left_as_they_were(
     source: str, moto_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects of the examination would pile up in somebody's account."""
+    """Objects of the check would pile up in the user's account."""
     bucket = f"examined-{uuid4().hex[:8]}"
     url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={moto_url}"
     status, found = asked(source, "--store", url)
@@ -229,10 +229,10 @@ def test_buckets_and_containers_are_left_as_they_were(
 
 @pytest.mark.slow
 def test_a_hub_is_examined_beside_the_worker_that_reads_it(
-    amqp_engine: None,  # noqa: ARG001  it skips where there is none
+    amqp_engine: None,  # noqa: ARG001  it skips the test if there is no engine
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A check would take the partition from its worker, or not see that the consumer group is missing."""
+    """The check does not take the partition from its worker, and notices a missing consumer group."""
     with event_hubs({}) as hubs:
         hubs.create("orders", 1, ("$Default",))
         monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hubs.connection_string())
@@ -252,7 +252,7 @@ def test_a_hub_is_examined_beside_the_worker_that_reads_it(
 
 
 def of_hub(place: str, **options: str) -> list[Finding]:
-    """What comes of the rights on this hub."""
+    """Return the findings on this hub."""
     (trial,) = hub_trials(place, options)
     with closing(trial):
         return list(attempted(trial, read_only=False))
@@ -288,7 +288,7 @@ def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
-    """The first worker would find out what is missing, one right at a time."""
+    """All missing rights are found before the first worker starts."""
     table = TableStreams()
     with served(table) as endpoint:
         words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
@@ -307,7 +307,7 @@ def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path
 
 
 def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalite_url: str) -> None:
-    """Its rights are others than those on a table of one application: a query in place of a scan."""
+    """A shared table needs other rights than a table of one application: a query in place of a scan."""
     table = f"shared-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?prefix=orders/&endpoint={dynalite_url}"
     status, found = asked(source, "--store", url)
@@ -323,7 +323,7 @@ def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalit
 
 
 def test_a_table_of_postgresql_is_examined_and_as_it_was(source: str, postgres_service: Service) -> None:
-    """Who runs PostgreSQL would learn of a missing right, or of a lost checkpoint, when it happens."""
+    """Users of PostgreSQL learn of a missing right, or of checkpoints that may be lost, beforehand."""
     table = f"examined_{uuid4().hex[:8]}"
     url = store_url(postgres_service, table)
     status, found = asked(source, "--store", url)

@@ -1,4 +1,4 @@
-"""Why a worker acts and a lease stays, as `leasehold explain` says it."""
+"""Why a worker acts and a lease stays, as `leasehold explain` describes it."""
 
 import json
 import re
@@ -28,7 +28,7 @@ OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"
 
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
-    """A lease that one of our workers signed."""
+    """Return a lease signed by one of our workers."""
     notes = (("process", f"p/{owner}"),) if owner else ()
     return Lease(key, owner=owner, idle=idle, yields=owner is not None, notes=notes)
 
@@ -37,12 +37,12 @@ FLEET = (*(held(f"s-{number}", "a") for number in range(5)), held("s-5", "b"), L
 
 
 def table(*leases: Lease) -> WatchedTable:
-    """A table that was watched for a while."""
+    """Return a table that was watched for a while."""
     return WatchedTable(leases, History(), 12.0)
 
 
 def test_every_rule_that_a_plan_can_name_has_its_sentence_and_no_other_rule_has_one() -> None:
-    """Somebody would be told 'M12', and left to search for it; or read of a rule that nothing follows."""
+    """Users see a sentence, never just 'M12', and read of no rule that is not followed."""
     sources = Path(__file__).parents[2] / "leasehold" / "balancer"
     named = {
         rule for path in sources.rglob("*.py") for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def test_every_rule_that_a_plan_can_name_has_its_sentence_and_no_other_rule_has_
 
 
 def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
-    """An operator would see that a lease moves and never why."""
+    """An operator sees not only that a lease moves, but why."""
     a, b = plans(table(*FLEET), CONFIG)
     assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
     assert (b.held, b.share) == (1, 3)
@@ -61,19 +61,19 @@ def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
 
 
 def test_a_worker_at_its_share_is_said_to_be() -> None:
-    """Of a group at rest each worker would be told to lack something, or to hold too much."""
+    """A worker of a group at rest neither lacks nor exceeds anything."""
     found = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
     assert [each.lines for each in found] == [("nothing: it holds its share",)] * 2
 
 
 def test_a_worker_that_is_not_there_yet_can_be_asked() -> None:
-    """Nobody could try what a newcomer would take before starting it."""
+    """A user can try what a newcomer would take before starting it."""
     (newcomer,) = (each for each in plans(table(*FLEET), CONFIG, ("c",)) if each.worker == "c")
     assert (newcomer.held, newcomer.share, len(newcomer.actions)) == (0, 2, 1)
 
 
 def test_another_librarys_worker_is_told_apart() -> None:
-    """A Java worker would be said to do what only ours do."""
+    """A Java worker is not said to do what only ours do."""
     java = Lease("s-7", owner="java", idle=1.0)
     assert [(each.worker, each.ours) for each in plans(table(*FLEET, java), CONFIG)] == [
         ("a", True),
@@ -83,7 +83,7 @@ def test_another_librarys_worker_is_told_apart() -> None:
 
 
 def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> None:
-    """A dead worker would be told as one that holds its share, and its leases as read."""
+    """A dead worker does not count as one that holds its share, nor its leases as read."""
     dead = evolve(held("s-5", "b"), idle=20.0)
     found = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
     assert [each.worker for each in found] == ["a", "c"]
@@ -104,7 +104,7 @@ def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> No
     ],
 )
 def test_the_story_of_a_lease(lease: Lease, should: str, moves: str) -> None:
-    """Whoever waits for a lease to move would not know for what."""
+    """A user who waits for a lease to move learns what it waits for."""
     rows = tuple(row for row in FLEET if row.key != lease.key)
     now = table(*rows, lease)
     tale = story(
@@ -118,7 +118,7 @@ def test_the_story_of_a_lease(lease: Lease, should: str, moves: str) -> None:
 
 
 def test_shares_are_even_and_groups_with_them() -> None:
-    """The target that a screen shows would be another than the rules work for."""
+    """The target on the screen is the one that the rules work for."""
     assert shares(FLEET) == {"a": 3, "b": 3}
     rows = [held(f"s-{number}", f"x-{number % 3}" if number else "y-0") for number in range(6)]
     assert shares(rows, "prefix") == {"x-0": 1, "x-1": 2, "x-2": 2, "y-0": 1}
@@ -126,7 +126,7 @@ def test_shares_are_even_and_groups_with_them() -> None:
 
 
 def test_watching_tells_the_living_from_the_dead() -> None:
-    """One look at a table without times would call everybody alive."""
+    """From one look at a table without times, every worker would seem alive."""
     store, now = MemoryStore(), [0.0]
     quick, dead = (placed(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
     rows = [quick]
@@ -141,7 +141,6 @@ def test_watching_tells_the_living_from_the_dead() -> None:
 
 
 def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
-    """The command would not find its way from a URL to a sentence."""
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in FLEET[:6]:
         placed(store, row)
@@ -178,14 +177,14 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_explained_is_said_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    """A user would see a traceback."""
+    """The user does not see a traceback."""
     ran = CliRunner().invoke(app, [*(each.format(tmp_path) for each in arguments), "--for", "0"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
 
 
 def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_owner() -> None:
-    """A lease of a dead worker would be said to be stolen, because its new owner would have robbed the living one."""
+    """A dead worker's lease must not be called stolen because its new owner would also have stolen from a live one."""
     lease, other = held("s-0", "a"), held("s-1", "a")
     robs, names = Steal(other, "a", "M6"), Claim(lease, "M5")
     rule = explaining._rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
@@ -193,7 +192,7 @@ def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_
 
 
 def test_kcl_plans_are_told_by_its_own_rules() -> None:
-    """Under another rule set the sentences of ours would be wrong."""
+    """Our sentences would be wrong for another rule set."""
     _, b = plans(table(*FLEET[:6]), Config(Kcl()))
     assert [action.rule for action in b.actions] == ["K8"]
 
@@ -235,7 +234,7 @@ TOLD = Progress(
     ],
 )
 def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
-    """Somebody would know who holds a lease, and not that nothing comes of it, nor since when, nor why."""
+    """Besides the owner, the user learns that nothing is being read, since when, and why."""
     row = evolve(FLEET[0], notes=FLEET[0].notes + (() if reach is None else ((NOTE, reach.note),)))
     status = Status("STALLED", "it has stood for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
@@ -247,7 +246,7 @@ def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: t
 
 
 def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
-    """Counts that differ for the sake of throughput would be told as a worker that should have more leases."""
+    """Counts that differ for the sake of throughput are not reported as a worker that lacks leases."""
     heavy = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
     light = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
     now = table(*heavy, *light)
@@ -262,7 +261,7 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
     assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
     should = story(now, CONFIG, light[0], (a, b)).should
     assert should == f"b: {b.rest.removeprefix('nothing: it ')}, where its share is 4"
-    # Where nobody measures, and under rules that go by counts, M13 has no part in it.
+    # M13 does not apply without measurements, or under rules that use counts.
     assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
     assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
 
@@ -278,7 +277,7 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
     ],
 )
 def test_when_a_lease_was_renewed_is_said_as_it_was_seen(lease: Lease, said: str) -> None:
-    """A dead owner would be told as one that has just renewed, or a living one as dead."""
+    """A dead owner is not said to have just renewed, nor a live one to be dead."""
     now = table(lease)
     assert story(now, CONFIG, lease, ()).past[0] == said
     waits = "when a worker that lacks one looks, or one comes"
@@ -288,7 +287,7 @@ def test_when_a_lease_was_renewed_is_said_as_it_was_seen(lease: Lease, said: str
 
 
 def test_the_whole_story_of_a_lease_on_its_way() -> None:
-    """A move would be told without its taker, or its owner as one that is robbed."""
+    """A move includes its next owner, and the current owner is not described as being stolen from."""
     lease = evolve(held("s-5", "b"), next_owner="a", held=7.0, yields=False)
     now = table(*FLEET[:5], lease)
     assert story(now, CONFIG, lease, plans(now, CONFIG)).past == (
@@ -305,7 +304,7 @@ def test_the_whole_story_of_a_lease_on_its_way() -> None:
 
 
 def test_a_lease_that_its_worker_put_aside_is_explained_until_that_worker_may_take_it_again() -> None:
-    """The worker that could not handle a lease is still a worker, and is not expected to take that lease now."""
+    """The worker that could not handle a lease is still a worker, but is not expected to take that lease now."""
     note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
     free = Lease("s-0", idle=5.0, notes=((NOTE, note.note), ("process", "p/a")))
     seen = evolve(table(free), at=1005.0)

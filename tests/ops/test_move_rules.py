@@ -1,4 +1,4 @@
-"""The rule of each move, as two readings tell it: real workers under virtual time, one of which goes."""
+"""The rule of each move, inferred from two listings: real workers under virtual time, one of which leaves."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ GOES = 30.0
 
 
 class Replayed(MemoryStore):
-    """The table of a run, as it was at a time."""
+    """The table of a run, as it was at a given time."""
 
     def __init__(self, first: tuple[Lease, ...], writes: list[WriteEvent]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Replayed(MemoryStore):
         self._at = {row.key: row for row in first}
 
     def list(self) -> Listing:
-        """Every row as it stood at `now`."""
+        """Return every row as it was at `now`."""
         while self._left and self._left[-1].t <= self.now:
             write = self._left.pop()
             if write.after is None:
@@ -42,7 +42,7 @@ class Replayed(MemoryStore):
 
 
 def seen_moves(rules: RuleSet, ending: str, every: float, phase: float) -> tuple[SeenMove, ...]:
-    """The moves that a watcher sees, a worker of three going; the last one first."""
+    """Return the moves that a watcher sees when one of three workers leaves, the last move first."""
     config = Config(rules=rules)
     members = tuple(
         Member(name, config, ends=GOES if name == "a" else 1e6, ending="crash" if ending == "crash" else "leave")
@@ -53,13 +53,13 @@ def seen_moves(rules: RuleSet, ending: str, every: float, phase: float) -> tuple
 
 @cache
 def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
-    """The run of a fleet whose leases are a's, b's and c's at first; one is enough for all who look at it."""
+    """Run a fleet whose leases are a's, b's and c's at first; all tests that look at it share one run."""
     owners = tuple("abc"[number % 3] for number in range(leases))
     return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
 
 
 def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
-    """The moves that a watcher of such a fleet sees; the last one first."""
+    """Return the moves that a watcher of such a fleet sees, the last move first."""
     config, history = members[0].config, lived(members, leases)
     table, record = Replayed(history.first, history.writes), FleetRecord()
     watcher = TableWatcher("x", table, config, record, every=every, wall=lambda: table.now, clock=lambda: table.now)
@@ -72,13 +72,13 @@ def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase:
     return found
 
 
-# Seldom readings show the dead owner's leases as young ones first, and then as another's.
+# Infrequent listings first show the dead owner's leases as young, and then with another owner.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "phase"), [(2.0, 0.4), (2.0, 1.2), (5.0, 0.0), (5.0, 1.9), (5.0, 3.8), (9.0, 0.0), (9.0, 4.5)]
 )
 def test_after_a_crash_each_take_over_has_its_rule(every: float, phase: float) -> None:
-    """The page would show that leases moved, and not why, just when somebody asks."""
+    """The page shows not only that leases moved after a crash, but why."""
     moves = seen_moves(Minimal(), "crash", every, phase)
     assert {move.before for move in moves} <= {"a", None}
     assert {move.key for move in moves if move.after is not None} == {"s-00", "s-03", "s-06", "s-09"}
@@ -86,13 +86,13 @@ def test_after_a_crash_each_take_over_has_its_rule(every: float, phase: float) -
 
 
 def test_a_lease_freed_by_the_lookout_is_said_to_be_freed() -> None:
-    """A lease would seem to have been let go by somebody who is dead."""
+    """The lease does not seem to have been released by a worker that is dead."""
     moves = seen_moves(Minimal(), "crash", 0.5, 0.0)
     assert [(move.before, move.rule) for move in moves if move.after is None] == [("a", "C6")] * 3
 
 
 def test_a_take_over_by_rules_that_free_nothing_is_theirs() -> None:
-    """Whoever runs another rule set would be told nothing, or a rule of ours."""
+    """Users of another rule set see its rule, neither none nor one of ours."""
     moves = seen_moves(Kcl(), "crash", 2.0, 0.4)
     assert {move.key for move in moves} == {"s-00", "s-03", "s-06", "s-09"}
     assert {move.rule for move in moves} <= {"K5", "K7"}
@@ -101,7 +101,7 @@ def test_a_take_over_by_rules_that_free_nothing_is_theirs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "phase"), [(0.5, 0.0), (2.0, 0.4), (3.0, 1.1), (5.0, 1.9)])
 def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: float) -> None:
-    """Somebody would look for a crash where a worker was stopped in good order."""
+    """Operators do not look for a crash where a worker was stopped in good order."""
     moves = seen_moves(Minimal(), "leave", every, phase)
     assert {move.rule for move in moves if move.after is None} <= {""}
     assert {(move.key, move.rule) for move in moves if move.after is not None} == {
@@ -115,7 +115,7 @@ def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: floa
 def test_a_lease_taken_by_newcomers_between_two_seldom_readings_has_its_rule(
     newcomers: str, every: float, phase: float
 ) -> None:
-    """A page that is read every few seconds would show a deployment as moves without a reason."""
+    """A page that is updated every few seconds shows the reasons for the moves of a deployment."""
     config = Config(rules=Minimal())
     members = tuple(Member(name, config, starts=0.0 if name in "abc" else GOES) for name in "abc" + newcomers)
     moves = watched_moves(members, 30, every, phase)

@@ -1,4 +1,4 @@
-"""What an operator asks of a swap: who does not know TO, the way, how far it is, back, and the end."""
+"""Swapping tables as an operator does it: who does not know TO, the direction, the progress, the way back, the end."""
 
 import json
 import time
@@ -56,7 +56,7 @@ NAMES = ("memory://from", "memory://to")
 
 @pytest.fixture
 def tables() -> tuple[Store, Store]:
-    """Two tables; FROM has a lease of ann's, one that has ended, and one that nobody owns."""
+    """Return two tables; FROM has a lease of ann's, one that has ended, and one without an owner."""
     found = (MemoryStore(), MemoryStore())
     announced(found, NAMES)
     store = joined(found)
@@ -67,12 +67,12 @@ def tables() -> tuple[Store, Store]:
 
 
 def joined(tables: tuple[Store, Store]) -> SwapStore:
-    """The store of one worker."""
+    """Open the store of one worker."""
     return SwapStore(tables, NAMES[TO], look_seconds=0.0)
 
 
 def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
-    """A pause in which every owner renews once."""
+    """Return a pause in which every owner renews once."""
     store = joined(tables)
 
     def pause(_seconds: float) -> None:
@@ -84,7 +84,7 @@ def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
 
 
 def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
-    """Leases that nobody owns would hold it up for ever, or the fleet would need FROM for ever."""
+    """Leases without an owner do not hold it up, and the fleet does not need FROM afterwards."""
     store = joined(tables)
     awaited(tables, store, NAMES[TO], 0.0)
     sent(tables, "to")
@@ -111,7 +111,7 @@ def _over(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_to(tables: tuple[Store, Store]) -> None:
-    """It joins what TO has, makes new leases there, and shows no control row as a lease; so does a second start."""
+    """A restarted worker joins what TO has and creates new leases there; the control row is no lease."""
     _over(tables)
     for _ in range(2):
         assert announced(tables, NAMES) is None
@@ -134,7 +134,7 @@ def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tup
 
 
 def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
-    """Whoever asks later learns which tables they were, and when."""
+    """Users who ask later learn which tables they were, and when."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     tables = open_store(urls[FROM]), open_store(urls[TO])
     with closing(tables[FROM]), closing(tables[TO]):
@@ -161,7 +161,7 @@ def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
 def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_next_run(
     tables: tuple[Store, Store],
 ) -> None:
-    """While both rows are there, the control row speaks."""
+    """While both rows exist, the control row counts."""
     store = joined(tables)
     sent(tables, "to")
     list(followed(tables, store, NAMES[TO], renewing(tables)))
@@ -173,7 +173,7 @@ def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_
 
 
 def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
-    """A table that turns out to be slower would have to be lived with."""
+    """A table that turns out to be slower does not have to be kept."""
     store = joined(tables)
     sent(tables, "to")
     list(followed(tables, store, NAMES[TO], renewing(tables)))
@@ -187,7 +187,7 @@ def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
-    """They would claim what is in TO by then, from where it stood when it left FROM."""
+    """They would claim what is in TO by then, from where it was when it left FROM."""
     (free,) = tables[FROM].get(["s-2"])
     done(tables[FROM].write(ClaimLease(free, "bob")))
     store = joined(tables)
@@ -204,7 +204,7 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
 
 
 def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
-    """A Java worker cannot follow, and would go on with what the mark says is elsewhere."""
+    """A Java worker cannot follow the swap, and would go on with leases that have moved."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
@@ -212,7 +212,7 @@ def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
 
 
 def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
-    """Workers would plan for it."""
+    """Workers do not plan for it."""
     assert control_of(tables).key == CONTROL
     assert CONTROL not in {lease.key for lease in joined(tables).list().leases}
 
@@ -222,14 +222,14 @@ def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
     [("sqlite://leases.db", "it is the store that the leases are in"), ("file:///b.jsonl", "file:// is a backup")],
 )
 def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
-    """The leases would be moved over themselves, or into a file that nobody can share."""
+    """The leases must not be moved onto themselves, or into a file that cannot be shared."""
     with pytest.raises(ValueError, match=f"--to: {why}"):
         tables_apart("sqlite://leases.db", to, "--to")
 
 
 @pytest.fixture
 def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """The URLs of two tables; of three leases one has moved, one is on its way, and one is in FROM."""
+    """Return the URLs of two tables; of three leases, one has moved, one is on its way, and one is in FROM."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         found: tuple[Store, Store] = (source, target)
@@ -244,7 +244,7 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str]) -> None:
-    """Who watches a swap would see one table, in which leases that moved look lost and their owners unheard of."""
+    """In one table alone, leases that moved look lost and their owners unknown."""
     with closing(opened(*half_way)) as both:
         table = TableWatch(both, 10.0, 10.0).look()
     shown = picture(table, Config())
@@ -267,7 +267,7 @@ def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str
 
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
-    """The page and monitoring would tell half of the fleet, and call the other half dead."""
+    """The page and monitoring do not call half of the fleet dead."""
     with closing(opened(*half_way)) as both, closing(FleetRecord()) as record:
         watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
         watcher.look()
@@ -288,7 +288,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("side", [FROM, TO])
 def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
-    """It would explain what an owner named moved:ann does next, and nobody would know why."""
+    """The command does not explain what an owner named moved:ann does next."""
     told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
     signs = ("2 leases went on in another table", "a swap into this table is not over")
     assert (told.exit_code, signs[side] in told.stdout) == (0, True)
@@ -298,7 +298,7 @@ def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str,
 
 
 def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
-    """A forecast would count the leases of one table alone, and the marks in it as workers of their own."""
+    """A forecast counts the leases of both tables, and no mark as a worker."""
     asked = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
     found = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *asked]).stdout)
     assert {each["worker"]: each["leases"] for each in found["workers"]} == {"added-1": 1, "ann": 2}
@@ -311,7 +311,7 @@ def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -
 def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
     half_way: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Leases of two fleets would be drawn as those of one."""
+    """Leases of two fleets are not shown as those of one."""
     open_store(other := f"sqlite://{tmp_path}/other.db").close()
     with pytest.raises(StoreError, match="no swap is under way between these tables"):
         opened(half_way[FROM], other)

@@ -1,4 +1,4 @@
-"""`leasehold tables` finds lease tables where they are, tells what it knows, and nothing else."""
+"""`leasehold tables` finds lease tables where they are, and shows only what it knows."""
 
 import json
 import time
@@ -33,7 +33,7 @@ NOBODYS = {**COUNTED, "owners": []}
 
 
 def made(url: str, leases: tuple[Lease, ...] = LEASES) -> str:
-    """A table with these leases."""
+    """Create a table with these leases."""
     store = open_store(url)
     for lease in leases:
         placed(store, lease)
@@ -42,7 +42,7 @@ def made(url: str, leases: tuple[Lease, ...] = LEASES) -> str:
 
 
 def told(*places: str, status: int = 0) -> list[dict[str, Any]]:
-    """What the command says of each table there."""
+    """Return what the command prints about each table there."""
     result = CliRunner().invoke(tables.app, [*places, "--json"])
     assert result.exit_code == status, result.output
     found: list[dict[str, Any]] = json.loads(result.stdout)["tables"]
@@ -50,7 +50,7 @@ def told(*places: str, status: int = 0) -> list[dict[str, Any]]:
 
 
 def test_a_file_is_one_table_and_a_missing_one_is_said(tmp_path: Path) -> None:
-    """Whoever looks for a forgotten table would find an empty one that the look has made."""
+    """A look for a forgotten table does not create an empty one."""
     url = made(f"sqlite://{tmp_path}/leases.db")
     (one,) = told(url)
     assert {name: one[name] for name in COUNTED} == COUNTED
@@ -62,7 +62,7 @@ def test_a_file_is_one_table_and_a_missing_one_is_said(tmp_path: Path) -> None:
 
 
 def test_a_table_in_layout_sessions_says_so(tmp_path: Path) -> None:
-    """Whoever looks for tables that the KCL can share would take this one for such a table."""
+    """Users who look for tables to share with the KCL do not choose this one."""
     url = made(f"sqlite://{tmp_path}/leases.db?layout=sessions")
     for place in (url, url.partition("?")[0]):
         (one,) = told(place)
@@ -70,7 +70,7 @@ def test_a_table_in_layout_sessions_says_so(tmp_path: Path) -> None:
 
 
 def test_both_tables_of_a_swap_say_so(tmp_path: Path) -> None:
-    """The control row would count as a lease, and the mark of a lease that has gone as one of its workers."""
+    """The control row does not count as a lease, nor the mark of a moved lease as a worker."""
     urls = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     made(urls[0], (LEASES[1],))
     with closing(open_both(*urls)) as both, closing(open_store(urls[1])) as target:
@@ -85,7 +85,7 @@ def test_both_tables_of_a_swap_say_so(tmp_path: Path) -> None:
 
 
 def test_a_backup_and_a_restore_keep_every_checkpoint(tmp_path: Path) -> None:
-    """What is restored after a mishap would begin elsewhere, or under numbers that handlers have seen."""
+    """A restored fleet starts at the same positions, and with no number that handlers have already seen."""
     fleet = made(f"sqlite://{tmp_path}/leases.db")
     backup, anew = f"file://{tmp_path}/backup.jsonl", f"sqlite://{tmp_path}/anew.db"
     for words in ((fleet, backup), (backup, anew)):
@@ -102,7 +102,7 @@ def test_a_backup_and_a_restore_keep_every_checkpoint(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_read_are_said(tmp_path: Path) -> None:
-    """A backup that was cut off would look whole, with fewer leases."""
+    """An incomplete backup does not look whole."""
     fleet, backup = made(f"sqlite://{tmp_path}/leases.db"), tmp_path / "backup.jsonl"
     assert CliRunner().invoke(copy_leases.app, [fleet, f"file://{backup}"]).exit_code == 0
     backup.write_text(backup.read_text(encoding="utf-8")[:-20], encoding="utf-8")
@@ -112,7 +112,7 @@ def test_rows_that_cannot_be_read_are_said(tmp_path: Path) -> None:
 
 
 def test_a_backup_of_a_living_fleet_needs_no_leave(tmp_path: Path) -> None:
-    """Nobody makes a backup for which the fleet has to be stopped; the one before is moved forward."""
+    """Backups would not be made if the fleet had to be stopped for them. The previous backup is moved forward."""
     url = made(f"sqlite://{tmp_path}/leases.db")
     backup = tmp_path / "backup.jsonl"
     assert CliRunner().invoke(copy_leases.app, [url, f"file://{backup}"]).exit_code == 0
@@ -123,7 +123,7 @@ def test_a_backup_of_a_living_fleet_needs_no_leave(tmp_path: Path) -> None:
 
 @pytest.mark.services
 def test_tables_of_postgresql_are_found_by_their_columns(postgres_service: Service) -> None:
-    """Another program's table would be listed as leases, or one in another schema be passed over."""
+    """Another program's table is not listed as leases, and one in another schema is not missed."""
     name = f"found_{uuid4().hex[:8]}"
     url = made(store_url(postgres_service, name))
     place = f"postgres://127.0.0.1:{postgres_service.port}/{DATABASE}?user={USER}"
@@ -137,7 +137,7 @@ def test_tables_of_postgresql_are_found_by_their_columns(postgres_service: Servi
 
 @pytest.mark.services
 def test_tables_of_dynamodb_are_found_by_their_keys(dynalite_url: str) -> None:
-    """Somebody's orders would be listed as leases; or the parts of a shared table be taken for one."""
+    """Another application's data is not listed as leases, nor the parts of a shared table as one."""
     name = f"found-{uuid4().hex[:8]}"
     made(f"dynamodb://{name}?endpoint={dynalite_url}")
     for prefix in ("a/", "b/"):
@@ -164,7 +164,7 @@ def test_tables_of_dynamodb_are_found_by_their_keys(dynalite_url: str) -> None:
 
 @pytest.mark.services
 def test_a_table_that_is_made_protected_is_and_says_so(moto_url: str) -> None:
-    """It would be deleted with its checkpoints by whoever cleans up, and nobody could have them back."""
+    """Someone who cleans up cannot delete it with its checkpoints."""
     name = f"kept-{uuid4().hex[:8]}"
     made(f"dynamodb://{name}?protect=on&endpoint={moto_url}")
     made(f"dynamodb://{name}-not?endpoint={moto_url}")
@@ -180,7 +180,7 @@ def test_a_table_that_is_made_protected_is_and_says_so(moto_url: str) -> None:
 def test_tables_of_a_bucket_and_a_container_are_found_by_their_names(
     moto_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket of data would be read object by object; or the blobs of Azure's SDKs be taken for ours."""
+    """A data bucket is not read object by object, and blobs of Azure's SDKs are not taken for ours."""
     bucket = f"found-{uuid4().hex[:8]}"
     at = f"region=eu-west-1&endpoint={moto_url}"
     url = made(f"s3://{bucket}/fleet/one?{at}")
@@ -207,7 +207,7 @@ def test_tables_of_a_bucket_and_a_container_are_found_by_their_names(
 
 
 def test_people_see_a_line_for_each_table(tmp_path: Path) -> None:
-    """What is not told would look like a fact."""
+    """What is unknown is not shown as a fact."""
     url = made(f"sqlite://{tmp_path}/leases.db")
     shown = CliRunner().invoke(tables.app, [url]).stdout.splitlines()
     assert shown[0].split() == [*("TABLE", "LAYOUT", "LEASES", "ENDED", "OWNERS", "STREAMS"), *shown[0].split()[6:]]

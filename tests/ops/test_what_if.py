@@ -1,4 +1,4 @@
-"""What would move if workers came or went, started at the table as it is."""
+"""What would move if workers came or went, starting from the current table."""
 
 import json
 from pathlib import Path
@@ -25,18 +25,17 @@ ROWS = tuple(
 
 
 def told(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> Forecast:
-    """The forecast for a table of three workers with four leases each."""
+    """Return the forecast for a table of three workers with four leases each."""
     return forecast(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
 
 
 def test_no_lease_moves_where_nothing_changes() -> None:
-    """A balanced fleet would be said to move by itself."""
     found = told(FleetChange())
     assert (found.moves, found.before, found.held) == ((), (), {"w-0": 4, "w-1": 4, "w-2": 4})
 
 
 def test_a_newcomer_gets_its_share_by_the_fewest_moves() -> None:
-    """Somebody would not dare to add a worker, for fear of a storm of moves."""
+    """The forecast does not exaggerate what adding a worker costs."""
     found = told(FleetChange(add=("new",)))
     assert found.held == {"new": 3, "w-0": 3, "w-1": 3, "w-2": 3}
     assert {one.key for one in found.moves} < set(KEYS)
@@ -46,7 +45,7 @@ def test_a_newcomer_gets_its_share_by_the_fewest_moves() -> None:
 
 @pytest.mark.parametrize(("ending", "least"), [("leave", 0.0), ("crash", 10.0)])
 def test_the_leases_of_one_that_goes_find_owners(ending: str, least: float) -> None:
-    """How long a crash leaves shards unread is what an operator wants to know before a night."""
+    """The forecast shows how long a crash leaves shards unread."""
     found = told(FleetChange(remove=("w-1",), ending="crash" if ending == "crash" else "leave"))
     assert found.held == {"w-0": 6, "w-2": 6}
     assert len(found.moves) == 4
@@ -55,12 +54,12 @@ def test_the_leases_of_one_that_goes_find_owners(ending: str, least: float) -> N
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    """Two people who ask the same would argue."""
+    """Two people who ask the same question get the same result."""
     assert told(FleetChange(add=("x",), seed=3)) == told(FleetChange(add=("x",), seed=3))
 
 
 def test_numbers_and_names_of_those_that_come() -> None:
-    """A name that is there already would be simulated as the same worker."""
+    """A name that already exists is not simulated as the same worker."""
     assert names_of(["2", "z"], ["added-1"]) == ("added-2", "added-3", "z")
     with pytest.raises(ValueError, match="--add: there is a worker 'w-1' already"):
         names_of(["w-1"], ["w-1"])
@@ -69,7 +68,6 @@ def test_numbers_and_names_of_those_that_come() -> None:
 
 
 def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
-    """The command would not find its way from a URL to an answer."""
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in ROWS:
         placed(store, row)
@@ -91,7 +89,7 @@ def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
     ],
 )
 def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, ...], says: str) -> None:
-    """A figure would come out that says nothing, and be believed."""
+    """The figures would be meaningless."""
     with pytest.raises(ValueError, match=f"^{says}$"):
         told(FleetChange(), rows)
 
@@ -105,7 +103,7 @@ def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, .
     ],
 )
 def test_a_question_that_cannot_be_tried_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """A typing error would be simulated."""
+    """A typing error is not simulated."""
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, ROWS[1])
     store.close()

@@ -1,8 +1,8 @@
-"""Every call of a worker meets every fault, one at a time, and the judge reads what became of the fleet.
+"""Every call of a worker meets every fault, one at a time, and the judge checks the resulting history.
 
-Each story is a small fleet under virtual time. It is told once to number its calls, and then once for each call of
-the worker that it is about and each fault that such a call can meet (`faults_of`): SQLite is tested like this.
-`python tests/proving/every_call.py` tells all of them, on all cores.
+Each scenario is a small fleet under virtual time. It runs once to number its calls, and then once for each call of the
+worker under test and each fault that such a call can meet (`faults_of`). SQLite is tested like this. `python
+tests/proving/every_call.py` runs all of them on all cores.
 """
 
 import math
@@ -120,7 +120,7 @@ JOINS = 7.3
 
 @frozen
 class CallStory:
-    """A fleet, and the calls of the hero in it between two moments."""
+    """A fleet, and the calls of one worker in it (the hero) between two moments."""
 
     name: str
     since: float
@@ -129,7 +129,7 @@ class CallStory:
 
 
 def _members(config: Config = CONFIG, *, hero: float = 0.0, peer: float = 0.0) -> tuple[Member, ...]:
-    """The two, by when each starts."""
+    """Return the two workers by start time."""
     return Member(HERO, config, starts=hero), Member(PEER, config, starts=peer)
 
 
@@ -178,14 +178,14 @@ STORIES = (
 
 
 def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int, CallEvent]]:
-    """The calls that the story is about, by number."""
+    """Return the calls that the scenario is about, by number."""
     for number, call in enumerate(history.calls):
         if call.process.startswith(f"{HERO}#") and story.since <= call.t <= story.until:
             yield number, call
 
 
 def mishaps(story: CallStory, *, whole: bool = False) -> Iterator[Mishap]:
-    """Every fault of the first call of each name; if `whole`, of every call, and every exception."""
+    """Return every fault of the first call of each name; if `whole`, of every call, and every exception."""
     seen: set[str] = set()
     for number, call in calls_of(story, undisturbed(story)):
         if whole or call.what not in seen:
@@ -194,9 +194,10 @@ def mishaps(story: CallStory, *, whole: bool = False) -> Iterator[Mishap]:
 
 
 def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
-    """The faults that a call of this name can meet.
+    """Return the faults that a call of this name can meet.
 
-    Of the exceptions that any library may raise one is raised before the effect and one after; if `whole`, each is.
+    Of the exceptions that any library may raise, one is raised before the effect and one after; if `whole`, each
+    is.
     """
     kind, _, verb = what.partition(".")
     if kind == "task":
@@ -217,12 +218,12 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
 
 
 def _denials(what: str) -> Iterator[str]:
-    """What may be refused from a call of this name on, which wants it itself."""
+    """Return the rights that can be denied from a call of this name on, which needs them itself."""
     return (f"deny {name}" for name, (starts, _) in DENIED.items() if what.startswith(starts))
 
 
 def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:
-    """The history of the story where this befalls it; records count from where reading was to begin."""
+    """Return the history of the scenario with this fault; records count from where reading was to begin."""
     history = run(evolve(story.scenario, mishaps=befalling))
     first = {shard: _first_due(history, shard) for shard in history.parents}
     history.sent = [sent for sent in history.sent if sent.number >= first[sent.key]]
@@ -230,7 +231,10 @@ def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:
 
 
 def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
-    """Every breach of a law where this befalls the story: by the judge, and by what is read late or by nobody."""
+    """Return every breach of a law in the scenario with this fault.
+
+    These are the judge's breaches, and shards that are read late or never.
+    """
     history = told(story, *befalling)
     limits = Limits(
         dict.fromkeys((HERO, PEER), CONFIG.lease_seconds),
@@ -241,7 +245,7 @@ def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
     brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
     plain = undisturbed(story)
     met = [(plain.calls[mishap.number].what, mishap.fault) for mishap in befalling]
-    # A refused reading of the table may be the sign of an outage, which counts against nobody (C17).
+    # A rejected read of the table may indicate an outage, which counts against no worker (C17).
     passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READINGS for what, fault in met)
     most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
     free = unowned(history, history.end, history.end - AT_REST)
@@ -260,12 +264,12 @@ def _longer(what: str, seconds: Mapping[str, float], most: float) -> Iterator[st
 
 @cache
 def undisturbed(story: CallStory) -> SimulatedHistory:
-    """The history of the story where nothing befalls it."""
+    """Return the history of the scenario without faults."""
     return told(story)
 
 
 def forsaken(history: RunHistory) -> Iterator[str]:
-    """The leases that a process stopped reading as lost, and held: the last write was its own, a moment ago."""
+    """Return the leases that a process stopped reading as lost although it held them: its own write was the last."""
     for event in history.told("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
         last = earlier[-1]
@@ -275,10 +279,10 @@ def forsaken(history: RunHistory) -> Iterator[str]:
 
 
 def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[str, float]:
-    """By shard: the longest time in seconds in which it was neither read nor handled, up to its end or a moment.
+    """Return by shard the longest time in seconds in which it was neither read nor handled, up to its end or a moment.
 
-    due  whether it counts from when it was to be read, the beginning of the story or the end of its parents, and not
-         from its first reading
+    due  whether the time counts from when the shard was to be read (the beginning of the scenario or the end of its
+             parents) and not from its first read
     """
     times: dict[str, list[float]] = {shard: [] for shard in history.parents}
     for event in history.events:
@@ -293,14 +297,14 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
 
 
 def _first_due(history: RunHistory, shard: str) -> int:
-    """The number of the first record that was due: where reading began at LATEST, by the time that was noted first."""
+    """Return the first record that was due: where reading began at LATEST, by the time that was noted first."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
     notes = (row.note("latest_ms") for row in rows if row is not None)
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
 
 
 def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:
-    """The breaches of the story of this place with this mishap, each said in full."""
+    """Return the breaches of the scenario at this index with this fault, each described in full."""
     story, mishap = STORIES[asked[0]], asked[1]
     found = breaches(story, mishap)
     if not found:
@@ -311,7 +315,7 @@ def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:
 
 
 def planned(*, whole: bool) -> Iterable[tuple[int, Mishap]]:
-    """All mishaps of all stories, by the story's place."""
+    """Return all faults of all scenarios, by the scenario's index."""
     return chain.from_iterable(
         ((place, mishap) for mishap in mishaps(story, whole=whole)) for place, story in enumerate(STORIES)
     )
@@ -319,7 +323,7 @@ def planned(*, whole: bool) -> Iterable[tuple[int, Mishap]]:
 
 @app.command()
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1) -> None:
-    """Let every call meet every fault; exit 1 if the judge has anything to say."""
+    """Run every call with every fault; exit 1 if the judge finds a breach."""
     with unlogged():
         asked = tuple(planned(whole=True))
         with processes(jobs) as pool:

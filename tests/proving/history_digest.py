@@ -1,4 +1,4 @@
-"""A digest of a whole history: two runs that differ in anything have different ones."""
+"""A digest of a whole history: two runs that differ in anything have different digests."""
 
 from hashlib import blake2b
 
@@ -6,7 +6,7 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 
 
 def digest(history: SimulatedHistory) -> str:
-    """Of every write, event, incident and count, in order."""
+    """Return the digest of every write, event, incident and count, in order."""
     told = blake2b(digest_size=16)
     for each in (*history.first, *history.writes, *history.events, *history.incidents):
         told.update(repr(each).encode())

@@ -1,6 +1,6 @@
 """Simulates a fleet with all faults for each of many seeds; prints each breach with its seed and a smaller fleet.
 
-`python tests/proving/soak.py 10000` runs that many on all cores; with `--acknowledging`, only of those whose consumers
+`python tests/proving/soak.py 10000` runs that many on all cores; with `--acknowledging`, only those whose consumers
 acknowledge late, at random or never.
 """
 
@@ -36,7 +36,7 @@ def main(
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Simulate fleets with all faults on; exit 1 if the judge has anything to say."""
+    """Simulate fleets with all faults on; exit 1 if the judge finds a breach."""
     console = Console(stderr=True)
     every = itertools.count(first)
     chosen = (seed for seed in every if trial(seed).scenario.acknowledges != "return") if acknowledging else every
@@ -55,7 +55,7 @@ def main(
 
 
 def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:
-    """Each seed with its breaches, in order; what the workers log is left out, since things are to go wrong."""
+    """Yield each seed with its breaches, in order. Logs of the workers are discarded, since faults are expected."""
     logging.getLogger("leasehold").setLevel(logging.CRITICAL)
     if jobs == 1:
         yield from map(breaches_of, seeds)
@@ -65,7 +65,7 @@ def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, 
 
 
 def breaches_of(seed: int) -> tuple[int, tuple[Breach, ...]]:
-    """The breaches that the judge finds in this seed's fleet."""
+    """Return the breaches that the judge finds in this seed's fleet."""
     return seed, judged(trial(seed))
 
 

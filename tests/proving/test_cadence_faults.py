@@ -1,4 +1,4 @@
-"""Faults planted into the cadence: each shows in a simulated fleet, and a sound fleet stays within the bar."""
+"""Faults planted into the cadence each show in a simulated fleet, and a sound fleet stays within the limit."""
 
 import math
 import random
@@ -42,7 +42,7 @@ OWNED_AGAIN_SECONDS = 18.0
 
 @frozen
 class Story:
-    """Somebody dies at CRASH; `joins` came four seconds earlier, the others were there; `stuck` plans no more."""
+    """A worker dies at CRASH; `joins` came four seconds earlier, the others were there; `stuck` plans no more."""
 
     dies: str
     joins: str = ""
@@ -57,7 +57,7 @@ STORIES = {
 
 
 def lived(story: Story, earlier: Sequence[str] = ()) -> SimulatedHistory:
-    """What became of 48 leases; some workers may be of an earlier version, which knows no calls."""
+    """Return the history of 48 leases; some workers may be of an earlier version, which knows no calls."""
     draw = random.Random(1)  # noqa: S311  a seed is the point
     present = tuple(name for name in WORKERS if name != story.joins)
     members = [
@@ -82,10 +82,10 @@ def longest_unowned(history: SimulatedHistory) -> float:
 
 
 def test_a_lookout_that_renews_and_plans_no_more_is_stood_in_for_until_it_looks_again() -> None:
-    """Without it whoever stood in would leave the lookout to it again, and again: nobody would be called for good."""
+    """A stand-in that kept returning the role to a stuck lookout would leave the fleet without calls for good."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
     waited = [each for each in unowned(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
-    # What falls to the share of the one that is stuck waits for the patience of others (M9).
+    # Leases in the share of the stuck worker wait for the patience of others (M9).
     assert median(waited) <= OWNED_AGAIN_SECONDS
 
 
@@ -96,20 +96,20 @@ def sound(name: str) -> SimulatedHistory:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
-    """Without it the planted faults would show nothing; and the bar is what users are told."""
+    """The planted faults prove something only if a sound fleet passes, and the limit is what users are promised."""
     assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
     assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8: its death would be noticed only by the listing that each makes for itself."""
+    """C8: The death is noticed only by the listing that each worker makes for itself."""
     monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
     monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
 
 
 def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: what it freed would wait for C11."""
+    """C6: What it freed would wait for C11."""
     said = cadence._notes  # noqa: SLF001  the fault is planted there
 
     def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Notes:
@@ -123,7 +123,7 @@ def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: a lease freed before its time has been claimed while its owner still reads."""
+    """C6: A lease freed too early has been claimed while its owner still reads."""
 
     def early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
         return tuple(
@@ -137,9 +137,9 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C3: if each took itself for the lookout all would be well but the bill."""
+    """C3: If every worker took itself for the lookout, only the bill would show it."""
     name = "an ordinary worker dies"
-    bill = sound(name).scanned  # before the fault is planted: it may be the first to ask
+    bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
     assert lived(STORIES[name]).scanned > 3 * bill
 
@@ -149,14 +149,14 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
 )
 @pytest.mark.parametrize("every", [2, 3])
 def test_beside_an_earlier_version_everything_is_owned_again_in_time(story: str, every: int) -> None:
-    """C6: workers that know no calls hear the counts, and so does everybody from a lookout that knows none."""
+    """C6: Workers that know no calls read the counts, and so do all workers if the lookout knows no calls."""
     history = lived(STORIES[story], earlier=WORKERS[::every])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
     assert judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_one_event_costs_few_listings() -> None:
-    """C6, C7: where everybody is called, work grows with the square of the fleet."""
+    """C6, C7: If every worker were called, work would grow with the square of the fleet."""
     history = sound("an ordinary worker dies")
     within = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
     assert len(within) <= 10 + 8, "ten at rest"
@@ -168,7 +168,7 @@ def test_one_event_costs_few_listings() -> None:
 @pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> None:
-    """Those who came back first would free, and take, what the others had no chance yet to renew."""
+    """The first workers to come back do not free or take what the others had no chance to renew yet."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = [Member(name, CONFIG, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, 20.0)) for name in WORKERS]
     away, end = Nap(CRASH, seconds), CRASH + seconds + 60.0

@@ -18,30 +18,30 @@ CHUNKS = [0, *(pytest.param(chunk, marks=pytest.mark.more) for chunk in range(1,
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """That things go wrong is the point."""
+    """Silence the log, since faults are expected."""
     with unlogged():
         yield
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_the_judge_has_nothing_to_say(chunk: int) -> None:
-    """Without it some interleaving of faults could lose a record, a lease, or the peace of a balanced fleet."""
+    """Under random interleavings of faults, no record and no lease is lost, and a balanced fleet stays at rest."""
     assert _said(range(chunk * CHUNK, (chunk + 1) * CHUNK)) == {}
 
 
 def test_consumers_that_acknowledge_late_at_random_and_never_are_among_the_fleets() -> None:
-    """Without it a handler that checkpoints by itself could lose what it has not acknowledged, and no fleet show it."""
+    """Handlers that checkpoint by themselves lose nothing that they have not acknowledged."""
     kinds = {trial(seed).scenario.acknowledges for seed in range(CHUNK)}
     assert kinds == {"return", "late", "random", "never"}
 
 
 def test_streams_without_hash_ranges_are_among_the_fleets() -> None:
-    """Without it what is found by parents alone, as of a table's stream, would be tried under no fault."""
+    """Shards that are found by their parents alone, as in a table's stream, are tested under faults too."""
     assert {trial(seed).scenario.ranged for seed in range(CHUNK)} == {True, False}
 
 
 def test_a_worker_that_joins_after_rows_were_deleted_skips_no_record() -> None:
-    """Without it a worker that starts after a table was emptied begins where others have not read yet."""
+    """A worker that starts after a table was emptied begins where others have already read."""
     assert _said(JOINED) == {}
 
 

@@ -32,7 +32,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
-    """A livelock, a lease nobody wants or an unbalanced rest would be found by users; so would a stale table."""
+    """There is no livelock, no ignored lease and no unbalanced rest beyond the known ones; the table is current."""
     verdict = judge(case)
     assert surprises((case,), (verdict,)) == []
     row = written((verdict,), "").splitlines()[-1]
@@ -41,7 +41,7 @@ def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
 
 
 def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: extras go to whoever holds least, so that each move changes who should have them."""
+    """The planted fault: extras go to the worker that holds least, so that each move changes the shares."""
 
     def fickle(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
         return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
@@ -51,7 +51,7 @@ def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_missing_patience_is_caught() -> None:
-    """The planted fault: for ever waiting for a worker that renews and never plans (M9)."""
+    """The planted fault: waiting forever for a worker that renews and never plans (M9)."""
     patient = evolve(OURS, rules=Minimal(patience=10**9))
     assert faults_of(Case("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
         "unowned",

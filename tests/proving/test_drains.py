@@ -1,4 +1,4 @@
-"""Law of deploys: a drain, however slow its batches, costs no record twice and no expiry."""
+"""The law of deployments: a drain, however slow its batches, handles no record twice and lets no lease expire."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -42,14 +42,14 @@ def drained(
     drain_seconds: float = 30.0,
     peers: bool = True,
 ) -> SimulatedHistory:
-    """A worker of many shards is stopped at a moment of its batches that the seed draws, beside a peer.
+    """Stop a worker of many shards at a moment of its batches that the seed draws, next to a peer.
 
-    newcomer  comes so long before the stop: the leaver is asked for leases, and drains with heirs that wait
+    newcomer  seconds before the stop at which a newcomer joins, so that next owners wait for the leaver's leases
     """
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
     joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
     peer = Member(PEER, config, starts=0.0 if peers else stop + 70.0)
-    # The longest drain, and two batches of 14 s by whoever gets its leases; or the peer that comes after it all.
+    # The longest drain, and two batches of 14 s by the next owner; or the peer that comes last.
     seconds = stop + (80.0 if peers else 110.0)
     scenario = Scenario(
         seed=seed,
@@ -66,13 +66,13 @@ def drained(
 
 
 def twice(history: SimulatedHistory) -> list[tuple[str, str]]:
-    """What was handed over more than once."""
+    """Return the records that were handled more than once."""
     handed = Counter((each.shard, each.digest) for each in history.events if each.event == "record")
     return sorted(what for what, count in handed.items() if count > 1)
 
 
 def expiries(history: SimulatedHistory) -> list[str]:
-    """The leases that another worker took, or set free, while their owner had not let them go."""
+    """Return the leases that another worker took or freed before their owner had released them."""
     return [
         f"{write.worker} {write.verb} {write.key} of {write.before.owner} at {write.t:.1f}"
         for write in history.writes
@@ -82,7 +82,7 @@ def expiries(history: SimulatedHistory) -> list[str]:
 
 
 def gaps(history: SimulatedHistory) -> list[str]:
-    """What the leaver still had in its drain and did not renew for a lease, with room for a request."""
+    """Return the leases that the leaver still had in its drain and did not renew, with room for a request."""
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
     (gone,) = (each.t for each in history.incidents if each.what == "gone")
     written = {each.key: [stop - LEASE] for each in history.first}
@@ -107,7 +107,7 @@ def gaps(history: SimulatedHistory) -> list[str]:
 def test_a_drain_of_slow_batches_costs_no_record_twice_and_no_expiry(
     seed: int, newcomer: float | None, lease_seconds: float
 ) -> None:
-    """Renewals that stop when a drain begins let every lease expire under the batch that is being finished."""
+    """Renewals continue during a drain, so no lease expires under the batch that is being finished."""
     config = Config(lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
     history = drained(seed, newcomer=newcomer, config=config)
     limits = Limits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
@@ -120,7 +120,7 @@ def test_a_drain_of_slow_batches_costs_no_record_twice_and_no_expiry(
 @pytest.mark.parametrize("handling", [0.1, 0.9 * LEASE, 2.9 * LEASE])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drain_renews_what_it_holds_until_it_lets_go(seed: int, handling: float) -> None:
-    """Nobody would be there to show that a lease has expired: the shard is handed over twice a cycle later."""
+    """No other worker is there to see that the lease has expired; the shard would be handled twice a cycle later."""
     history = drained(seed, handling=handling, shards=5, peers=False)
     assert (gaps(history), twice(history), expiries(history)) == ([], [], [])
 
@@ -128,7 +128,7 @@ def test_a_drain_renews_what_it_holds_until_it_lets_go(seed: int, handling: floa
 @pytest.mark.parametrize("drain_seconds", [5.0, 12.0, 25.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_lease_that_a_drain_cannot_finish_is_held_until_its_time_is_over(seed: int, drain_seconds: float) -> None:
-    """Others would begin on a shard whose handler is still at work, with time left to finish."""
+    """Other workers do not begin on a shard whose handler is still at work and has time left to finish."""
     history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
     (gone,) = (each.t for each in history.incidents if each.what == "gone")

@@ -1,4 +1,4 @@
-"""Every call of a worker meets every fault, one at a time: no lease, owner or record is lost, nothing stays unread."""
+"""Every call of a worker meets every fault, one at a time: no lease, owner or record is lost, no shard stays unread."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("first", [0, pytest.param(EACH // 2, marks=pytest.mark.more)])
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
 def test_no_single_fault_does_harm(place: int, first: int) -> None:
-    """Without it a call that fails in a way that nobody thought of would lose a record, or a shard its reader."""
+    """Whatever way one call fails in, no record is lost, and every shard keeps a reader."""
     asked = [(place, mishap) for mishap in mishaps(STORIES[place])]
     assert len(asked) > 40
     asked = asked[(place + first) % EACH :: EACH]
@@ -31,14 +31,14 @@ def test_no_single_fault_does_harm(place: int, first: int) -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=[story.name for story in STORIES])
 def test_what_is_planned_leaves_no_shard_unread(story: CallStory) -> None:
-    """Without it a start, a drain or a split could wait for the next reading of the whole table, and nobody notice."""
+    """A start, a drain or a split does not wait for the next read of the whole table."""
     expiry = CONFIG.lease_seconds if "dead" in story.scenario.owners else 0.0
     found = unread(undisturbed(story), CALM, due=True)
     assert {shard: seconds for shard, seconds in found.items() if seconds > expiry + 3.0} == {}
 
 
 def test_the_stories_make_every_call_there_is() -> None:
-    """Without it a fault of a call that no story makes would be tried by nobody."""
+    """Every call that exists is tried with faults."""
     called = {call.what for story in STORIES for call in told(story).calls}
     assert called >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
     assert called >= {"handler", "dead letter", "final checkpoint", "observer", "measure"}

@@ -1,4 +1,4 @@
-"""Every law of the seam finds the fault that is planted for it, and says what is wrong."""
+"""Every law of the seam finds the fault that is planted for it, and describes the breach."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -24,7 +24,7 @@ Actions = tuple[Action, ...]
 
 @pytest.fixture(autouse=True)
 def _unshrunk() -> Iterator[None]:
-    """A planted fault is found, and named, before it is made small, and that is where the time would go."""
+    """Skip shrinking: a planted fault is found and named before it is made smaller, which takes most of the time."""
     before = settings.get_current_profile_name()
     settings.register_profile("unshrunk", settings.get_profile(before), phases=(Phase.generate,))
     settings.load_profile("unshrunk")
@@ -33,7 +33,7 @@ def _unshrunk() -> Iterator[None]:
 
 
 def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Planner:
-    """A planner whose answer is changed."""
+    """Return a planner whose result is changed."""
 
     def planned(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
         table = list(leases)
@@ -43,7 +43,7 @@ def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Plann
 
 
 def forgetful(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
-    """Takes a lease off the list that it was given."""
+    """Remove a lease from the list that was passed in."""
     actions = plan(leases, shards, me, config)
     if isinstance(leases, list) and leases:
         leases.pop()
@@ -97,14 +97,14 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_named(name: str) -> None:
-    """A law that nothing can break would hold whatever a user writes."""
+    """A law that nothing can break would accept any rule set of a user."""
     law, planner, words = PLANTED[name]
     with pytest.raises(LawBroken, match=words):
-        law.check(planner, Kcl(), examples=2000)  # of 100 none may show it, once in a few hundred times
+        law.check(planner, Kcl(), examples=2000)  # with 100 examples, none shows it once in a few hundred runs
 
 
 def test_a_planner_that_fails_on_one_row_is_found() -> None:
-    """Its workers would stop renewing all leases for the sake of one."""
+    """Workers with such a planner stop renewing all leases because of one row."""
 
     def stumbling(actions: Actions, table: list[Lease], _me: Me) -> Actions:
         return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))
@@ -114,14 +114,14 @@ def test_a_planner_that_fails_on_one_row_is_found() -> None:
 
 
 def test_every_law_has_a_planted_fault() -> None:
-    """A law that joins without one would be believed unseen."""
+    """A new law without a planted fault would be trusted untested."""
     assert {law for law, *_ in PLANTED.values()} == {*laws.LAWS, laws.equal_readings_make_disjoint_plans} - {
         laws.plan_is_always_made
     }
 
 
 def test_a_case_is_told_as_python() -> None:
-    """What a failure prints is to be pasted into a test."""
+    """A failure prints code that can be pasted into a test."""
     lease = Lease("s-0", owner="b", checkpoint=SHARD_END, parents=("s-9",))
     scene = Scene(
         (lease, Lease("s-1", checkpoint=Position("7", 2), idle=float("inf"))), None, Me("a", 2), Config(Kcl())
@@ -133,7 +133,7 @@ def test_a_case_is_told_as_python() -> None:
 
 
 def test_a_round_trip_is_no_rest() -> None:
-    """A lease that wanders through the whole fleet in each round stands where it stood, and has moved all the same."""
+    """A lease that moves through the whole fleet in each round ends where it began, yet it has moved."""
     fleet = SmallFleet(("a", "b", "c"), ("c",), Config(Kcl()))
     wander = but(lambda _actions, table, _me: (Steal(lease, lease.owner or "", "X") for lease in table))
     with pytest.raises(LawBroken, match="leases still move"):
@@ -141,7 +141,7 @@ def test_a_round_trip_is_no_rest() -> None:
 
 
 def test_a_handler_of_ones_own_is_given_every_record() -> None:
-    """A test of a handler would pass because nothing was handled."""
+    """A handler's test must not pass because nothing was handled."""
     seen: set[tuple[str, str]] = set()
 
     def handle(batch: object) -> None:
@@ -153,7 +153,7 @@ def test_a_handler_of_ones_own_is_given_every_record() -> None:
 
 
 def test_a_handler_that_fails_for_ever_is_told_of() -> None:
-    """Records that nobody handles are lost, whatever the rules do."""
+    """Records that are never handled are lost, whatever the rules do."""
 
     def refuse(_batch: object) -> None:
         raise ValueError("no")
@@ -163,7 +163,7 @@ def test_a_handler_that_fails_for_ever_is_told_of() -> None:
 
 
 def test_the_same_seed_gives_the_same_chaos() -> None:
-    """A failing seed could not be looked into."""
+    """A failing seed can be replayed."""
     first, second = chaos(Minimal(), seed=3), chaos(Minimal(), seed=3)
     assert first.history == second.history
     assert evolve(first.scenario, seed=0) != first.scenario

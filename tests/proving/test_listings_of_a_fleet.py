@@ -10,7 +10,7 @@ from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of
 
 
 def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
-    """A thousand workers that each read a table of ten thousand rows at once cannot be simulated in time."""
+    """A thousand workers that each read ten thousand rows at once could not be simulated in time."""
     names = group_of(0, 8)
     members = tuple(Member(name, Config(), present=True) for name in names)
     ended = Scenario(1, tuple(names) * 5, (evolve(members[0], ends=20.0), *members[1:]), 60.0, network=Network())
@@ -18,12 +18,12 @@ def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
     assert len({process for _, _, process in run(rest).listings}) == 1
     history = run(ended)
     owners = {write.after.owner for write in history.writes if write.after is not None and write.t > 20.0}
-    assert None in owners  # the dead worker's leases are let go
-    assert names[0] not in owners  # and are taken by others
+    assert None in owners  # the dead worker's leases are released
+    assert names[0] not in owners  # and other workers take them
 
 
 def test_a_fleet_that_is_replaced_in_turn_lists_no_more_than_one_of_kcl() -> None:
-    """Ten workers read one and a half times the rows, most of them to see what their own claims had told them."""
+    """Ten workers read one and a half times the rows, mostly to see what their own claims had already shown."""
     fleet = rolling(200, group_of(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
     listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
     seconds = fleet.scenario.seconds - fleet.since

@@ -15,7 +15,7 @@ SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
 
 
 def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
-    """Without it one that gives lease by lease renews nothing meanwhile, and loses what nobody had asked it for."""
+    """An owner that gave lease by lease would renew nothing meanwhile, and lose leases that were never requested."""
     fleet = scale_out(120, ("a-000",), group_of(1, 40), Config(), seed=1, start="together", cycles=2.0)
     history = run(evolve(fleet.scenario, network=SLOW))
     lost = [
@@ -29,6 +29,6 @@ def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_joiners_wait_for_each_other_where_notes_are_not_free(seed: int) -> None:
-    """Without it the first of those that trickle in take what the later ones need, and a third of the moves is vain."""
+    """Early joiners do not take what later ones need; a third of the moves was in vain."""
     found = answer(evolve(DATED, seed=seed))
     assert (found.moves, found.spread) == (found.moves_minimum, 1)

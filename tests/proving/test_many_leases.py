@@ -1,4 +1,4 @@
-"""Workers that hold many leases over a slow store: each lease is renewed in time, or the log says why."""
+"""Workers that hold many leases over a slow store: each lease is renewed in time, or the log says why not."""
 
 import logging
 
@@ -14,7 +14,7 @@ SLOW_SECONDS = 0.5
 
 
 def changed_hands(leases: int, seconds: float = 40.0) -> int:
-    """How many times leases changed hands, with two workers that hold so many each, and nobody dies."""
+    """Return how many times leases changed owner, with two workers that hold this many each and no deaths."""
     names = group_of(0, 2)
     members = tuple(Member(name, Config(), present=True) for name in names)
     network = Network(latency=(SLOW_SECONDS, SLOW_SECONDS), stall=0.0, unanswered=0.0)
@@ -22,14 +22,14 @@ def changed_hands(leases: int, seconds: float = 40.0) -> int:
 
 
 def test_a_worker_renews_as_many_leases_at_a_time_as_the_store_is_slow(caplog: pytest.LogCaptureFixture) -> None:
-    """Living workers lost leases at rest: ten renewals at a time, for however many leases."""
+    """Live workers lost leases at rest because only ten were renewed at a time, however many there were."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
         assert changed_hands(300) == 0
     assert not caplog.messages
 
 
 def test_a_worker_that_holds_more_than_it_can_renew_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Its leases would go to others and come back, and nobody would know why."""
+    """The log explains why its leases go to other workers and come back."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
         changed_hands(700, seconds=20.0)
     said = [text for text in caplog.messages if "renewals at a time are too few" in text]

@@ -1,4 +1,4 @@
-"""Two laws, whatever the callables of users raise or answer: nothing is checkpointed unfinished, or held unread."""
+"""Whatever users' callables raise or return, nothing unfinished is checkpointed and no held shard stays unread."""
 
 import logging
 from collections import Counter
@@ -26,14 +26,14 @@ LIMITS = Limits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, misdeeds=
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """That things go wrong is the point."""
+    """Silence the log, since faults are expected."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def told(whose: Whose, what: Deviation, seconds: float = 25.0) -> RunHistory:
-    """A worker of four shards whose callable does this for a while, and one that does its work."""
+    """Run a worker of four shards whose callable does this for a while, and one whose callable works."""
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
     misdeeds = (Misdeed(WORKERS[0], whose, what, 20.0, seconds),)
@@ -43,14 +43,14 @@ def told(whose: Whose, what: Deviation, seconds: float = 25.0) -> RunHistory:
 @pytest.mark.parametrize("whose", ["handler", "observer", "measure"])
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_callable_does(whose: Whose, what: Deviation) -> None:
-    """Records would be lost, or a shard held and read by nobody."""
+    """No record is lost, and no shard is held without being read."""
     assert judge(told(whose, what), LIMITS) == ()
 
 
 def poisoned(*more: Misdeed) -> RunHistory:
-    """A fleet whose handlers fail on poisonous records for a while, and what else is done meanwhile.
+    """Run a fleet whose handlers fail on poisonous records for a while, along with other events.
 
-    At first they hang, so that batches are long and hold poison between other records.
+    At first the handlers hang, so that batches are long and hold poison between other records.
     """
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
@@ -61,7 +61,7 @@ def poisoned(*more: Misdeed) -> RunHistory:
 
 
 def test_poison_is_buried_and_nothing_else_is() -> None:
-    """Records beside a poisoned one would go to the dead letters, or a poisoned one would be passed over."""
+    """Records next to a poisoned one are handled as usual, and no poisoned record is skipped."""
     history = poisoned()
     assert judge(history, LIMITS) == ()
     dead_lettered = {(event.shard, event.place) for event in history.told("dead-lettered")}
@@ -76,20 +76,20 @@ def test_poison_is_buried_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
-    """A record that nobody took would be behind a checkpoint."""
+    """No checkpoint passes a record that reached neither its handler nor the dead letters."""
     history = poisoned(Misdeed(WORKERS[0], "dead letter", what, 40.0, 30.0))
     assert judge(history, LIMITS) == ()
     assert {event.process.partition("#")[0] for event in history.told("dead-lettered")} == set(WORKERS)
 
 
 def test_a_handler_that_hangs_for_long_is_told_as_unread() -> None:
-    """The judge would not see a shard that stands still while its lease is renewed."""
+    """The judge notices a shard that stands still while its lease is renewed."""
     said = judge(told("handler", "hang", 100.0), LIMITS)
     assert {each.what for each in said} == {"held unread"}
 
 
 def test_a_checkpoint_past_what_is_finished_is_told() -> None:
-    """A lost record would be noticed only where nobody reads it again."""
+    """The judge notices a skipped record although the shard may be read again later."""
     before = Lease("s-0", owner="a-0", checkpoint=Position("100"))
     after = evolve(before, checkpoint=Position("102"))
     history = RunHistory()

@@ -1,4 +1,4 @@
-"""A run is told by its scenario alone."""
+"""A run is determined by its scenario alone."""
 
 import gc
 import os
@@ -30,27 +30,27 @@ print(*(digest(run(trial(seed).scenario)) for seed in {SEEDS}))
 
 
 def digests(hash_seed: str) -> list[str]:
-    """The same runs in a process of their own."""
+    """Return the digests of the same runs in another process."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
-    """Without it a failure found under a seed could not be looked at again."""
+    """A failure that was found under a seed can be replayed."""
     here = [digest(run(trial(seed).scenario)) for seed in SEEDS]
     assert digests("1") == here
     assert digests("2") == here
 
 
 def test_another_seed_leaves_another_trace() -> None:
-    """Without it the seed would not be what chooses."""
+    """The seed really determines the run."""
     assert digest(run(SMALL)) != digest(run(evolve(SMALL, seed=12345)))
 
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
-    """Left off, it would fill the memory of whoever simulates and does something else as well."""
+    """If the collector stayed off, a simulation would fill the memory of the program that calls it."""
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
@@ -61,8 +61,8 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
 
 
 def test_a_run_leaves_nothing_behind() -> None:
-    """Without it ten thousand fleets would fill memory, and each be slower than the one before."""
-    # What goes wrong is logged, and a log under test keeps whom it went wrong for.
+    """Memory and time per run stay constant over ten thousand fleets."""
+    # Faults are logged, and pytest's captured log keeps references to the objects involved.
     calm = evolve(SMALL, calm=0.0)
 
     def objects() -> int:
@@ -70,7 +70,7 @@ def test_a_run_leaves_nothing_behind() -> None:
         gc.collect()
         return len(gc.get_objects())
 
-    # What is kept once for all is made by the first two.
+    # The first two runs create what is cached permanently.
     before = [objects() for _ in range(3)][-1]
-    # Other threads of a test process make a few meanwhile.
+    # Other threads of the test process create a few objects meanwhile.
     assert sum(objects() - before for _ in range(3)) < 300

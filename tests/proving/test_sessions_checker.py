@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
-    """A fleet would skip records, undo what was answered Done, or read a shard twice at a time."""
+    """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time."""
     explored = settings()[name].explore(4_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 4_000 or explored.whole
@@ -32,7 +32,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
-    """The lease's row first, then the victim's session."""
+    """Write the lease's row first, then end the old owner's session."""
     put, stop = SessionStore._put, SessionStore._stop
     waiting: dict[int, tuple[Joint, str]] = {}
 
@@ -51,7 +51,7 @@ def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
 
 
 def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
-    """Nothing refuses the release that is on its way."""
+    """Go on as if no released entry were still on its way."""
 
     def put(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
         self._unsettled = {}
@@ -63,7 +63,7 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
 
 
 def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
-    """The freeze writes an older epoch over a later entry."""
+    """Freeze by writing an older epoch over a later entry."""
 
     def stop(self: SessionStore, joint: Joint, how: str) -> bool:
         session, key = joint.session, joint.row.lease.key
@@ -74,7 +74,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
         return self._cells.put_over(session.stored.name, session_fields(frozen), session.stored.etag) is not None
 
     def see(self: SessionStore, keys: Any, *, stale_ok: bool = False) -> Any:  # noqa: ANN401, ARG001
-        """The row, then its session, and the row not again."""
+        """Read the row, then its session, without reading the row again."""
         found = {}
         for key, row in self._read_rows(keys).items():
             stored = self._cells.read(store._of_sessions({row.session} - {""}))
@@ -87,7 +87,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
 
 
 def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
-    """The victim drops the entry while the lease's row still names it."""
+    """Let the old owner drop the entry while the lease's row still names it."""
     real = Page._write
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
@@ -99,7 +99,7 @@ def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
 
 
 def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
-    """The session is ended whether or not it still stands where it stood."""
+    """End the session whatever its version is by then."""
     real = SessionStore._stop
 
     def stop(self: SessionStore, joint: Joint, how: str) -> bool:
@@ -114,7 +114,7 @@ def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
 
 
 def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
-    """What was refused is answered Done because the row still names its writer."""
+    """Answer a rejected write as Done because the row still names its writer."""
     real = Page._write
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
@@ -127,7 +127,7 @@ def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
 
 
 def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
-    """No write of the heir's tells the giver that it has accepted."""
+    """Begin to read before any write of the next owner shows the giver that it has accepted."""
 
     def accept(self: SessionStore, joint: Joint, *_: Any) -> Outcome:  # noqa: ANN401  whatever it is given
         self._learn(joint.row)
@@ -137,7 +137,7 @@ def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
 
 
 def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
-    """A restarted worker begins its session in the row of the process before it."""
+    """Let a restarted worker begin its session in the row of the process before it."""
     real = Page.begin
 
     def begin(self: Page) -> bool:
@@ -151,7 +151,7 @@ def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
 
 
 def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
-    """A lease's row is replaced whatever its version, if its owner is the one that was read."""
+    """Replace a lease's row whatever its version, if its owner is the one that was read."""
     contents: dict[str, str] = {}
     real, really = sessions.version_of, sessions.carried_out
 
@@ -173,7 +173,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
 
 
 def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
-    """An entry of any epoch is believed."""
+    """Trust an entry of any epoch."""
 
     def entry(self: Session, row: LeaseRow) -> SessionEntry | None:
         found = self.entries.get(row.lease.key)
@@ -183,7 +183,7 @@ def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
 
 
 def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
-    """A former owner moves the checkpoint of its successor, and of whoever reset it."""
+    """Let a former owner move the checkpoint of its successor, or the one set by a reset."""
     real = SessionStore._attempt
 
     def attempt(self: SessionStore, write: Any, joint: Joint) -> Any:  # noqa: ANN401
@@ -198,7 +198,7 @@ def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
 
 
 def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
-    """A session is removed because an earlier reading of the leases names it nowhere."""
+    """Remove a session because an earlier read of the leases names it nowhere."""
     before: dict[str, set[str]] = {}
 
     def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401
@@ -213,7 +213,7 @@ def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
 
 
 def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
-    """A session goes once it has ended, whoever names it."""
+    """Remove a session once it has ended, even if a lease names it."""
 
     def sweep(self: SessionStore, sessions: Any, _read: Any) -> None:  # noqa: ANN401
         for one in [one for one in sessions.values() if one.ended]:
@@ -223,7 +223,7 @@ def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
 
 
 def group_writes_that_may_create_their_row(patched: pytest.MonkeyPatch) -> None:
-    """A session that was removed comes back by its owner's next write."""
+    """Let the next write of its owner recreate a session that was removed."""
 
     def put_over(self: CheckedCells, name: str, fields: Any, version: str) -> str | None:  # noqa: ANN401
         written = real(self, name, fields, version)
@@ -252,7 +252,7 @@ EARLY = (
 
 
 def setting(moves: tuple[int, ...], begins: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
-    """One as short as its order allows."""
+    """Return a setting as small as this order allows."""
     return SessionModel(moves, leases, faults, frozenset(verbs.split()), begins)
 
 
@@ -288,13 +288,13 @@ PLANTS: dict[Plant, Callable[[], SessionModel]] = {
 @pytest.mark.more
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
-    """What is found there anyway would pass for the planted order."""
+    """A fault found there would be mistaken for the planted one."""
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the checker cannot see it does not prove."""
+    """The checker proves only what it is able to find."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings
     assert found, plant.__doc__

@@ -1,4 +1,4 @@
-"""A failing fleet is made smaller while it goes on failing."""
+"""A failing fleet is made smaller as long as it still fails."""
 
 from leasehold_lab.simulator.chaos import trial
 from leasehold_lab.simulator.run import FAULTS, described, shrink
@@ -15,7 +15,7 @@ def fails(scenario: Scenario) -> bool:
 
 
 def test_only_what_the_failure_needs_is_left() -> None:
-    """Without it whoever debugs a seed would look at six workers where one is enough."""
+    """Someone who debugs a seed does not have to look at six workers where one is enough."""
     seed = next(seed for seed in range(100) if fails(trial(seed).scenario))
     small = shrink(trial(seed).scenario, fails)
     assert [member.worker for member in small.members] == ["b-1"]

@@ -26,29 +26,29 @@ AT_LEAST = {
 
 
 def answered(*arguments: str) -> Any:  # noqa: ANN401  JSON
-    """The command's JSON, from a process of its own, as a sweep needs one: its processes begin from it."""
+    """Return the command's JSON from a process of its own, since a sweep forks its processes from it."""
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", "simulate", *arguments, "--json"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def alone(seed: int) -> Any:  # noqa: ANN401  JSON
-    """The answer of one seed, asked in this process."""
+    """Return the result of one seed, simulated in this process."""
     done = CliRunner().invoke(app, [*SMALL, "--seed", str(seed), "--json"])
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
-    """Without it the figures that others read could be missing, or not those of this fleet."""
+    """The figures that others read are present, and are those of this fleet."""
     told = answered(*SMALL, "--seed", "7")
     assert told.keys() >= AT_LEAST
-    # Of 20 leases on four workers six workers should have three or four each.
+    # With 20 leases, six workers should have three or four each after growing from four.
     figures = [told[name] for name in ("moves", "moves_minimum", "claims", "spread", "groups")]
     assert figures == [6, 6, 0, 1, {"a": 14, "b": 6}]
 
 
 def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
-    """A fleet of a thousand would read ten million rows before anything happens to it."""
+    """A fleet of a thousand does not read ten million rows before anything happens to it."""
     crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")
     told, known = answered(*crash), answered(*crash, "--known")
     assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)
@@ -58,7 +58,7 @@ def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
 
 
 def test_a_simulation_leaves_the_log_as_it_was() -> None:
-    """A program that asks for one would hear nothing of its own workers from then on."""
+    """A program that runs a simulation still gets the log of its own workers."""
     log = logging.getLogger("leasehold")
     log.setLevel(logging.INFO)
     alone(7)
@@ -67,7 +67,7 @@ def test_a_simulation_leaves_the_log_as_it_was() -> None:
 
 @pytest.mark.slow
 def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
-    """Without it a pool could mix up seeds and answers."""
+    """The pool does not mix up seeds and results."""
     swept = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
     assert [told.pop("seed") for told in swept] == [7, 8, 9]
     assert swept == [alone(seed) for seed in (7, 8, 9)]
@@ -76,7 +76,7 @@ def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
 @pytest.mark.more
 @pytest.mark.spark
 def test_spark_answers_as_this_machine_does() -> None:
-    """Without it a sweep scaled out could be about other fleets than one at home."""
+    """A sweep on Spark simulates the same fleets as a local one."""
     sweep = (*SMALL, "--seed", "7", "--sweep", "5")
     assert answered(*sweep, "--master", "local[2]") == answered(*sweep, "--jobs", "1")
 
@@ -90,7 +90,7 @@ def test_spark_answers_as_this_machine_does() -> None:
     ],
 )
 def test_a_bad_question_is_refused_by_name(arguments: tuple[str, ...], message: str) -> None:
-    """Without it a slip of the pen would end in a traceback."""
+    """A typing error does not end in a traceback."""
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr

@@ -25,14 +25,14 @@ LIMITS = Limits(lease_seconds={A: 10.0, B: 10.0}, settled=SETTLED, moves=(SETTLE
 
 @functools.cache
 def good() -> RunHistory:
-    """Two workers start together, share four leases, and read."""
+    """Run two workers that start together, share four leases, and read."""
     fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
     scenario = evolve(fleet.scenario, reading=True, full=True, calm=60.0, scan_per_cycle=True)
     return run(scenario)
 
 
 def planted(*writes: WriteEvent, told: tuple[ReadingEvent, ...] = ()) -> RunHistory:
-    """The good history with this in it."""
+    """Return the good history with this added."""
     history = good()
     return evolve(
         history,
@@ -42,22 +42,22 @@ def planted(*writes: WriteEvent, told: tuple[ReadingEvent, ...] = ()) -> RunHist
 
 
 def last(key: str, t: float, verbs: tuple[WriteVerb, ...] = ("renew", "checkpoint", "claim")) -> WriteEvent:
-    """The last write of a lease before then."""
+    """Return the last write of a lease before this time."""
     return [write for write in good().writes if write.key == key and write.t < t and write.verb in verbs][-1]
 
 
 def other(write: WriteEvent) -> str:
-    """The worker that did not write it."""
+    """Return the worker that did not make this write."""
     return B if write.worker == A else A
 
 
 def wrote(before: Lease | None, after: Lease | None, t: float, who: str, verb: WriteVerb) -> WriteEvent:
-    """A write of a second process."""
+    """Return a write of a second process."""
     return WriteEvent(t, t - 0.01, who, f"{who}#9", verb, after.key if after else "s-0", before, after, done=True)
 
 
 def taken(verb: WriteVerb, t: float, epoch: int = 1) -> WriteEvent:
-    """The other worker takes a lease."""
+    """Let the other worker take a lease."""
     held = last("s-0", t)
     row = held.after
     assert row is not None
@@ -66,63 +66,63 @@ def taken(verb: WriteVerb, t: float, epoch: int = 1) -> WriteEvent:
 
 
 def two_holders() -> RunHistory:
-    """A claim of what was renewed a moment ago."""
+    """Claim a lease that was renewed a moment ago."""
     return planted(taken("claim", 50.0))
 
 
 def counter() -> RunHistory:
-    """A change of owner that the former owner may not notice."""
+    """Change the owner in a way that the former owner may not notice."""
     return planted(taken("steal", 50.0, epoch=0))
 
 
 def checkpoint_went_back() -> RunHistory:
-    """A checkpoint below the one before."""
+    """Write a checkpoint below the one before."""
     row = last("s-0", 50.0).after
     assert row is not None
     return planted(wrote(row, evolve(row, checkpoint=Position("100")), 50.0, row.owner or "", "checkpoint"))
 
 
 def held_by_nobody() -> RunHistory:
-    """A lease let go, and never taken again."""
+    """Release a lease that is never taken again."""
     row = good().writes[-1].after
     assert row is not None
     return planted(wrote(row, evolve(row, owner=None, epoch=row.epoch + 1), 90.0, row.owner or "", "release"))
 
 
 def action_at_balance() -> RunHistory:
-    """A refused theft among balanced workers."""
+    """Add a rejected steal among balanced workers."""
     return planted(evolve(taken("steal", 90.0), done=False))
 
 
 def needless_move() -> RunHistory:
-    """A theft among balanced workers that succeeds."""
+    """Add a successful steal among balanced workers."""
     return planted(taken("steal", 90.0))
 
 
 def uneven() -> RunHistory:
-    """The same, and nothing after it."""
+    """Add the same steal, and nothing after it."""
     return planted(taken("steal", good().end))
 
 
 def lost() -> RunHistory:
-    """A record that is left out."""
+    """Leave out a record."""
     history = good()
     return evolve(history, events=[event for event in history.events if (event.key, event.digest) != ("s-0", "105")])
 
 
 def never_read() -> RunHistory:
-    """Records that nobody hands over at the end."""
+    """Add records that are never handled at the end."""
     history = good()
     return evolve(history, events=[event for event in history.events if event.t < 55.0])
 
 
 def out_of_order() -> RunHistory:
-    """A child read before its parent was read to the end."""
+    """Read a child before its parent was read to the end."""
     return evolve(good(), parents={**good().parents, "s-1": ("s-0",)})
 
 
 def overtaken() -> RunHistory:
-    """Two records of one key in the wrong order."""
+    """Swap two records of one key."""
     swapped = {105: 106, 106: 105}
     events = [
         evolve(event, place=(number, 0), digest=str(number))
@@ -134,36 +134,36 @@ def overtaken() -> RunHistory:
 
 
 def handed_over_again() -> RunHistory:
-    """A record at or before the checkpoint its reader started from."""
+    """Handle a record at or before the checkpoint from which its reader started."""
     theft = taken("steal", 50.0)
     return planted(theft, told=(*begun(theft), record(theft, 100)))
 
 
 def handed_over_unheld() -> RunHistory:
-    """A record handed over by a process that never held its shard."""
+    """Handle a record in a process that never held its shard."""
     theft = taken("steal", 50.0)
     return planted(told=(*begun(theft), record(theft, 101)))
 
 
 def token() -> RunHistory:
-    """Two processes given one token."""
+    """Give two processes the same token."""
     theft = taken("steal", 50.0)
     token = next(event.token for event in good().events if (event.event, event.shard) == ("record", "s-0"))
     return planted(theft, told=(*begun(theft), evolve(record(theft, 101), token=token)))
 
 
 def begun(taking: WriteEvent) -> tuple[ReadingEvent, ...]:
-    """The taker begins to read, a moment after it wrote."""
+    """Let the new owner begin to read, a moment after it wrote."""
     return (ReadingEvent(taking.t + 0.05, taking.process, "initialize", taking.key),)
 
 
 def record(taking: WriteEvent, number: int) -> ReadingEvent:
-    """It hands over this record."""
+    """Let it handle this record."""
     return ReadingEvent(taking.t + 0.1, taking.process, "record", taking.key, (number, 0), taking.key, str(number))
 
 
 def unfinished() -> RunHistory:
-    """A checkpoint that passes records which no handler has finished with."""
+    """Write a checkpoint past records that no handler has finished."""
     row = last("s-0", 50.0).after
     assert row is not None
     end = max(event.place[0] for event in good().events if (event.event, event.shard) == ("record", "s-0"))
@@ -171,29 +171,29 @@ def unfinished() -> RunHistory:
 
 
 def stranger() -> RunHistory:
-    """A record that the stream never took."""
+    """Handle a record that the stream never accepted."""
     return evolve(good(), sent=[each for each in good().sent if (each.key, each.digest) != ("s-0", "105")])
 
 
 def repeated() -> RunHistory:
-    """A record handed over once more by a process that a handler of its own had finished it for."""
+    """Handle a record again in a process whose own handler had finished it."""
     first = next(event for event in good().events if (event.event, event.place[0]) == ("record", 105))
     return planted(told=(evolve(first, t=first.t + 5.0),))
 
 
 def held_unread() -> RunHistory:
-    """A shard that its owner renews and asks for nothing."""
+    """Keep renewing a shard without reading it."""
     events = [event for event in good().events if event.shard != "s-0" or event.t < 10.0]
     return evolve(good(), events=events)
 
 
 def unforeseen() -> RunHistory:
-    """An exception that nothing provides for."""
+    """Raise an exception that no code provides for."""
     return evolve(good(), faults=["a-000#0: KeyError"])
 
 
 def checkpoint_of_another() -> RunHistory:
-    """A worker is told that its checkpoint was made after another had taken the lease, by what processes saw alone."""
+    """Confirm a checkpoint after another worker has taken the lease, judged only by what the processes saw."""
     row = last("s-0", 50.0)
     new_owner, owner = f"{other(row)}#9", row.process
     answers = [
@@ -205,7 +205,7 @@ def checkpoint_of_another() -> RunHistory:
 
 
 def finished_again() -> RunHistory:
-    """The records of a shard come again after its end was checkpointed."""
+    """Handle the records of a shard again after its end was checkpointed."""
     record = next(event for event in good().told("record") if event.shard == "s-0")
     late = f"{record.worker}#9"
     again = [ReadingEvent(90.0, late, "initialize", "s-0"), evolve(record, t=91.0, process=late)]
@@ -238,34 +238,34 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
 
 
 def test_a_good_run_has_no_breach() -> None:
-    """Without it the planted ones would show nothing."""
+    """The planted breaches prove something only if a good run has none."""
     assert judge(good(), LIMITS) == ()
 
 
 @pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
-    """Without it the judge could be silent because it is blind."""
+    """The judge is not silent because it sees nothing."""
     named = [breach for breach in judge(history(), LIMITS) if breach.what == what]
     assert named
-    for breach in named:  # what and when, and of which lease or worker
+    for breach in named:  # the breach, its time, and its lease or worker
         assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
         assert re.search(r"\b(s-\d|a-00\d)", breach.why)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_each_law_is_broken_by_a_planted_fault_and_by_no_good_run(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
-    """Without it a law could be left out of the verdict, or be blind to whatever it speaks of."""
+    """Every law is part of the verdict and detects its breach."""
     assert list(law(JudgedRun(good(), LIMITS))) == []
     assert any(list(law(JudgedRun(history(), LIMITS))) for history in PLANTED)
 
 
 def test_records_nobody_reads_at_the_end_are_lost() -> None:
-    """Without it a shard whose reader stopped would look as good as any."""
+    """A shard whose reader stopped does not look as good as any other."""
     assert any(breach.what == "lost" and "never handed over" in breach.why for breach in judge(never_read(), LIMITS))
 
 
 def test_a_breach_says_who_and_why() -> None:
-    """Without it whoever reads "two holders" would have to find the two."""
+    """Users who read "two holders" see which two they are."""
     (breach,) = [each for each in judge(two_holders(), LIMITS) if each.what == "two holders"]
     held = last("s-0", 50.0)
     until = held.sent + 0.999 * 10
@@ -275,7 +275,7 @@ def test_a_breach_says_who_and_why() -> None:
 
 @pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_SECONDS, False)], ids=["fixed", "growing"])
 def test_a_shard_that_a_slow_stream_leaves_unread_is_seen(limits: tuple[float, ...], unread: bool) -> None:
-    """Without it a reader whose every call is given up too soon would pass for one that reads."""
+    """A reader whose every call is given up too early does not pass for one that reads."""
     fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
     slow = Network(slow=(Nap(30.0, 120.0),), patience=limits)
     scenario = evolve(fleet.scenario, reading=True, full=True, seconds=240.0, calm=160.0, network=slow)

@@ -1,6 +1,6 @@
-"""A worker sleeps through every event in the life of what it holds, and wakes.
+"""A worker sleeps through every event that can happen to what it holds, and wakes.
 
-What was checkpointed meanwhile is not handled again, and every record that is still there is handled.
+What was checkpointed meanwhile is not handled again, and every record that still exists is handled.
 """
 
 from collections.abc import Iterator
@@ -49,19 +49,19 @@ MOMENTS = [10.0 + 0.75 * step for step in range(8)]
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Faults are expected here, so nothing is logged."""
+    """Silence the log, since faults are expected."""
     with unlogged():
         yield
 
 
 def slept(scenario: Scenario, events: tuple[Reshape, ...], at: float) -> SimulatedHistory:
-    """Return the history of a fleet of which the hero sleeps from then on."""
+    """Return the history of a fleet in which the hero sleeps from this moment on."""
     members = (Member(HERO, CONFIG, naps=(Nap(at, SLEEP_SECONDS),)), Member(PEER, CONFIG))
     return run(evolve(scenario, members=members, reshapes=events))
 
 
 def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
-    """Describe the records handed over after a checkpoint beyond them was stored.
+    """Describe the records that were handled after a checkpoint beyond them was stored.
 
     A reset voids the checkpoints of open shards.
     """
@@ -103,7 +103,7 @@ def unhandled(history: SimulatedHistory) -> list[str]:
 
 
 def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
-    """Return what one sleep breached."""
+    """Return the breaches of one sleep."""
     resets = [each.at for each in EVENTS[event] if each.what == "reset"]
     history = slept(LAYOUTS[layout], EVENTS[event], at)
     found = {
@@ -116,7 +116,7 @@ def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_worker_that_wakes_repeats_nothing_and_bars_no_shard(event: str) -> None:
-    """A sleeper believes no memory of its own over what others did meanwhile."""
+    """A worker that wakes trusts the table over its own memory."""
     assert breaches("rows", event, 12.0) == {}
 
 

@@ -1,4 +1,4 @@
-"""What the simulator says of fleets that start at one moment, of deaths where all list, beside KCL, and of traffic."""
+"""Simulations of fleets that start at one moment, of deaths where all workers list, next to KCL, and of traffic."""
 
 import pytest
 from attrs import evolve
@@ -13,16 +13,16 @@ CRASH = SimulationQuestion(40, (8,), kind="crash", cycles=4.0)
 
 
 def test_few_of_a_crowd_choose_the_same_lease() -> None:
-    """C15: without it 6 of these claims are refused."""
+    """C15: Without this rule, 6 of these claims are rejected."""
     assert answer(SimulationQuestion(100, (40,), start="together", cycles=2.0)).failed_writes <= 1
 
 
 @pytest.mark.parametrize("dated", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_death_all_is_owned_within_an_expiry_and_a_cycle(seed: int, *, dated: bool) -> None:
-    """C16: where every look at the table is a cycle after the last, two are needed, and up to two cycles (1.9 here).
+    """C16: If each look at the table came a cycle after the last, two would be needed, and up to two cycles (1.9 here).
 
-    Where rows are dated, one is.
+    With dated rows, one look is enough.
     """
     told = answer(evolve(CRASH, seed=seed, dated=dated))
     assert told.unowned_lease_cycles_max <= 1.62
@@ -33,12 +33,12 @@ BESIDE_KCL = SimulationQuestion(60, (12,), kind="crash", pace="own", peer="kcl",
 
 
 def test_beside_kcl_a_death_costs_no_more_than_without() -> None:
-    """M15: what fell to KCL's workers was unread until they looked, up to 20 s later."""
+    """M15: Leases that fell to KCL's workers were unread until those looked, up to 20 s later."""
     assert answer(BESIDE_KCL).unowned_lease_cycles_max * 20.05 <= 18.0
 
 
 def test_another_library_does_not_sign() -> None:
-    """Taken for ours it might be the lookout, and nobody would tell the others anything."""
+    """If it were taken for one of ours, it might become the lookout, and no worker would call the others."""
     history = run(fleet_of(BESIDE_KCL).scenario)
     rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
     members = fleet_of(BESIDE_KCL).scenario.members
@@ -46,7 +46,7 @@ def test_another_library_does_not_sign() -> None:
 
 
 def test_a_checkpoint_is_a_renewal() -> None:
-    """C2: who renews by the clock writes for each lease all the same what a checkpoint has written already."""
+    """C2: A worker that renewed by the clock alone would write again what a checkpoint has already written."""
     steady = SimulationQuestion(60, (6,), kind="steady", pace="own", checkpoints=5.0, cycles=3.0)
     ours, theirs = (answer(evolve(steady, rules=rules)).traffic.write_units for rules in ("minimal", "kcl"))
     assert ours <= 0.65 * theirs

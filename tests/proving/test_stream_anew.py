@@ -1,4 +1,4 @@
-"""A stream that is deleted and made anew under its name, in mid-run, under a seed's other faults."""
+"""A stream that is deleted and recreated under its name, in mid-run, under a seed's other faults."""
 
 import random
 
@@ -31,26 +31,26 @@ SEEDS = [
 
 
 def _scenario(seed: int) -> Scenario:
-    """The seed's fleet and faults; the stream is made anew after a reshard, and perhaps split again."""
+    """Return the seed's fleet and faults; the stream is recreated after a reshard, and perhaps split again."""
     scenario, draw = trial(seed, Minimal()).scenario, random.Random(f"anew {seed}")  # noqa: S311  a seed is the point
     at = draw.uniform(30.0, CALM - 30.0)
     before = tuple(each for each in scenario.reshapes if each.at < at)
     early = before or (Reshape(draw.uniform(5.0, 20.0), draw.choice(("double", "split"))),)
     again = (Reshape(at + draw.uniform(0.5, 25.0), draw.choice(("double", "split", "merge"))),) * draw.randrange(2)
-    seconds = scenario.seconds + 2 * PEACE  # each lease of the former stream is let go, and taken again
-    stays = Member("z", scenario.members[0].config)  # somebody is to be there in the end
+    seconds = scenario.seconds + 2 * PEACE  # each lease of the old stream is released and taken again
+    stays = Member("z", scenario.members[0].config)  # at least one worker must be there at the end
     scenario = evolve(scenario, members=(*scenario.members, stays))
     return evolve(scenario, reshapes=(*early, Reshape(at, "anew"), *again), misdeeds=(), seconds=seconds)
 
 
 def _handed(history: SimulatedHistory) -> list[ReadingEvent]:
-    """The hand-overs of records of the second stream, in order of time."""
+    """Return the handled records of the second stream, in order of time."""
     return [event for event in history.events if event.event == "record" and event.place[0] >= FURTHER]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) -> None:
-    """Without it a crash, a nap or a lost reply at the wrong moment would leave a shard unread, or begun half-way."""
+    """A crash, a pause or a lost response at any moment leaves no shard unread, or begun half-way."""
     with unlogged():
         history = run(evolve(_scenario(seed), if_recreated="TRIM_HORIZON"))
     handed: dict[str, list[int]] = {each.key: [] for each in history.sent}
@@ -63,10 +63,11 @@ def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) ->
 
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=SLOW) for seed in UNTOLD)])
 def test_no_record_of_the_second_stream_is_handed_over_unasked(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a worker would go on from the places of records that are no more, and pass over those that are.
+    """A worker never goes on from positions of the old stream, which would skip records of the new one.
 
-    A worker that has not listed the shards since may take a lease that another one let go, until it learns of it. Rows
-    that are deleted while nobody holds them are asking: then whoever is started next begins as a new group.
+    A worker that has not listed the shards since may take a lease that another one released, until it learns of the
+    new stream. If rows are deleted while no worker holds them, this counts as a request to start again: the next
+    worker begins as a new group.
     """
     scenario = evolve(_scenario(seed), emptyings=())
     history = run(scenario)

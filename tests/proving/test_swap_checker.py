@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", sorted(swap_settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
-    """A fleet would skip records, undo what was answered Done, or read a shard twice at a time, while it moves."""
+    """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time while it moves."""
     explored = swap_settings()[name].explore(3_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 3_000 or explored.whole
@@ -29,19 +29,19 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def a_copy_that_speaks(patched: pytest.MonkeyPatch) -> None:
-    """The copy has a later epoch than the marked row, before anybody has claimed it (W3)."""
+    """Give the copy a later epoch than the marked row before a worker has claimed it (W3)."""
     real = swap._copy
     patched.setattr(swap, "_copy", lambda row: evolve(real(row), epoch=row.epoch + 1))
 
 
 def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
-    """The copy stands where the lease began (W3)."""
+    """Claim with the copy's checkpoint, which is where the lease began (W3)."""
     real = swap._copy
     patched.setattr(swap, "_copy", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
 
 
 def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -> None:
-    """What is left from the last time that the lease was there is believed (W3)."""
+    """Trust what is left from the last time that the lease was there (W3)."""
     real = CheckedTable.write
 
     def write(self: CheckedTable, asked: Write) -> Outcome:
@@ -51,7 +51,7 @@ def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -
 
 
 def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
-    """The lease is claimed in TO while FROM's row still fits its owner's writes, and a thief's (W2)."""
+    """Claim the lease in TO while FROM's row still satisfies writes of its owner and of other workers (W2)."""
 
     def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
         arrived = self._arrived(RowPair((None, None)).put(side, held), me)
@@ -62,7 +62,7 @@ def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
 
 
 def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
-    """The mark is written under the row as it is by then, and not as it was held (W2)."""
+    """Write the mark on the row as it is by then, and not as it was held (W2)."""
     real = CheckedTable.write
 
     def write(self: CheckedTable, asked: Write) -> Outcome:
@@ -75,7 +75,7 @@ def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
 
 
 def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
-    """Who marked the row claims it in TO, whoever has claimed it there meanwhile (W4)."""
+    """Let the worker that marked the row claim it in TO, even if another has claimed it there meanwhile (W4)."""
 
     def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
         goal = 1 - pair.side
@@ -89,12 +89,12 @@ def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
 
 
 def reading_one_row(patched: pytest.MonkeyPatch) -> None:
-    """Whoever finds a row in FROM goes by it (W1)."""
+    """Use a row in FROM without reading TO (W1)."""
     patched.setattr(RowPair, "side", property(lambda self: FROM if self.rows[FROM] is not None else 1))
 
 
 def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
-    """FROM's row while it was a copy, and TO's row when it is one (W5)."""
+    """Combine FROM's row while it was a copy with TO's row when it is one (W5)."""
 
     def mended(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         return dict(pairs)
@@ -103,7 +103,7 @@ def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
 
 
 def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> None:
-    """What is left of an earlier turn is nobody's and no copy: who read the other row before takes it for the truth."""
+    """Free what is left of an earlier turn before it is a copy; a worker that read the other row before trusts it."""
     patched.setattr(swap, "copied", lambda _row: False)
 
     def side(self: RowPair) -> int:
@@ -126,7 +126,7 @@ CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "
 
 
 def setting(moves: tuple[int, ...], begins: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
-    """One as short as its order allows."""
+    """Return a setting as small as this order allows."""
     return swap_model(moves, begins, *verbs.split(), faults=faults)
 
 
@@ -146,13 +146,13 @@ PLANTS: dict[Plant, Callable[[], SwapModel]] = {
 @pytest.mark.more
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
-    """What is found there anyway would pass for the planted order."""
+    """A fault found there would be mistaken for the planted one."""
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the checker cannot see it does not prove."""
+    """The checker proves only what it is able to find."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings
     assert found, plant.__doc__

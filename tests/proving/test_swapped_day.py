@@ -1,4 +1,4 @@
-"""A fleet whose lease table goes to another store and back, again and again, while its workers are killed."""
+"""A fleet whose lease table moves to another store and back, again and again, while its workers are killed."""
 
 import math
 import random
@@ -23,9 +23,9 @@ FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
 
 
 def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
-    """Four workers of which each dies or leaves in every turn and comes again; leases go there, back, and there again.
+    """Run four workers, each of which dies or leaves in every turn and returns; leases go there, back, and there again.
 
-    sessions  whether the table that they go to is in that layout
+    sessions  whether the second table is in that layout
     """
     draw, seconds, peace = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
@@ -53,12 +53,12 @@ def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN
 
 
 def breaches(history: SimulatedHistory) -> tuple[Breach, ...]:
-    """What the judge finds."""
+    """Return the breaches that the judge finds."""
     return judge(history, Limits(lease_seconds=dict.fromkeys(WORKERS, LEASE_SECONDS)))
 
 
 def judged(scenario: Scenario) -> None:
-    """Run it, and insist that every lease arrived each time, nothing was lost, and no shard had two readers."""
+    """Run it, and assert that every lease arrived each time, nothing was lost, and no shard had two readers."""
     history = run(scenario)
     assert breaches(history) == ()
     assert [asked for asked, _ in history.swaps] == list(scenario.swaps)
@@ -70,7 +70,7 @@ def judged(scenario: Scenario) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sessions", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_once_there_and_back(*, sessions: bool) -> None:
-    """A death in the middle of a move, or an answer that comes late, would lose records or make a second reader."""
+    """A death in the middle of a move, or a late response, neither loses records nor creates a second reader."""
     judged(swapped(1, 2, sessions=sessions))
 
 
@@ -78,13 +78,13 @@ def test_once_there_and_back(*, sessions: bool) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sessions", [False, True])
 def test_two_dozen_times_there_and_back(*, sessions: bool) -> None:
-    """Likewise, where each turn finds what those before it have left in either table."""
+    """The same if each turn finds what the turns before have left in either table."""
     judged(swapped(2, 48, sessions=sessions, turn_seconds=600.0))
 
 
 @pytest.mark.slow
 def test_a_move_that_skips_a_record_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judge would call any swap good."""
+    """The judge does not accept every swap."""
     copy = swap._copy  # noqa: SLF001  the step that is broken
 
     def ahead(row: Lease) -> Lease:

@@ -6,7 +6,7 @@ from leasehold_lab.simulator.world.tasks import Tasks
 
 
 def test_a_task_that_waits_for_ever_ends_with_the_run() -> None:
-    """Left alone it would keep its whole run in memory: ten thousand fleets came to more than two gigabytes."""
+    """A leftover task would keep its whole run in memory; ten thousand fleets took more than two gigabytes."""
     ended: list[str] = []
     tasks = Tasks()
 

@@ -1,11 +1,11 @@
-"""A page of HTML, taken apart as far as tests ask for it."""
+"""Parses a page of HTML as far as tests need it."""
 
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
 
 class Outline(HTMLParser):
-    """What the page is made of: headings, cells of tables, findings, and every kind of element."""
+    """The contents of the page: headings, table cells, findings, and every kind of element."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -20,11 +20,11 @@ class Outline(HTMLParser):
             self.texts[tag].append("")
 
     def handle_endtag(self, tag: str) -> None:
-        """End it, and what has no end of its own."""
+        """Close the element, and any element inside it that has no end tag."""
         while self.open and self.open.pop() != tag:
             pass
 
     def handle_data(self, data: str) -> None:
-        """Put text where it belongs."""
+        """Add text to the open element."""
         if self.open and self.open[-1] in self.texts:
             self.texts[self.open[-1]][-1] += data.strip()

@@ -39,7 +39,7 @@ EVEN_ONE, EAST = Spread(1, 1, 1.0, 0.0), Spread(1, 2, 1.5, 0.5)
 
 
 def test_every_share_of_a_small_table() -> None:
-    """Finished leases would count for their last owners, or leases without an owner vanish."""
+    """Finished leases do not count for their last owners, and leases without an owner are included."""
     shared = distribution(tallies(LEASES))
     assert shared == Distribution(
         leases=7,
@@ -68,17 +68,17 @@ def test_every_share_of_a_small_table() -> None:
     ],
 )
 def test_separators_make_levels(groups: Groups, levels: tuple[tuple[GroupShare, ...], ...]) -> None:
-    """A zone would not be seen to hold more than its part while each of its clusters looks even."""
+    """A zone may hold more than its part while each of its clusters looks even."""
     assert distribution(tallies(LEASES), groups).levels == levels
 
 
 def test_an_empty_table_has_figures_too() -> None:
-    """The first look at a new table would fail."""
+    """The first look at a new table succeeds."""
     assert distribution(()) == Distribution(0, 0, 0, (), Spread(), ((),), ())
 
 
 def test_the_disbalance_of_two_clusters_is_seen() -> None:
-    """Two clusters of a hundred workers at three leases and at two would pass for even, as each worker's count does."""
+    """Two clusters of a hundred workers, with three leases each and with two, look even by each worker's count."""
     leases = tuple(Lease(f"s-{n}", owner=f"east-{n % 100}" if n < 300 else f"west-{n % 100}") for n in range(500))
     (level,) = distribution(tallies(leases)).levels
     assert [(each.path, each.leases, each.workers, each.spread) for each in level] == [
@@ -89,7 +89,7 @@ def test_the_disbalance_of_two_clusters_is_seen() -> None:
 
 @given(...)
 def test_no_lease_is_counted_twice_or_lost(owners: list[str], ended: list[bool]) -> None:
-    """Shares would not add up to the whole."""
+    """Shares add up to the whole."""
     leases = tuple(
         Lease(f"s-{n}", owner=owner or None, checkpoint=SHARD_END if done else Position("1"))
         for n, (owner, done) in enumerate(zip(owners, ended, strict=False))
@@ -126,7 +126,7 @@ THIRD = WatchedTable(SECOND.leases[1:], at=125.0, malformed=(Malformed("x", "f",
 
 
 def test_the_changes_between_snapshots() -> None:
-    """A fleet that moves its leases to and fro would look as calm as one that holds them."""
+    """A fleet that moves its leases back and forth does not look as calm as one that keeps them."""
     assert changes((FIRST, SECOND, THIRD)) == (
         SnapshotChange(
             at=110.0,
@@ -147,7 +147,7 @@ def test_the_changes_between_snapshots() -> None:
 
 
 def test_how_long_checkpoints_have_stood_still() -> None:
-    """A shard that nobody reads on would hide among those that move, or one that is finished pass for stuck."""
+    """A shard that is no longer read does not hide among those that move, and a finished one does not look stuck."""
     assert standstill((FIRST, SECOND, THIRD)) == (
         StalledLease("s-1", "a", 25.0),
         StalledLease("s-2", None, 25.0),
@@ -158,7 +158,7 @@ def test_how_long_checkpoints_have_stood_still() -> None:
 
 
 def test_a_report_orders_its_snapshots_and_says_the_last() -> None:
-    """Files given in any order would tell of a past that never was."""
+    """Files given in any order still show the true history."""
     told = report_json(report("x", (THIRD, FIRST, SECOND), None))
     assert (told["at"], told["malformed"], told["distribution"]["leases"]) == (125.0, 1, 5)
     assert told["over_time"] == [
@@ -174,7 +174,7 @@ def _spread(least: int, most: int, mean: float, deviation: float) -> dict[str, f
 
 
 def test_looks_at_a_store_are_as_many_as_asked() -> None:
-    """A series would end a wait too late, or miss its last snapshot."""
+    """A series ends with its last snapshot, without another wait."""
     store, waits = MemoryStore(), list[float]()
     placed(store, Lease("s-0", owner="ann"))
     found = tuple(looked(store, 3, 5.0, waits.append))
@@ -190,7 +190,7 @@ SAVED = (
 
 
 def test_saved_snapshots_are_read_back() -> None:
-    """What was watched over night could not be reported in the morning, or its failed looks would count as calm."""
+    """What was watched overnight can be reported in the morning, and failed looks do not count as calm."""
     assert tuple(saved("f", SAVED)) == (
         WatchedTable((Lease("s-0", owner="ann"),), at=5.0, malformed=(Malformed("", "", ""),)),
     )
@@ -205,7 +205,7 @@ def test_saved_snapshots_are_read_back() -> None:
     ],
 )
 def test_a_bad_line_is_named(line: bytes, says: str) -> None:
-    """A user would search a long file for one broken line."""
+    """Users find the broken line in a long file."""
     with pytest.raises(BadJsonField) as raised:
         tuple(saved("f", (SAVED[0], line)))
     assert str(raised.value).startswith(says)

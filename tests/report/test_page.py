@@ -1,4 +1,4 @@
-"""`leasehold report`: the page as its reader gets it, and the command around it."""
+"""`leasehold report`: the page as its reader sees it, and the command."""
 
 import json
 import re
@@ -32,13 +32,13 @@ LATER = (*LEASES[1:4], Lease("s-0", owner=EVIL, weight=1536), Lease("s-4", owner
 
 
 def drawn(*readings: tuple[Lease, ...], groups: Groups = "prefix") -> str:
-    """The page of these readings, a minute apart."""
+    """Return the page for these listings, a minute apart."""
     snapshots = [WatchedTable(leases, at=60.0 * minute) for minute, leases in enumerate(readings)]
     return page(report("memory://x", snapshots, groups), groups)
 
 
 def test_the_page_of_one_snapshot() -> None:
-    """A reader would miss a share, or what is wrong; or be shown churn that nobody measured."""
+    """The page has all shares and problems, and no churn, which one snapshot cannot show."""
     seen = Outline(drawn(LEASES)).texts
     assert seen["h1"] == ["Leases in memory://x"]
     assert seen["h2"] == [
@@ -63,7 +63,7 @@ def test_the_page_of_one_snapshot() -> None:
 
 
 def test_the_page_of_several_snapshots() -> None:
-    """Churn and lag would be measured and not shown."""
+    """The page shows churn and lag."""
     seen = Outline(drawn(LEASES, LATER)).texts
     assert seen["h2"] == [
         "By group",
@@ -83,7 +83,7 @@ def test_the_page_of_several_snapshots() -> None:
 
 
 def test_names_are_text_and_nothing_is_fetched() -> None:
-    """Whoever names a worker could run a script in the browser of whoever reads the report."""
+    """A worker's name cannot run a script in the browser of the report's reader."""
     html = drawn(LEASES, LATER)
     assert "<script" not in html
     assert Outline(html).tags.isdisjoint({"script", "link", "img", "iframe", "object"})
@@ -93,7 +93,7 @@ def test_names_are_text_and_nothing_is_fetched() -> None:
 
 
 def test_charts_take_the_colours_of_the_page() -> None:
-    """On a dark page the charts would be black on black."""
+    """On a dark page, charts are not black on black."""
     charts = re.findall(r"<svg.*?</svg>", drawn(LEASES, LATER), re.DOTALL)
     assert len(charts) == 7
     used = set(re.findall(r"#[0-9a-f]{6}\b|#[0-9a-f]{3}\b", "".join(charts)))
@@ -102,14 +102,14 @@ def test_charts_take_the_colours_of_the_page() -> None:
 
 
 def test_an_even_fleet_is_called_even() -> None:
-    """A reader would have to prove to himself that nothing is wrong."""
+    """Readers do not have to check for themselves that nothing is wrong."""
     html = drawn((Lease("s-0", owner="a-1"), Lease("s-1", owner="b-1")))
     assert "Every unfinished lease has an owner" in html
     assert Outline(html).texts["li"] == []
 
 
 def test_a_cluster_with_more_than_its_part_is_named() -> None:
-    """The stable disbalance of two clusters, even to each worker, would have to be found by hand."""
+    """A lasting imbalance between two clusters, although even for each worker, is named."""
     leases = tuple(Lease(f"s-{n}", owner=f"east-{n % 6}" if n < 18 else f"west-{n % 6}") for n in range(30))
     assert Outline(drawn(leases)).texts["li"] == [
         "Group east holds 18 leases; its 6 of 12 workers would evenly hold 15.",
@@ -119,7 +119,7 @@ def test_a_cluster_with_more_than_its_part_is_named() -> None:
 
 
 def test_lag_that_rows_tell_is_drawn_and_hot_shards_are_named() -> None:
-    """A drained stream would look as if it fell behind, and one partition key that takes all would hide in a mean."""
+    """A drained stream does not look as if it fell behind, and one overloaded partition key does not hide in a mean."""
 
     def seen(key: str, weight: int, behind: float) -> Lease:
         note = Progress(60.0, "a-1", behind=behind, end=not behind).note
@@ -139,13 +139,13 @@ def test_lag_that_rows_tell_is_drawn_and_hot_shards_are_named() -> None:
 )
 @pytest.mark.parametrize("groups", [None, ("/", ":")])
 def test_every_shape_of_table_has_a_page(leases: tuple[Lease, ...], groups: Groups) -> None:
-    """An empty table, one that nobody works on, or a fleet too large for its chart would have no report."""
+    """An empty table, one without workers, and a fleet too large for its chart all have a report."""
     seen = Outline(drawn(leases, leases, groups=groups)).texts
     assert seen["dd"][0] == str(sum(not lease.ended for lease in leases))
 
 
 def test_from_a_file_of_leases_to_a_page(tmp_path: Path) -> None:
-    """The command would not find its way from a URL to a page."""
+    """The command turns a URL into a page."""
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, Lease("s-0", owner="ann-1"))
     store.close()
@@ -156,7 +156,7 @@ def test_from_a_file_of_leases_to_a_page(tmp_path: Path) -> None:
 
 
 def test_from_saved_snapshots_to_json(tmp_path: Path) -> None:
-    """What `leasehold leases --watch --json` saved could not be reported."""
+    """Input is what `leasehold leases --watch --json` saved."""
     for name, at, leases in (("b", 60, LATER), ("a", 0, LEASES)):
         looked = {"at": at, "leases": [lease_json(lease) for lease in leases], "malformed": []}
         (tmp_path / name).write_text(json.dumps(looked) + "\n")
@@ -184,7 +184,7 @@ def test_from_saved_snapshots_to_json(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_reported_is_said_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    """A user would see a traceback."""
+    """The user does not see a traceback."""
     (tmp_path / "empty").touch()
     ran = CliRunner().invoke(app, [argument.format(tmp_path) for argument in arguments])
     assert (ran.exit_code, ran.stdout) == (status, "")

@@ -1,4 +1,4 @@
-"""A pipeline's progress: what is told of a batch, drawn, and counted."""
+"""A pipeline's progress: batches are reported, drawn, and counted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ PROGRESS = {
 
 
 def test_progress_tells_lag_and_lateness() -> None:
-    """An operator would see neither how far behind the pipeline is nor that it drops rows."""
+    """An operator sees how far behind the pipeline is, and that it drops rows."""
     assert told_of(PROGRESS).json == {
         "query": "rows-one",
         "batch": 3,
@@ -57,7 +57,7 @@ def test_progress_tells_lag_and_lateness() -> None:
 
 
 def test_progress_without_a_sum_is_summed_up() -> None:
-    """Without it a pipeline would fail on Spark Connect, which tells rows by source only, and nothing of no time."""
+    """Spark Connect reports rows by source only, and no times for an empty batch; the pipeline goes on."""
     sources = [{"numInputRows": 4}, {"numInputRows": 5}]
     progress = PROGRESS | {"numInputRows": None, "sources": sources, "observedMetrics": {"landed": {"unparsable": 0}}}
     assert told_of(progress) == BatchProgress("rows-one", 3, 101.5, 9, 1.5, unparsable=0)
@@ -65,7 +65,7 @@ def test_progress_without_a_sum_is_summed_up() -> None:
 
 
 def test_reading_is_told_with_a_batch_and_without_one() -> None:
-    """Without it nobody would see how far a query is behind while it has nothing to show for it."""
+    """Users see how far a query is behind even while it produces nothing."""
     told = '{"shards": 4, "behindMs": 2500, "behindMsByShard": {"s-1": 2500, "s-2": 10}}'
     progress = PROGRESS | {"numInputRows": 0, "observedMetrics": {}, "sources": [{"latestOffset": told}]}
     assert reading_of(progress) == ReadingProgress("rows-one", 101.5, 4, 2.5, {"s-1": 2.5, "s-2": 0.01})
@@ -81,7 +81,7 @@ READ = ReadingProgress("rows-<b>", 1003.0, 4, 7.5, {"s-<i>": 7.5, "s-2": 1.0})
 
 
 def drawn(path: Path, batches: Sequence[BatchProgress | ReadingProgress], *, running: bool) -> Outline:
-    """The page of these batches, once it is written a last time."""
+    """Return the page of these batches after its last update."""
     page = ProgressPage("flights", path)
     for told in batches:
         page.tell(told)
@@ -90,7 +90,7 @@ def drawn(path: Path, batches: Sequence[BatchProgress | ReadingProgress], *, run
 
 
 def test_the_page_shows_what_each_query_did(tmp_path: Path) -> None:
-    """Without it nobody would see that a pipeline falls behind, or throws rows away."""
+    """Users see that a pipeline falls behind, or drops rows."""
     more = [ROWS, WINDOWS, BatchProgress("rows-<b>", 1, 1002.0, 30, 0.7, unparsable=1, lag_seconds=2.5)]
     seen = drawn(tmp_path / "p.html", more, running=False)
     assert seen.texts["dd"] == ["50", "0.7 s", "3", "2.5 s", "18", "0.5 s", "3"]
@@ -108,7 +108,7 @@ def test_the_page_shows_what_each_query_did(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_how_far_each_shard_is_behind_though_no_rows_come(tmp_path: Path) -> None:
-    """Without it a query that cannot get at its records would look like one that has read them all."""
+    """A query that cannot reach its records does not look like one that has read them all."""
     silent = drawn(tmp_path / "p.html", [READ], running=True)
     assert silent.texts["dd"] == ["4", "7.5 s"]
     assert silent.texts["td"] == ["s-<i>", "7.5 s", "s-2", "1.0 s"]
@@ -118,11 +118,11 @@ def test_the_page_shows_how_far_each_shard_is_behind_though_no_rows_come(tmp_pat
     assert seen.texts["dd"] == ["20", "0.5 s", "2", "1.5 s", "4", "0.0 s"]
     assert seen.texts["td"] == []
     none = drawn(tmp_path / "p.html", [ReadingProgress("rows-<b>", 1004.0, 0, 0.0, {})], running=True)
-    assert none.texts["dd"] == ["0"]  # who has read nothing is not level with anything
+    assert none.texts["dd"] == ["0"]  # a reader that has read nothing is not up to date
 
 
 def test_the_page_is_written_now_and_then_and_keeps_the_last_batches(tmp_path: Path) -> None:
-    """Without it drawing would take longer than the batches, or memory grow for as long as a pipeline runs."""
+    """Drawing does not take longer than the batches, and memory does not grow while a pipeline runs."""
     path = tmp_path / "p.html"
     page = ProgressPage("flights", path)
     page.tell(ROWS)
@@ -138,13 +138,13 @@ def test_the_page_is_written_now_and_then_and_keeps_the_last_batches(tmp_path: P
 
 @pytest.mark.parametrize("running", [True, False])
 def test_a_page_of_what_runs_loads_itself_anew(tmp_path: Path, *, running: bool) -> None:
-    """Without it somebody who watches would look at the past, or an old page go on loading for ever."""
+    """Viewers see the current state, and a finished page stops reloading."""
     drawn(tmp_path / "p.html", [ROWS], running=running)
     assert ('http-equiv="refresh"' in (tmp_path / "p.html").read_text(encoding="utf-8")) == running
 
 
 def test_opentelemetry_is_told() -> None:
-    """Without it no alarm could be built on a pipeline's lag."""
+    """Alarms can use a pipeline's lag."""
     reader = InMemoryMetricReader()
     metrics = PipelineMetrics(MeterProvider([reader]).get_meter("test"))
     for told in (ROWS, ROWS, WINDOWS, READ):

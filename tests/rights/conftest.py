@@ -1,4 +1,4 @@
-"""One account with rights enforced, for the tests of this folder."""
+"""One account that enforces rights, for the tests of this folder."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,6 @@ from standins.iam import Account, account
 
 @pytest.fixture(scope="session")
 def aws() -> Iterator[Account]:
-    """Streams and tables that ask for rights."""
+    """Return streams and tables that check rights."""
     with account() as made:
         yield made

@@ -1,4 +1,4 @@
-"""A dead letter and a producer write as the role, or the session, that is named, where rights are enforced."""
+"""Dead letters and producers write as the given role or session, where rights are enforced."""
 
 from collections.abc import Callable
 from itertools import count
@@ -37,7 +37,7 @@ def _dead_letter(url: str, **more: Any) -> None:  # noqa: ANN401  likewise
 
 @pytest.fixture
 def stream(aws: Account, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A stream of somebody else's, into which the environment's credentials may not write."""
+    """Return another account's stream, into which the environment's credentials may not write."""
     name = f"roles-{next(_numbers)}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
     key, secret = aws.user(allowed("sts:AssumeRole"))
@@ -57,7 +57,7 @@ def _records(aws: Account, name: str) -> int:
 
 @pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_dead_letter, "")])
 def test_records_are_written_as_the_role_or_the_session(write: Written, wire: str, aws: Account, stream: str) -> None:
-    """Without this a stream of another account could only be written to with that account's keys in the environment."""
+    """Writing to a stream of another account needs none of that account's keys in the environment."""
     url = f"kinesis://{stream}?region={REGION}&endpoint={aws.service.url}{wire}"
     with pytest.raises((SourceError, DeadLetterError)):
         write(url)
@@ -70,7 +70,7 @@ def test_records_are_written_as_the_role_or_the_session(write: Written, wire: st
 
 
 def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account, stream: str) -> None:
-    """Without this a bucket of another account could only take letters by that account's keys in the environment."""
+    """Dead letters in a bucket of another account need none of that account's keys in the environment."""
     aws.client("s3").create_bucket(Bucket=stream, CreateBucketConfiguration={"LocationConstraint": REGION})
     url = f"s3://{stream}/letters?region={REGION}&endpoint={aws.service.url}"
     with pytest.raises(DeadLetterError):
@@ -81,4 +81,4 @@ def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account,
     assert aws.client("s3").list_objects_v2(Bucket=stream)["KeyCount"] == 1
     with pytest.raises(DeadLetterError):
         _dead_letter(url)
-    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same letter: it lies there
+    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same dead letter, already stored

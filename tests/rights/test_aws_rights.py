@@ -1,4 +1,4 @@
-"""The policies under docs/rights are enough for what they are for, and no right of theirs is too many."""
+"""The policies under docs/rights are sufficient for their purpose, and grant no right that is not needed."""
 
 from collections.abc import Callable
 from itertools import count
@@ -38,7 +38,10 @@ _numbers = count()
 
 
 def _mostly_later(rights: list[str], *now: str) -> list[Any]:
-    """Each as a parameter; but those to be tried `now`, all wait for `make test-more`: each takes a second or two."""
+    """Return each as a parameter.
+
+    All except those in `now` wait for `make test-more`, as each takes a second or two.
+    """
     return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
 
 
@@ -53,7 +56,7 @@ class Place:
 
     @property
     def stream(self) -> str:
-        """In JSON at once, for moto refuses CBOR."""
+        """The stream's URL. JSON is used from the start, since moto rejects CBOR."""
         return f"kinesis://{self.name}?region={REGION}&endpoint={self.aws.service.url}&wire=json"
 
     @property
@@ -61,11 +64,11 @@ class Place:
         return f"dynamodb://{self.name}?region={REGION}&endpoint={self.aws.service.url}"
 
     def policy(self, name: str, without: str = "") -> Document:
-        """This file, for this place."""
+        """Return this file's policy for these resources."""
         return policy(name, without=without, STREAM=self.name, TABLE=self.name, CONSUMER=self.name)
 
     def become(self, *policies: Document) -> None:
-        """From here on this process has these rights and no other."""
+        """Give this process these rights and no others from now on."""
         self.sign_in(*self.aws.user(*policies))
 
     def sign_in(self, key: str, secret: str) -> None:
@@ -74,7 +77,7 @@ class Place:
         self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
 
     def asked(self) -> dict[str, bool]:
-        """The rights asked for at this place since it was made, and whether each was granted every time."""
+        """Return the rights requested on these resources so far, and whether each was granted every time."""
         told: dict[str, bool] = {}
         for action, resource, granted in self.aws.asked()[self.earlier :]:
             if self.name in resource.split("/"):
@@ -84,13 +87,13 @@ class Place:
 
 @pytest.fixture
 def place(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A new stream, and a new table with one lease that has a parent, made by somebody with every right."""
+    """Create a stream, and a table with one lease that has a parent, with all rights."""
     return _made(aws, f"orders-{next(_numbers)}", monkeypatch)
 
 
 @pytest.fixture
 def lasting(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A place as others have left it, for those who need no new one."""
+    """Return used resources, for tests that need no new ones."""
     if "lasting" in aws.client("kinesis").list_streams(Limit=1000)["StreamNames"]:
         return Place(aws, "lasting", monkeypatch, earlier=len(aws.asked()))
     return _made(aws, "lasting", monkeypatch)
@@ -110,7 +113,7 @@ def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
-    """Run a real worker until `enough` is read or said; all that went wrong."""
+    """Run a real worker until `enough` is read or printed; return everything that went wrong."""
     read: list[bytes] = []
     said: list[str] = []
     try:
@@ -140,7 +143,7 @@ def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], obj
 def test_a_consumer_reads_and_keeps_its_leases_with_the_rights_of_its_file(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever copied the file would find out in production what is missing."""
+    """Users who copy the file do not find out in production what is missing."""
     place.become(place.policy("consumer"))
     said = consumed(place, place.stream, lambda read, _: len(read) == 9)
     assert (said, [line for line in caplog.messages if "may not" in line]) == ("", [])
@@ -151,7 +154,7 @@ def test_a_consumer_reads_and_keeps_its_leases_with_the_rights_of_its_file(
 def test_a_consumer_without_one_of_its_rights_says_which(
     place: Place, right: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A right that nobody misses does not belong in the file; one that is missed and not named costs an afternoon."""
+    """A right that is never missed does not belong in the file, and one that is missed must be named in the error."""
     place.become(place.policy("consumer", without=right))
     said = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
     assert right in said + caplog.text
@@ -159,7 +162,7 @@ def test_a_consumer_without_one_of_its_rights_says_which(
 
 
 def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Place) -> None:
-    """The right that a table from Terraform saves would be handed out for nothing."""
+    """If the table comes from Terraform, the worker does not need the right to create it."""
     place.aws.client("dynamodb").delete_table(TableName=place.name)
     place.become(place.policy("consumer"))
     with pytest.raises(
@@ -174,7 +177,7 @@ def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Pla
 def test_the_rights_are_for_one_stream_and_one_table(
     place: Place, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A policy for every stream of an account is not the least."""
+    """A policy for every stream of an account would not be minimal."""
     places = {"STREAM": place.name, "TABLE": place.name, other: "another"}
     place.become(policy("consumer", **places))
     said = consumed(place, place.stream, lambda read, _: read)
@@ -182,7 +185,7 @@ def test_the_rights_are_for_one_stream_and_one_table(
 
 
 def test_a_consumer_by_fan_out_registers_and_subscribes_with_the_rights_of_its_file(place: Place) -> None:
-    """All that is seen is that the request is granted: moto has no subscriptions to give."""
+    """The test shows only that the request is granted: moto has no subscriptions."""
     place.become(place.policy("fan-out-consumer"))
     consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
     asked = place.asked()
@@ -194,7 +197,7 @@ def test_a_consumer_by_fan_out_registers_and_subscribes_with_the_rights_of_its_f
 def test_a_consumer_by_fan_out_without_one_of_its_rights_says_which(
     place: Place, right: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As for one that polls."""
+    """The same as for a consumer that polls."""
     place.become(place.policy("fan-out-consumer", without=right))
     said = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
     assert f"may not read stream '{place.name}', for want of {right}" in said + caplog.text
@@ -204,7 +207,7 @@ def test_a_consumer_by_fan_out_without_one_of_its_rights_says_which(
 def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
     lasting: Place, right: str, tmp_path: Path
 ) -> None:
-    """As for a consumer."""
+    """The same as for a consumer."""
     lines = tmp_path / "lines"
     lines.write_text("one\ntwo\n")
     lasting.become(lasting.policy("producer", without=right))
@@ -219,7 +222,7 @@ def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
 def test_tools_that_only_look_want_the_rights_of_their_file_and_say_which_is_missing(
     lasting: Place, tool: str, right: str, tmp_path: Path
 ) -> None:
-    """A screen on the wall would be given the right to delete checkpoints."""
+    """A screen on the wall does not need the right to delete checkpoints."""
     lasting.become(lasting.policy("read-only", without=right))
     status, said = _looked(tool, lasting.table, tmp_path)
     assert (status, right in said) == (1 if right else 0, True)
@@ -240,7 +243,7 @@ def _looked(tool: str, table: str, folder: Path) -> tuple[int, str]:
 
 
 def _served(table: str) -> tuple[int, str]:
-    """Do what `serve` does for each reading of a table."""
+    """Do what `serve` does for each look at a table."""
     record = FleetRecord(None)
     try:
         watcher = TableWatcher("orders", opened(table), Config(), record, every=1.0)

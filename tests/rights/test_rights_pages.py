@@ -1,4 +1,4 @@
-"""What docs/rights and the code say of rights is one and the same."""
+"""docs/rights and the code agree on rights."""
 
 import json
 import re
@@ -40,7 +40,7 @@ ROLES = {
 
 
 def test_the_sentence_of_a_refusal_names_the_rights_of_the_files() -> None:
-    """Whoever goes by the one would lack what the other says."""
+    """Users who follow either one miss nothing that the other lists."""
     worker, rest = calls.ADVICE["AccessDeniedException"].split("; ")[1:]
     names = re.findall(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*\b", worker)
     assert sorted(f"dynamodb:{name}" for name in names) == sorted(
@@ -51,7 +51,7 @@ def test_the_sentence_of_a_refusal_names_the_rights_of_the_files() -> None:
 
 
 def test_a_reader_of_a_table_asks_for_the_rights_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is missing stops the worker, and one too many is handed out for nothing."""
+    """A missing right stops the worker, and an extra one is granted for nothing."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     table = TableStreams(lanes=1)
@@ -66,13 +66,13 @@ def test_a_reader_of_a_table_asks_for_the_rights_of_its_file(monkeypatch: pytest
 
 
 def test_a_consumer_by_fan_out_has_all_the_rights_of_one_that_polls() -> None:
-    """Where a stream has no room for the consumer its shards are polled."""
+    """If a stream has no room for the consumer, its shards are polled."""
     assert set(actions("consumer")) < set(actions("fan-out-consumer"))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
 def test_no_file_gives_a_right_to_everything(name: str) -> None:
-    """A star would be copied with the rest."""
+    """A wildcard would be copied with the rest."""
     for statement in json.loads((FOLDER / name).read_text())["Statement"]:
         told = json.dumps([statement["Action"], statement["Resource"]])
         assert "*" not in told.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
@@ -80,12 +80,12 @@ def test_no_file_gives_a_right_to_everything(name: str) -> None:
 
 
 def test_the_page_names_every_file_and_every_file_is_there() -> None:
-    """A file that no page names is never found."""
+    """Users find every file."""
     assert sorted(set(re.findall(r"\(rights/([\w.-]+)\)", PAGE))) == FILES
 
 
 def test_the_roles_of_azure_are_those_that_the_errors_name() -> None:
-    """A role by another name, or an id with a slip, is refused only when somebody tries it."""
+    """A role with another name, or a mistyped id, is rejected only when a user tries it."""
     script = (FOLDER / "azure-roles.sh").read_text()
     bicep = (FOLDER / "azure-roles.bicep").read_text()
     for role, known in ROLES.items():
@@ -99,9 +99,10 @@ def test_the_roles_of_azure_are_those_that_the_errors_name() -> None:
 
 @pytest.mark.services
 def test_the_table_of_terraform_is_one_that_a_worker_uses(moto_url: str) -> None:
-    """A key of another name would be found out by the first worker.
+    """A key with another name would be noticed only by the first worker.
 
-    This reads the file's syntax and its values. Whether the provider takes them, only `terraform validate` can say.
+    The test reads the file's syntax and its values. Whether the provider accepts them, only `terraform validate`
+    can show.
     """
     table = _block(hcl2.loads((FOLDER / "lease-table.tf").read_text()), "resource", "aws_dynamodb_table", "leases")
     (attribute,), (recovery,) = table["attribute"], table["point_in_time_recovery"]
@@ -122,7 +123,7 @@ def test_the_table_of_terraform_is_one_that_a_worker_uses(moto_url: str) -> None
 
 
 def _block(found: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
-    """The block of this kind and these labels, which the parser leaves in their quotes."""
+    """Return the block of this kind with these labels, which the parser leaves in their quotes."""
     kind, *names = labels
     (inner,) = found[kind]
     for name in names:
@@ -135,7 +136,7 @@ def _text(value: str) -> Any:  # noqa: ANN401  typed as the caller needs it
 
 
 def test_a_part_of_a_shared_table_has_the_rights_that_its_worker_asks_for(dynalite_url: str) -> None:
-    """One that is missing stops the worker, and one too many is handed out for nothing."""
+    """A missing right stops the worker, and an extra one is granted for nothing."""
     file = json.loads((FOLDER / "aws-shared-table-consumer.json").read_text())["Statement"]
     read, find, keep = (statement["Action"] for statement in file)
     assert read == json.loads((FOLDER / "aws-consumer.json").read_text())["Statement"][0]["Action"]
@@ -155,7 +156,7 @@ def test_a_part_of_a_shared_table_has_the_rights_that_its_worker_asks_for(dynali
 
 
 def test_the_users_of_a_table_in_postgresql_do_what_they_may(postgres_service: Service) -> None:
-    """Its worker would be refused in the middle of the night, or its reader write."""
+    """A worker has all rights that it needs, and a reader cannot write."""
     with connect(conninfo_of(postgres_service), autocommit=True) as connection:
         connection.execute("CREATE DATABASE rights")
     place = f"postgres://127.0.0.1:{postgres_service.port}/rights"
@@ -172,7 +173,7 @@ def test_the_users_of_a_table_in_postgresql_do_what_they_may(postgres_service: S
 
 
 def test_the_table_of_the_page_is_the_one_that_workers_make() -> None:
-    """A column that only one of them has would be missed by the other."""
+    """Workers do not miss a column that only one of the two has."""
     made = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
     told = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
     assert made.split() == told.split()

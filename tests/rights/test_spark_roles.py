@@ -1,4 +1,4 @@
-"""A query of Spark reads, keeps its leases and writes as the roles that its options name, where rights are enforced."""
+"""A Spark query reads, keeps its leases and writes as the roles in its options, where rights are enforced."""
 
 from contextlib import closing
 from itertools import count
@@ -23,8 +23,8 @@ _numbers = count()
 
 @pytest.fixture
 def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The options of a query whose environment may do nothing but assume roles, with one record to read."""
-    # A reader takes over the signals of its process, which it thinks to be one that Spark has started for it alone.
+    """Return the options of a query whose environment may only assume roles, with one record to read."""
+    # A reader sets the signal handlers of its process, which it assumes Spark has started for it alone.
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     name = f"queries-{uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
@@ -43,7 +43,7 @@ def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def role(aws: Account, action: str) -> dict[str, str]:
-    """A new role that may do this, as options without their beginning."""
+    """Create a role with these rights, and return the options for it without their prefix."""
     return {
         "roleArn": aws.role(f"spark-{next(_numbers)}", allowed(action), external_id="x-17"),
         "externalId": "x-17",
@@ -51,12 +51,12 @@ def role(aws: Account, action: str) -> dict[str, str]:
 
 
 def beginning(whose: str, options: dict[str, str]) -> dict[str, str]:
-    """The options as those of the stream, or of the lease table."""
+    """Return the options with the prefix of the stream, or of the lease table."""
     return {f"{whose}.{name}": value for name, value in options.items()}
 
 
 def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, given: dict[str, str]) -> None:
-    """Without this a stream of another account would be read with the table's rights, and refused, or the reverse."""
+    """A stream of another account is not read with the table's rights, or the reverse."""
     more = {
         "kinesis.startingPosition": "TRIM_HORIZON",
         "kinesis.dynamodb.endpointUrl": aws.service.url,
@@ -85,7 +85,7 @@ def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, gi
 
 
 def test_a_sink_writes_and_a_batch_reads_as_the_role(aws: Account, given: dict[str, str]) -> None:
-    """Without this only the credentials of each executor's own machine could write, or read back what was written."""
+    """Executors do not depend on the credentials of their own machines."""
     rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):

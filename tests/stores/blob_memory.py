@@ -1,4 +1,4 @@
-"""What Azure Blob answers to the SDK of one worker: blobs under conditions, pages, the time, and any fault."""
+"""An in-memory Azure Blob service for the SDK of one worker: conditional writes, pages, the time, and faults."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,9 +24,9 @@ BLOCK = "<BlobType>BlockBlob</BlobType>"
 
 @frozen
 class BlobFault:
-    """An answer in place of the service's own.
+    """A response in place of the service's own.
 
-    code  what the service calls it; empty where it says nothing
+    code  the service's error code; empty if it sends none
     """
 
     status: int
@@ -37,12 +37,12 @@ class BlobFault:
 class BlobMemory:
     """A container behind the SDK's client.
 
-    blobs   by name: ETag, metadata, and when it was written
-    asked   every request: what it does, and the blob
+    blobs   by name: ETag, metadata, and the time of the last write
+    asked   every request: the operation and the blob
     heads   the headers of every request
-    faults  in place of the next answers; an exception is raised before anything was sent
-    now     seconds since the container was made
-    dated   whether answers say the time
+    faults  returned in place of the next responses; an exception is raised before anything was sent
+    now     seconds since the container was created
+    dated   whether responses contain the time
     """
 
     there: bool = True
@@ -54,7 +54,7 @@ class BlobMemory:
     dated: bool = True
 
     def client(self) -> ContainerClient:
-        """A client that tries what it reads three times, without a pause."""
+        """Return a client that tries reads three times, without a pause."""
         session = Session()
         session.mount("https://", BlobService(self))
         transport = RequestsTransport(session=session)
@@ -62,7 +62,7 @@ class BlobMemory:
         return ContainerClient("https://account.invalid", "leases", transport=transport, **pace)
 
     def answer(self, does: str, name: str, query: dict[str, list[str]], heads: dict[str, str]) -> Response:
-        """The answer to one request."""
+        """Return the response to one request."""
         self.asked.append(f"{does} {name}".strip())
         self.heads.append(heads)
         if self.faults:
@@ -78,7 +78,7 @@ class BlobMemory:
         return self.listed(query) if does == "list" else self.of_blob(does, name, heads)
 
     def of_blob(self, does: str, name: str, heads: dict[str, str]) -> Response:
-        """The answer to a request for one blob."""
+        """Return the response to a request for one blob."""
         stored = self.blobs.get(name)
         if does == "new" and heads.get("if-none-match") == "*" and stored:
             return self.refused(409, "BlobAlreadyExists")
@@ -97,7 +97,7 @@ class BlobMemory:
         return self.said(201 if does == "new" else 200, {"etag": etag, "last-modified": date(written), **heads})
 
     def listed(self, query: dict[str, list[str]]) -> Response:
-        """One page, with a marker of the next."""
+        """Return one page, with a marker for the next."""
         first = int(query.get("marker", ["0"])[0])
         prefix = query.get("prefix", [""])[0]
         names = [name for name in sorted(self.blobs) if name.startswith(prefix)]
@@ -105,14 +105,14 @@ class BlobMemory:
         page = [(name, *self.blobs[name]) for name in names[first : first + PAGE]]
         rows = "".join(self.row(name, etag, said if told else {}, written) for name, etag, said, written in page)
         marker = str(first + PAGE) if first + PAGE < len(names) else ""
-        asked = f"<Prefix>{escape(prefix)}</Prefix>"  # by which the SDK asks for the next page
+        asked = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK uses it to request the next page
         shown = f"{asked}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
         text = f"<EnumerationResults>{shown}</EnumerationResults>"
         return self.said(200, {"content-type": "application/xml"}, text.encode())
 
     @staticmethod
     def row(name: str, etag: str, said: dict[str, str], written: float) -> str:
-        """A blob in a listing, where its ETag is bare, and an empty value is none."""
+        """Return a blob as a listing shows it, with a bare ETag and None for an empty value."""
         metadata = "".join(f"<{word}>{escape(text)}</{word}>" for word, text in said.items())
         dated = f"<Last-Modified>{date(written)}</Last-Modified>"
         properties = f"<Properties>{dated}<Etag>{etag.strip(chr(34))}</Etag>{BLOCK}</Properties>"
@@ -122,7 +122,7 @@ class BlobMemory:
         return self.said(status, {"x-ms-error-code": code})
 
     def said(self, status: int, heads: Mapping[str, str] | None = None, body: bytes = b"") -> Response:
-        """An answer, with the time."""
+        """Return a response that includes the time."""
         answer = Response()
         answer.status_code = status
         told = {**(heads or {}), **({"Date": date(self.now)} if self.dated else {})}
@@ -132,13 +132,13 @@ class BlobMemory:
 
 
 def date(seconds: float) -> str:
-    """The time as headers say it."""
+    """The time in the format of HTTP headers."""
     return format_datetime(BEGAN + timedelta(seconds=seconds), usegmt=True)
 
 
 @define
 class BlobService(BaseAdapter):
-    """Takes the SDK's requests in place of the network."""
+    """Receives the SDK's requests in place of the network."""
 
     memory: BlobMemory
 

@@ -1,4 +1,4 @@
-"""A service of AWS's JSON protocol that gives canned responses, and a client whose calls go past boto3 to it."""
+"""A service of AWS's JSON protocol that sends canned responses, and a client whose calls go past boto3 to it."""
 
 import json
 import socket
@@ -19,19 +19,19 @@ JSON = "application/x-amz-json-1.1"
 
 
 def answer(body: bytes = b'{"ShardIterator": "i"}', status: str = "200 OK", *more: str, form: str = JSON) -> bytes:
-    """An answer as a service writes it."""
+    """Return a response as a service writes it."""
     lines = [f"HTTP/1.1 {status}", f"Content-Type: {form}", f"Content-Length: {len(body)}", *more]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def refusal(code: str) -> bytes:
-    """A refusal, as a service writes it."""
+    """Return an error response as a service writes it."""
     return answer(json.dumps({"__type": code, "message": "as told"}).encode(), "400 Bad Request")
 
 
 @frozen
 class Told:
-    """What a service does for one request: it writes this, and may end the connection then."""
+    """What a service does for one request: it writes these bytes, and may then close the connection."""
 
     what: bytes = b""
     ends: bool = False
@@ -39,10 +39,10 @@ class Told:
 
 @define
 class Bytes:
-    """A service that answers as written, byte for byte.
+    """A service that responds with given bytes.
 
     asked        the head and the body of each request
-    connections  how many there were
+    connections  the number of connections accepted
     """
 
     answers: list[Told]
@@ -54,8 +54,8 @@ class Bytes:
     _open: list[socket.socket] = Factory(list)
 
     def serve(self, server: socket.socket) -> None:
-        """Serve one connection after another, each in a thread of its own."""
-        with suppress(OSError):  # how `accept` learns that the server was closed
+        """Serve one connection after another, each in its own thread."""
+        with suppress(OSError):  # makes `accept` return when the server is closed
             while True:
                 connection, _ = server.accept()
                 Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -77,7 +77,7 @@ class Bytes:
                         return
 
     def gone(self) -> None:
-        """Take no more connections, and end those there are."""
+        """Accept no more connections, and close the open ones."""
         self.hang_up()
         assert self.server is not None
         self.server.shutdown(socket.SHUT_RDWR)
@@ -92,7 +92,7 @@ class Bytes:
 
 @contextmanager
 def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterator[Bytes]:
-    """Such a service on loopback."""
+    """Run such a service on the loopback interface."""
     made = Bytes([each if isinstance(each, Told) else Told(each) for each in answers], tls)
     with socket.create_server(("127.0.0.1", 0)) as server:
         made.server = server
@@ -109,7 +109,7 @@ def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterat
 
 
 class Asking:
-    """A client of boto3 whose GetShardIterator goes past it, and how to ask."""
+    """A client of boto3 whose GetShardIterator goes past it, and a way to call it."""
 
     def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
         options = {"read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 2}, **config}
@@ -118,7 +118,7 @@ class Asking:
         self.through_boto3 = 0
 
     def __call__(self, *, again: bool = True, shard: str = "s-0") -> str:
-        """The iterator that is told."""
+        """Return the iterator from the response."""
         question: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
 
         def by_boto() -> Any:  # noqa: ANN401  as boto3
@@ -136,7 +136,7 @@ class Asking:
 
 @contextmanager
 def asking(url: str, **config: Any) -> Iterator[Asking]:  # noqa: ANN401  boto3 has no type for it
-    """One that has asked once, so that it knows how boto3 asks."""
+    """Return a client that has made one call, so that it knows how boto3 makes calls."""
     made = Asking(url, **config)
     try:
         assert made() == "i"

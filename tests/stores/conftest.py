@@ -1,4 +1,4 @@
-"""A session with AWS, and where the blob service is, for all stores."""
+"""An AWS session and the address of the blob service, for all stores."""
 
 import subprocess
 from pathlib import Path
@@ -11,20 +11,20 @@ from leasehold.stores.objects.blob import CONNECTION_STRING
 
 @pytest.fixture(scope="session")
 def session() -> Session:
-    """One for all, for the service's description takes long to read."""
+    """Return one session for all tests, since loading the service's description takes long."""
     return Session()
 
 
 @pytest.fixture
 def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The connection string, where a URL looks for it."""
+    """Put the connection string where a URL looks for it."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     return azurite_connection
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost, signed by itself, with its key."""
+    """Return a self-signed certificate for localhost with its key."""
     folder = tmp_path_factory.mktemp("tls")
     made = folder / "both.pem"
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"

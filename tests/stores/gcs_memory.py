@@ -1,4 +1,4 @@
-"""Google Cloud Storage as far as leases ask for it, in memory, behind the session of Google's own library."""
+"""The parts of Google Cloud Storage that leases use, in memory, behind the session of Google's own library."""
 
 import json
 import re
@@ -20,10 +20,10 @@ Body = dict[str, Any]
 class GcsMemory:
     """One bucket.
 
-    objects  by name: the generation, when it was written, and the metadata
-    faults   what is answered, or raised, in place of an answer, by method
+    objects  by name: the generation, the time of the last write, and the metadata
+    faults   by method: what is returned or raised in place of a response
     asked    the method and the query of each request
-    now      seconds since the beginning
+    now      seconds since the start
     """
 
     name: str | None = "leases"
@@ -37,7 +37,7 @@ class GcsMemory:
     generations: int = 0
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
-        """The status and the answer."""
+        """Return the status and the response."""
         self.asked.append((method, query))
         if waiting := self.faults.get(method):
             fault = waiting.pop(0)
@@ -90,17 +90,17 @@ class GcsMemory:
         }
 
     def date(self) -> dict[str, str]:
-        """The header that says what time it is."""
+        """The `Date` header."""
         return {"date": format_datetime(self._time(), usegmt=True)} if self.dated else {}
 
 
 def _asked_for(fields: str) -> set[str]:
-    """The names at the top of a `fields` parameter; the service leaves all others out of its answer."""
+    """Return the top-level names in a `fields` parameter; the service omits all other fields."""
     return set(re.sub(r"\(.*?\)", "", fields).split(","))
 
 
 def _first_part(body: bytes) -> str:
-    """The JSON of a multipart upload, which names the object."""
+    """Return the JSON part of a multipart upload, which names the object."""
     boundary = body.split(b"\r\n", 1)[0].removeprefix(b"--").decode()
     whole = message_from_bytes(f'Content-Type: multipart/related; boundary="{boundary}"\r\n\r\n'.encode() + body)
     payload = whole.get_payload()
@@ -110,7 +110,7 @@ def _first_part(body: bytes) -> str:
 
 
 class MemoryAdapter(BaseAdapter):
-    """What a session of requests sends, answered by the bucket."""
+    """Serves the requests of a `requests` session from the bucket."""
 
     def __init__(self, bucket: GcsMemory) -> None:
         super().__init__()
@@ -120,12 +120,12 @@ class MemoryAdapter(BaseAdapter):
         parts = urlsplit(str(request.url))
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         body = request.body if isinstance(request.body, bytes) else str(request.body or "").encode()
-        status, told = self._bucket.answer(str(request.method), parts.path, query, body)
+        status, response = self._bucket.answer(str(request.method), parts.path, query, body)
         answer = requests.Response()
-        answer.status_code, answer._content, answer.request = status, json.dumps(told).encode(), request  # noqa: SLF001
+        answer.status_code, answer._content, answer.request = status, json.dumps(response).encode(), request  # noqa: SLF001
         answer.url = str(request.url)
         answer.headers.update({"content-type": "application/json", **self._bucket.date()})
         return answer
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Containers and buckets of one test, and stores in them whose leases compare as whole values."""
+"""Containers and buckets for one test, with stores whose leases compare as whole values."""
 
 import json
 from uuid import uuid4
@@ -16,7 +16,7 @@ from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
 class _Ageless:
-    """Objects that are always new: a lease read a second later must equal itself."""
+    """Objects whose age is always zero, so that a lease read a second later equals itself."""
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         return tuple(evolve(one, age=0.0) for one in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
@@ -27,15 +27,15 @@ class _Ageless:
 
 
 class AgelessBlobs(_Ageless, BlobObjects):
-    """A container."""
+    """A container of such objects."""
 
 
 class AgelessS3(_Ageless, S3Objects):
-    """A bucket."""
+    """A bucket of such objects."""
 
 
 class AgelessGcs(GcsObjects):
-    """A bucket of Google's whose objects are always new."""
+    """A Google bucket of such objects."""
 
     def _stored(self, blob: object) -> Stored:
         return evolve(super()._stored(blob), age=0.0)
@@ -56,7 +56,7 @@ def bucket(endpoint: str) -> AgelessS3:
 
 
 def try_conditions(objects: Objects) -> None:
-    """Write, overwrite and delete "a/b" under conditions that hold and that do not; then there is nothing."""
+    """Write, overwrite and delete "a/b" under conditions that hold and that do not; at the end it is gone."""
     first = objects.put_new("a/b", {"counter": "1"})
     assert first is not None
     assert objects.put_new("a/b", {"counter": "2"}) is None
@@ -72,22 +72,22 @@ def try_conditions(objects: Objects) -> None:
 
 
 class RoomyLayout(EventHubLayout):
-    """The Azure SDKs' layout with room made for what no partition has, so that every clause can be asked.
+    """The Azure SDKs' layout, extended to hold what no partition has, so that every clause can be tested.
 
-    Any key is a partition; what is fixed at birth stands in one more field; a number without an
-    offset gets one made up, and a sub-sequence number hides in it.
+    Any key is a partition; constant fields are stored in one more field. A number without an offset gets a made-up
+    offset, which encodes the sub-sequence number.
     """
 
     def name(self, key: str, part: Part) -> str:
-        """Its case kept: partitions are numbers, shards are not."""
+        """Keep the case of the key: partitions are numbers, shard names are not."""
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """Whatever the clause calls it."""
+        """Return the key that the clause uses."""
         return name.removeprefix(self.prefix(part))
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """With what was made room for."""
+        """Return the lease including the extra fields."""
         lease = super().lease(key, parts)
         if lease is None:
             return None
@@ -105,8 +105,8 @@ class RoomyLayout(EventHubLayout):
         )
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
-        """With what room is made for."""
-        at = after.checkpoint
-        told = evolve(at, sub=0, token=f"{at.sub}/{at.token}") if at.numbered else at
+        """Return the checkpoint including the extra fields."""
+        position = after.checkpoint
+        told = evolve(position, sub=0, token=f"{position.sub}/{position.token}") if position.numbered else position
         fields = super().checkpoint(stored, evolve(after, checkpoint=told))
         return {**fields, "room": json.dumps([after.parents, after.hash_range, after.weight])}

@@ -1,4 +1,4 @@
-"""Several processes claim the same leases, each at the same moment as the others."""
+"""Lets several processes claim the same leases at the same moment."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ KEYS = tuple(f"shard-{number:02}" for number in range(20))
 STORES = ("dynamodb.store", "embedded.sqlite", "postgres", "objects.blob")
 CLEAN = get_context("forkserver")
 """Children of a process that has spoken with no service: of the tests' own they would share the connections."""
-# Imported there once, and not by each child of each race, which took a second of a processor.
+# Imported once in the fork server, because an import per child took a second of CPU time.
 CLEAN.set_forkserver_preload(["__main__", *(f"leasehold.stores.{name}" for name in STORES)])
 
 _gates: list[Barrier] = []
@@ -25,7 +25,7 @@ _gates: list[Barrier] = []
 
 def _prepare(gate: Barrier, environment: Mapping[str, str]) -> None:
     _gates.append(gate)
-    os.environ.update(environment)  # theirs is of the moment when the first race began
+    os.environ.update(environment)  # their environment is that of the first race
 
 
 def _claims(url: str, me: str) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def _claims(url: str, me: str) -> tuple[str, ...]:
 
 
 def wins(url: str) -> Iterator[tuple[str, str]]:
-    """(key, worker) for every claim that was answered with Done, over all processes."""
+    """Return (key, worker) for every claim that was answered with Done, over all processes."""
     with closing(open_store(url)) as store:
         for key in KEYS:
             store.write(CreateLease(Lease(key)))
@@ -48,7 +48,7 @@ def wins(url: str) -> Iterator[tuple[str, str]]:
 
 
 def assert_one_winner_each(url: str) -> None:
-    """Every lease was won once, by the worker the store shows as its owner."""
+    """Assert that every lease was won once, by the worker that the store shows as its owner."""
     won = sorted(wins(url))
     assert [key for key, _ in won] == list(KEYS)
     with closing(open_store(url)) as store:

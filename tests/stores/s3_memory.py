@@ -1,4 +1,4 @@
-"""What S3 answers to one client: objects under conditions, pages, the time, and any fault that a test asks for."""
+"""An in-memory S3 for one client: conditional writes, pages, the time, and faults that a test injects."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,19 +16,19 @@ PAGE = 2
 
 
 def refusal(code: str, status: int) -> ClientError:
-    """An answer that says no."""
+    """Return an error response."""
     return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any")  # type: ignore[typeddict-item]
 
 
 @define
 class S3Bucket:
-    """A bucket, as all of its clients see it.
+    """A bucket, shared by all of its clients.
 
-    asked     every call: the attempts of its client, the operation, and what it named beside the bucket
+    asked     every call: the attempts of its client, the operation, and its arguments except for the bucket
     faults    raised by the next calls of an operation, one after the other
-    now       seconds since the bucket was made
-    dated     whether answers say the time
-    together  where readings of objects wait for each other
+    now       seconds since the bucket was created
+    dated     whether responses contain the time
+    together  a barrier at which reads of objects wait for each other
     """
 
     name: str | None = "leases"
@@ -42,7 +42,7 @@ class S3Bucket:
 
 @define
 class S3Memory:
-    """A client of one bucket that tries each reading so often."""
+    """A client of one bucket that tries each read this many times."""
 
     service: S3Bucket
     attempts: int
@@ -51,7 +51,7 @@ class S3Memory:
 
     @property
     def meta(self) -> "S3Memory":
-        """What is known of the client."""
+        """The client's metadata."""
         return self
 
     @property
@@ -77,7 +77,7 @@ class S3Memory:
         return {"ResponseMetadata": {"HTTPHeaders": date}}
 
     def put_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Store it, if its conditions hold."""
+        """Store the object if its conditions hold."""
         answer = self._ask("put_object", **asked)
         name, stored = asked["Key"], self.objects.get(asked["Key"])
         self._hold(stored, asked)
@@ -86,7 +86,7 @@ class S3Memory:
         return {**answer, "ETag": etag}
 
     def delete_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Remove it, if its conditions hold."""
+        """Remove the object if its conditions hold."""
         answer = self._ask("delete_object", **asked)
         stored = self.objects.get(asked["Key"])
         self._hold(stored, asked)
@@ -103,7 +103,7 @@ class S3Memory:
         return {**answer, "ETag": etag, "Body": BytesIO(body), "LastModified": BEGAN + timedelta(seconds=written)}
 
     def list_objects_v2(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Whether the bucket is there."""
+        """Check that the bucket exists."""
         return {**self._ask("list_objects_v2", **asked), "Name": self.service.name}
 
     def head_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -119,7 +119,7 @@ class S3Memory:
         return self
 
     def paginate(self, **asked: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-        """A few objects a page; an empty listing is a page without contents."""
+        """Yield pages of a few objects; an empty listing is a page without contents."""
         names = [name for name in sorted(self.objects) if name.startswith(asked["Prefix"])]
         for first in range(0, max(1, len(names)), PAGE):
             answer = self._ask("paginate", **asked)

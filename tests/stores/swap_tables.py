@@ -1,4 +1,4 @@
-"""The tables between which leases are swapped: new, empty stores of every kind, opened on the services of the tests."""
+"""The tables between which leases are swapped: new, empty stores of every kind on the tests' services."""
 
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -22,17 +22,17 @@ _AWS = Session()
 
 
 def memory(_asked: pytest.FixtureRequest) -> Store:
-    """A table of this process."""
+    """Open a table in this process."""
     return MemoryStore()
 
 
 def dynamodb(asked: pytest.FixtureRequest) -> Store:
-    """A table in the KCL's layout."""
+    """Open a table in the KCL's layout."""
     return DynamoStore(f"swapped-{next(_numbers)}", endpoint=asked.getfixturevalue("dynalite_url"), session=_AWS)
 
 
 def postgres(asked: pytest.FixtureRequest) -> Store:
-    """A table of a real server."""
+    """Open a table on a real server."""
     return open_store(store_url(asked.getfixturevalue("postgres_service"), f"swapped_{next(_numbers)}"))
 
 
@@ -41,19 +41,19 @@ def blob(asked: pytest.FixtureRequest) -> Store:
 
 
 def s3(asked: pytest.FixtureRequest) -> Store:
-    """A bucket whose conditions hold in races, too."""
+    """Open a bucket whose conditions hold in races, too."""
     return EtagStore(bucket(asked.getfixturevalue("versitygw_url")), ObjectLayout("fleet/one"))
 
 
 def gcs(asked: pytest.FixtureRequest) -> Store:
-    """A prefix of one bucket."""
+    """Open a prefix of one bucket."""
     objects = AgelessGcs("swapped", endpoint=asked.getfixturevalue("gcs_url"))
     objects.ensure(create=True)
     return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
 
 
 def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pytest.FixtureRequest], Store]:
-    """Such a table in layout `sessions`."""
+    """Open such a table in layout `sessions`."""
 
     def opened(asked: pytest.FixtureRequest) -> Store:
         store = kind(asked)
@@ -88,7 +88,7 @@ MARKS = {
 
 
 def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[object]:
-    """The pairs of these names as a fixture's parameters; those of services marked as such, and by `more`."""
+    """Return pairs of these kinds as fixture parameters, marked by the services they need and by `more`."""
     return [
         pytest.param(name, marks=(*MARKS[name], *more) if name in MARKS else (), id=name.replace(" ", "-"))
         for name in names
@@ -96,7 +96,7 @@ def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[obj
 
 
 def opened_pair(asked: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """The two tables of the pair that the fixture's parameter names, closed after the test."""
+    """Yield the two tables of the pair that the fixture's parameter names; close them after the test."""
     source, target = (opening(asked) for opening in PAIRS[asked.param])
     for store in (source, target):
         asked.addfinalizer(store.close)

@@ -1,4 +1,4 @@
-"""What a write makes of a lease as a whole: of a new one, and of one that a KCL 3.x leader is moving."""
+"""How each write changes a lease: a new one, and one that a KCL 3.x leader is moving."""
 
 import pytest
 from attrs import evolve
@@ -17,7 +17,7 @@ from leasehold.stores.writes import (
     applied,
 )
 
-# ann reads it still, and is to leave it to java-1.
+# ann still reads the lease, and is to hand it off to java-1.
 LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=Version("7"), epoch=7)
 
 
@@ -25,37 +25,36 @@ LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=V
     "write", [ClaimLease(LEAVING, "bob"), StealLease(LEAVING, "bob"), TakeBackLease(LEAVING, "bob")], ids=repr
 )
 def test_a_worker_that_takes_a_lease_ends_its_hand_over(write: Write) -> None:
-    """The new owner would give away at once what it has just taken, to an heir of its predecessor."""
+    """The new owner does not at once give the lease to its predecessor's next owner."""
     assert applied(write, LEAVING) == Lease("s-0", owner="bob", yields=True, version=Version("8"), epoch=8)
 
 
 def test_a_release_ends_its_hand_over() -> None:
-    """A lease that nobody owns would still be on its way."""
     assert applied(ReleaseLease(LEAVING, "ann"), LEAVING) == Lease("s-0", version=Version("8"), epoch=8)
 
 
 def test_the_leaders_heir_gets_it_with_the_checkpoint_and_answers_no_requests() -> None:
-    """A worker of KCL would be asked for leases in a way that it does not know."""
+    """A worker of KCL does not understand our requests."""
     after = applied(GiveLease(LEAVING, Position("5")), LEAVING)
     assert after == Lease("s-0", owner="java-1", checkpoint=Position("5"), version=Version("8"), epoch=8)
 
 
 def test_a_gift_wants_the_hand_over_as_seen() -> None:
-    """What was asked for among ourselves would be given as if a leader had asked for it."""
+    """A hand-off requested among our workers must not be carried out as if a leader had requested it."""
     ours = evolve(LEAVING, leaving=False, yields=True)
     assert applied(GiveLease(ours, Position("5")), LEAVING) is None
     assert applied(GiveLease(LEAVING, Position("5")), ours) is None
 
 
 def test_a_lease_that_a_leader_moves_is_neither_asked_for_nor_withdrawn() -> None:
-    """Our requests would undo what the leader decides, each time it decides it."""
+    """Our requests would undo each decision of the leader."""
     willing = evolve(LEAVING, yields=True)
     assert applied(RequestLease(willing, "java-1"), willing) is None
     assert applied(WithdrawRequest(willing, "java-1"), willing) is None
 
 
 def test_a_new_lease_has_nothing_that_only_its_watcher_knew_and_sorted_notes() -> None:
-    """A lease copied from another table would come with an owner of there, and count as long dead or as fresh."""
+    """A lease copied from another table does not inherit an owner, and counts neither as long dead nor as fresh."""
     seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, notes=(("b", "2"), ("a", "1")))
     assert applied(CreateLease(seen), None) == Lease(
         "s-0", version=Version("7"), epoch=7, notes=(("a", "1"), ("b", "2"))
@@ -64,8 +63,8 @@ def test_a_new_lease_has_nothing_that_only_its_watcher_knew_and_sorted_notes() -
 
 
 def test_a_request_of_mine_that_stands_already_is_no_other_heirs() -> None:
-    """A request whose answer was lost would be refused when it is made again, and its heir ask elsewhere too."""
+    """A request whose response was lost can be made again, and its next owner does not send a request elsewhere too."""
     seen = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
-    asked = evolve(seen, next_owner="bob")
-    assert applied(RequestLease(seen, "bob"), asked) == asked
-    assert applied(RequestLease(seen, "cat"), asked) is None
+    requested = evolve(seen, next_owner="bob")
+    assert applied(RequestLease(seen, "bob"), requested) == requested
+    assert applied(RequestLease(seen, "cat"), requested) is None

@@ -1,4 +1,4 @@
-"""Laws of the calls past boto3, each of which fails if one reason in their code is violated."""
+"""Laws of the calls that bypass boto3. Each test fails if one reason in their code is violated."""
 
 import json
 import socket
@@ -31,7 +31,7 @@ SECONDS = 10.0
     ids=["wrong checksum", "other content type", "content encoding"],
 )
 def test_boto3_judges_an_answer_that_is_not_plain(told: bytes) -> None:
-    """boto3 knows what a checksum, a form or an encoding means, and the short way does not."""
+    """boto3 can check a checksum, an unusual form or an encoding; the direct call cannot."""
     with service(answer(), told) as there, asking(there.url) as ask:
         assert ask() == "i"
         assert (ask.through_boto3, len(there.asked)) == (2, 2)
@@ -45,7 +45,7 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
 
 
 def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that asks with longer timeouts after one would not know that it should."""
+    """A caller that passes longer timeouts after a timeout would not know that it should."""
     with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
@@ -53,7 +53,7 @@ def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.
 
 
 def test_boto3_makes_the_call_if_the_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a server is to be trusted is for boto3 to decide."""
+    """Whether a server is trusted is for boto3 to decide."""
     with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, ssl.SSLError())
         assert ask() == "i"
@@ -61,7 +61,7 @@ def test_boto3_makes_the_call_if_the_certificate_is_refused(monkeypatch: pytest.
 
 
 def test_boto3_makes_every_call_that_needs_a_certificate_of_the_client(tmp_path: Path) -> None:
-    """The short way has no way to present one."""
+    """The direct call cannot present a client certificate."""
     with service(answer(), answer()) as there:
         ask = Asking(there.url, client_cert=str(tmp_path / "client.pem"))
         assert [ask(), ask()] == ["i", "i"]
@@ -70,7 +70,7 @@ def test_boto3_makes_every_call_that_needs_a_certificate_of_the_client(tmp_path:
 
 
 def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
-    """A call that fails before it is sent would leave its outcome to another call of the thread."""
+    """A call that fails before it is sent does not leave its outcome to another call of the thread."""
     question: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
 
     def fail() -> Any:  # noqa: ANN401  as boto3
@@ -91,7 +91,7 @@ def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
 
 
 def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.13 refuses some by default that boto3 trusts."""
+    """Python 3.13 rejects some authorities by default that boto3 trusts."""
     made: list[ssl.SSLContext] = []
     by_default = ssl.create_default_context
 
@@ -113,14 +113,14 @@ def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypat
     ids=["closes", "two lengths"],
 )
 def test_a_connection_is_kept_only_after_a_plain_answer(told: bytes) -> None:
-    """A connection that says that it closes would cost the next request; behind two lengths its bytes are in doubt."""
+    """A connection that is about to close would cost the next request; after two lengths its bytes are in doubt."""
     with service(answer(), told, answer()) as there, asking(there.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert there.connections == 3
 
 
 def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
-    """The service has carried it out by then."""
+    """By then the service has carried out the request."""
     with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
         there.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
@@ -131,7 +131,7 @@ def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
 
 @contextmanager
 def _idle(*seconds: float) -> Iterator[tuple[KeptLine, list[socket.socket]]]:
-    """A line with two kept connections, and the far ends of these; the clock tells these seconds, then stands still."""
+    """Return a pool with two kept connections, and their peers. The clock returns these seconds, then stands still."""
     pairs = [socket.socketpair() for _ in range(2)]
     told = [*seconds]
 
@@ -159,7 +159,7 @@ def _answering(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN40
 
 
 def test_the_connection_that_was_used_last_is_used_first() -> None:
-    """Others can then fall idle, and the service closes them."""
+    """The others can then fall idle, and the service closes them."""
     with _idle(0.0) as (line, far):
         thread = _answering(far[1])
         assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True).status == 200
@@ -167,7 +167,6 @@ def test_the_connection_that_was_used_last_is_used_first() -> None:
 
 
 def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
-    """Otherwise a client that was closed would keep a connection."""
     with _idle(0.0) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  the one that is used
         thread = _answering(far[1], line.close)

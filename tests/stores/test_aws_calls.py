@@ -1,4 +1,4 @@
-"""Calls past boto3: signed as Amazon's own vectors say, asked as boto3 asks, and judged by it where not plain."""
+"""Calls past boto3 are signed like Amazon's own vectors and sent as boto3 sends them; boto3 judges odd responses."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ SHARD = {"ShardId": "s-0"}
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> None:
-    """Without it a service would refuse whatever boto3 has not signed."""
+    """A service accepts requests that boto3 has not signed."""
     headers = {name.lower(): value for name, value in vector["headers"].items()}
     time = headers.pop("x-amz-date")
     secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # noqa: S105  published with the vectors
@@ -53,10 +53,10 @@ VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-requ
 
 
 def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None:
-    """Without it a service might answer another question, or take a call for a stranger's."""
+    """A service must neither answer a different request nor take the call for another client's."""
     with service(*[answer()] * 4) as there, asking(there.url) as ask:
         assert [ask(), ask(), ask()] == ["i"] * 3
-        (boto3s, said), *ours = there.asked
+        (boto3s, boto3s_body), *ours = there.asked
         expected = {name.lower(): value for name, value in boto3s.items()}
         for head, body in ours:
             headers = {name.lower(): value for name, value in head.items()}
@@ -64,7 +64,7 @@ def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None
             assert {name: headers[name] for name in headers.keys() - VARYING} == {
                 name: expected[name] for name in headers.keys() - VARYING
             }
-            assert json.loads(body) == json.loads(said)
+            assert json.loads(body) == json.loads(boto3s_body)
             assert headers["authorization"].split("/")[2:4] == expected["authorization"].split("/")[2:4]
         assert len({head["amz-sdk-invocation-id"] for head, _ in there.asked}) == 4
         assert (ask.through_boto3, there.connections) == (1, 2)
@@ -90,7 +90,7 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
     ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
 )
 def test_every_form_of_a_good_answer_is_read_and_asked_for_once(told: bytes) -> None:
-    """Without it something between a worker and its service would end reading, or double its requests."""
+    """A proxy that changes the form of a response neither ends reading nor doubles requests."""
     with service(answer(), told, answer()) as there, asking(there.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert len(there.asked) == 3
@@ -111,7 +111,7 @@ def test_every_form_of_a_good_answer_is_read_and_asked_for_once(told: bytes) -> 
 )
 @pytest.mark.parametrize("again", [True, False])
 def test_an_answer_that_is_cut_off_or_none_counts_as_no_answer(told: bytes, again: bool) -> None:
-    """Without it a part of an answer might pass for the whole of it, or what was carried out be asked twice."""
+    """A part of a response is never taken for the whole, and a request that was carried out is not sent again."""
     with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         there.answers[:] = [Told(told, ends=True), answered := Told(answer())]
         with pytest.raises(ConnectionClosedError):
@@ -121,7 +121,7 @@ def test_an_answer_that_is_cut_off_or_none_counts_as_no_answer(told: bytes, agai
 
 
 def test_a_kept_connection_that_ends_without_a_byte_costs_nothing_where_asking_twice_does_no_harm() -> None:
-    """Without it each pause longer than a service keeps connections for would look like a fault."""
+    """Pauses longer than a service keeps connections open do not look like a fault."""
     with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
         ends = Told(ends=True)
@@ -133,7 +133,7 @@ def test_a_kept_connection_that_ends_without_a_byte_costs_nothing_where_asking_t
 
 
 def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> None:
-    """Without it a write would be lost, and nobody know whether it was carried out."""
+    """No write is lost without anyone knowing whether it was carried out."""
     with service(*[answer()] * 3) as there, asking(there.url) as ask:
         assert ask() == "i"
         there.hang_up()
@@ -142,7 +142,7 @@ def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> No
 
 
 def test_a_refusal_of_the_service_is_said_by_boto3_and_asked_once() -> None:
-    """Without it an error would be another one on this way, or a refused request be counted twice."""
+    """The error is the same as boto3's, and a rejected request counts once."""
     with service(answer(), refusal("ExpiredTokenException")) as there, asking(there.url) as ask:
         with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):
             ask()
@@ -151,14 +151,14 @@ def test_a_refusal_of_the_service_is_said_by_boto3_and_asked_once() -> None:
 
 @pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
 def test_boto3_repeats_what_it_would_repeat(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it one throttled request would be a fault, or be repeated twice as often as it should be."""
+    """One throttled request is not a fault, and is not repeated more often than it should be."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     with service(answer(), first, answer()) as there, asking(there.url) as ask:
         assert (ask(), len(there.asked)) == ("i", 3)
 
 
 def test_a_redirection_is_boto3s() -> None:
-    """Without it a question would be taken for answered by the page that says where to go."""
+    """A redirect page is not taken for the response."""
     with (
         service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as there,
         asking(there.url) as ask,
@@ -168,7 +168,7 @@ def test_a_redirection_is_boto3s() -> None:
 
 
 def test_silence_is_late_in_boto3s_own_words() -> None:
-    """Without it a service that hangs would hold a shard's thread, or be given no longer the next time."""
+    """A service that hangs does not hold a shard's thread, and gets a longer timeout the next time."""
     with service(answer(), Told()) as there:
         config: dict[str, Any] = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
         with asking(there.url, **config) as ask, pytest.raises(ReadTimeoutError):
@@ -177,7 +177,7 @@ def test_silence_is_late_in_boto3s_own_words() -> None:
 
 
 def test_a_service_that_is_gone_is_said_to_be() -> None:
-    """Without it nobody would know that nothing was sent."""
+    """The error shows that nothing was sent."""
     with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         there.gone()
         with pytest.raises(EndpointConnectionError):
@@ -185,14 +185,14 @@ def test_a_service_that_is_gone_is_said_to_be() -> None:
 
 
 def foreign(**_event: object) -> None:
-    """A handler of somebody else's."""
+    """A handler of another library."""
 
 
 def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it what watches calls, changes them or answers in their place would be passed by in silence."""
-    caplog.set_level(logging.INFO, "leasehold.calls")  # whatever a command set before
+    """Code that watches calls, changes them or responds in their place is not bypassed."""
+    caplog.set_level(logging.INFO, "leasehold.calls")  # in case a command changed it
     by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
     def wrapped(*given: Any) -> Any:  # noqa: ANN401  as boto3
@@ -216,7 +216,7 @@ def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
 
 
 def test_new_credentials_are_learnt_from_boto3() -> None:
-    """Without it calls would be signed with keys that have expired, for as long as a process lives."""
+    """Calls are never signed with expired keys."""
     core = botocore.session.get_session()
     core.set_credentials("first", "secret", "token-1")
     with service(*[answer()] * 5) as there:
@@ -232,7 +232,7 @@ def test_new_credentials_are_learnt_from_boto3() -> None:
 
 
 def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it calls of a company's own endpoint would fail, or go to whoever answers in its place."""
+    """Calls to a company's own endpoint succeed, and do not go to whatever responds in its place."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
@@ -253,7 +253,7 @@ def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: 
 def test_an_answer_that_comes_twice_is_never_read_as_the_next_ones(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, odd: str, secure: bool
 ) -> None:
-    """A call returns its own answer or fails, whatever else the connection has brought."""
+    """A call returns its own response or fails, whatever else the connection has received."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))

@@ -1,4 +1,4 @@
-"""The credentials that a URL of AWS names: a profile, a role of another account, a session of the caller's."""
+"""The AWS credentials that a URL selects: a profile, a role of another account, or the caller's own session."""
 
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +32,7 @@ Asked = list[tuple[str, dict[str, list[str]]]]
 
 @pytest.fixture
 def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
-    """A service that gives a role to whoever asks, and who asked, for what."""
+    """Run a service that hands out roles, and record who requested which."""
     asked: Asked = []
 
     class Roles(BaseHTTPRequestHandler):
@@ -72,12 +72,12 @@ def _key(session: boto3.Session | None) -> str:
 
 
 def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment's keys would read another account's stream of the same name."""
+    """The environment's keys might read another account's stream of the same name."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     session = session_of({"profile": "team"})
     client = patient_client("kinesis", None, None, 5.0, session)
     assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
-    # boto3 itself tells clients apart from their credentials only by what they sign.
+    # boto3 shows a client's credentials only in what it signs.
     assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
     assert session_of({}) is None
     assert sts == []
@@ -85,7 +85,7 @@ def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch:
 
 @pytest.mark.parametrize("profile", [None, "team"])
 def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked, profile: str | None) -> None:
-    """A role that wants an external id gives nothing without it; one that is asked for early may never be needed."""
+    """A role may require its external id, and a role that is assumed early may never be needed."""
     options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
     session = session_of(options)
     client = patient_client("kinesis", "eu-west-1", None, 5.0, session)
@@ -93,7 +93,7 @@ def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked
     assert _key(session) == "ASIAROLE"
     signed = client._request_signer._credentials.get_frozen_credentials()  # noqa: SLF001
     assert (signed.access_key, signed.token) == ("ASIAROLE", "token")
-    # Two clients, and one request: the credentials are shared until they expire.
+    # Two clients cause one request, because the credentials are shared until they expire.
     ((authorization, told),) = sts
     assert (told["RoleArn"], told["ExternalId"], told["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
     assert ("AKIATEAM" if profile else "AKIAENVIRONMENT") in authorization
@@ -101,7 +101,7 @@ def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked
 
 @pytest.mark.usefixtures("sts")
 def test_a_session_of_the_callers_serves_source_and_store() -> None:
-    """A program with credentials of its own would have to put them into the environment of all its threads."""
+    """A program with its own credentials does not have to put them into the environment of all its threads."""
     session = boto3.Session("AKIAOWN", "own", region_name="eu-south-1")
     source: Any = open_source("kinesis://orders", session=session)
     client = source._clients.within(5.0)  # noqa: SLF001
@@ -128,14 +128,14 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
 )
 @pytest.mark.usefixtures("sts")
 def test_an_option_that_a_url_cannot_mean_is_refused(address: str, options: str, said: str) -> None:
-    """A misspelt profile would be the environment's credentials."""
+    """With a misspelled profile, the environment's credentials would be used."""
     opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(ValueError, match=rf"^(store|source) URL: {said}"):
         opened(f"{address}?{options}")
 
 
 def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records would be read with other credentials than the file says."""
+    """Records are read with exactly the credentials that the file names."""
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
     assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
     assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
@@ -146,7 +146,7 @@ def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monke
     assert _key(credentials_of(either).session()) == "AKIAENVIRONMENT"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert _key(credentials_of(either).session()) == "AKIATEAM"
-    # That one alone, and not the rest of the chain.
+    # Only this provider, not the rest of the chain.
     session = credentials_of("EnvironmentVariableCredentialsProvider").session()
     assert session is not None
     assert session.get_credentials() is None
@@ -154,7 +154,7 @@ def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monke
 
 
 def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network without a way to the default endpoint would have no role."""
+    """A role can be assumed in a network without access to the default endpoint."""
     with monkeypatch.context() as patched:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
@@ -171,6 +171,6 @@ def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.Mo
     ],
 )
 def test_a_region_is_doubted_only_where_aws_itself_cannot_be_reached(url: str, hint: str) -> None:
-    """A local endpoint that is down has no region to be wrong."""
+    """A local endpoint that is down has no region that could be wrong."""
     assert region_hint(EndpointConnectionError(endpoint_url=url)) == hint
     assert region_hint(ReadTimeoutError(endpoint_url=url)) == ""

@@ -1,4 +1,4 @@
-"""What azurite, and by its documentation Azure Blob, answers to each condition; and bad circumstances."""
+"""How azurite (and, by its documentation, Azure Blob) responds to each condition, and bad circumstances."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,12 +34,12 @@ def blobs(azurite_connection: str) -> Iterator[ContainerClient]:
 
 @pytest.fixture
 def objects(blobs: ContainerClient) -> BlobObjects:
-    """The same, as the stores see it."""
+    """Return the same container as the stores see it."""
     return BlobObjects(blobs)
 
 
 def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
-    """A condition the service ignores makes two owners of one lease."""
+    """If the service ignored a condition, a lease could have two owners."""
     try_conditions(objects)
     first = objects.put_new("a", {"n": "1"})
     assert objects.put_over("a", {"n": "1"}, str(first)) not in (None, first), "a new version all the same"
@@ -48,7 +48,7 @@ def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
 
 
 def test_etags_are_bare_wherever_they_come_from(objects: BlobObjects) -> None:
-    """Listed bare and answered quoted, a lease would seem to change hands between list and get."""
+    """ETags are bare in listings and quoted in other responses; a lease would seem to change hands in between."""
     written = objects.put_new("a", {"ownerid": ""})
     (listed,) = objects.list("a")
     got = objects.get("a")
@@ -59,7 +59,7 @@ def test_etags_are_bare_wherever_they_come_from(objects: BlobObjects) -> None:
 
 
 def test_blobs_of_strangers_and_peers_in_the_prefix(objects: BlobObjects) -> None:
-    """One odd blob makes the SDKs' listings fail; ours would stop with them."""
+    """One odd blob makes the SDKs' listings fail; ours go on."""
     objects.put_new(f"{PREFIX}/ownership/0", {})
     objects.put_new(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
     objects.put_new(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
@@ -81,7 +81,7 @@ def test_blobs_of_strangers_and_peers_in_the_prefix(objects: BlobObjects) -> Non
 def test_twenty_writers_keep_their_connections(
     connection: str, blobs: ContainerClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The SDK keeps ten, says of each other that it discards it, and pays for a handshake at the next request."""
+    """The SDK keeps ten connections, logs each one that it discards, and pays a handshake at the next request."""
     assert connection
     store, gate = open_store(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=many"), Barrier(20)
 
@@ -96,13 +96,13 @@ def test_twenty_writers_keep_their_connections(
 
 
 def test_one_winner_between_processes(connection: str, blobs: ContainerClient) -> None:
-    """What holds between threads of one client need not hold between clients."""
+    """What holds between threads of one client might not hold between clients."""
     assert connection
     assert_one_winner_each(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=race")
 
 
 def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> None:
-    """A typo in a name would be answered by an empty table, against the user's word."""
+    """A mistyped name does not create an empty table against the user's wish."""
     assert connection
     url = f"azblob://{ACCOUNT}/made-by-url?eventhub=NS.servicebus.windows.net/Orders&group=%24Default"
     with pytest.raises(StoreError, match="container 'made-by-url': it does not exist"):
@@ -119,7 +119,7 @@ def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> N
 def test_a_partition_owned_and_never_checkpointed_starts_where_the_url_says(
     connection: str, blobs: ContainerClient
 ) -> None:
-    """Taken from an official worker that reads what is new, it would be read from the beginning of its retention."""
+    """A partition taken from an official worker that reads new events is not read from the start of its retention."""
     assert connection
     blobs.upload_blob(f"{PREFIX}/ownership/0", b"", metadata={"ownerid": "sdk"})
     url = f"azblob://{ACCOUNT}/{blobs.container_name}?eventhub=ns/orders"
@@ -128,7 +128,7 @@ def test_a_partition_owned_and_never_checkpointed_starts_where_the_url_says(
 
 
 def test_a_wrong_key_is_said_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user would see a service that is down, or the secret in a log."""
+    """The user must neither believe that the service is down nor find the secret in a log."""
     monkeypatch.setenv(CONNECTION_STRING, connection.replace("AccountKey=E", "AccountKey=F"))
     with pytest.raises(StoreError, match="the service refused") as caught:
         open_store(f"azblob://{ACCOUNT}/leases")
@@ -151,7 +151,7 @@ DOWN: tuple[Callable[[Store, Lease], object], ...] = (
 
 
 def test_a_container_that_vanished_is_a_fault_and_no_refusal(objects: BlobObjects, blobs: ContainerClient) -> None:
-    """Read as "no such lease", it would have every partition created anew."""
+    """If it were read as "no such lease", every partition would be created again."""
     store = EtagStore(objects, HUB)
     lease = placed(store, Lease("0", owner="ann"))
     blobs.delete_container()

@@ -1,4 +1,4 @@
-"""The Azure SDKs' blobs, byte for byte: names, metadata, and what other writers have put there."""
+"""The Azure SDKs' blobs, byte for byte: names, metadata, and what other writers store there."""
 
 import pytest
 from attrs import evolve
@@ -15,7 +15,7 @@ NOON = at_timestamp(1_700_000_000_000)
 
 
 def test_names_are_the_sdks_own() -> None:
-    """One letter in upper case, and the official workers would never meet ours."""
+    """With one upper-case letter, the official workers would never see our blobs."""
     names = [HUB.name("0", "ownership"), HUB.name("12", "checkpoint"), HUB.prefix("ownership")]
     assert names == [
         "localhost:15672/hub1/$default/ownership/0",
@@ -39,16 +39,16 @@ def test_names_are_the_sdks_own() -> None:
     ],
 )
 def test_only_a_partitions_name_is_a_lease(name: str, key: str | None) -> None:
-    """A stray file below the prefix would be balanced as if it were a partition."""
+    """A stray file below the prefix is not balanced as if it were a partition."""
     assert HUB.key(name, "ownership") == key
 
 
 def test_ownership_is_written_as_the_sdks_read_it() -> None:
-    """`ownerid` missing from one blob makes the Python SDK's whole listing fail."""
+    """If `ownerid` is missing from one blob, the Python SDK's whole listing fails."""
     free = Lease("0")
     owned = evolve(free, owner="ann", yields=True)
-    asked = evolve(owned, next_owner="bob", notes=(("seal", "é 7"),))
-    assert [HUB.ownership({}, free, lease) for lease in (owned, asked, free)] == [
+    requested = evolve(owned, next_owner="bob", notes=(("seal", "é 7"),))
+    assert [HUB.ownership({}, free, lease) for lease in (owned, requested, free)] == [
         {"ownerid": "ann", "handoffowner": "ann"},
         {"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob", "notes": '{"seal": "\\u00e9 7"}'},
         {"ownerid": ""},
@@ -56,7 +56,7 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
 
 
 def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
-    """A missing field, or a number that is none, makes the SDKs' whole listing fail."""
+    """A missing field or an invalid number makes the SDKs' whole listing fail."""
     written = [HUB.checkpoint({}, Lease("0", checkpoint=at)) for at in (AT_9, TRIM_HORIZON, LATEST, NOON)]
     assert written == [
         {"offset": "4520", "sequencenumber": "9"},
@@ -67,7 +67,7 @@ def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
 
 
 def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> None:
-    """.NET's `clientidentifier` would vanish at our first write; a start long left would come back."""
+    """.NET's `clientidentifier` survives our first write, and an old start position does not come back."""
     stored = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
     freed = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
     moved = HUB.checkpoint({"clientidentifier": "them", "position": "AT_TIMESTAMP 1"}, Lease("0", checkpoint=AT_9))
@@ -78,7 +78,7 @@ def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> 
 
 
 def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
-    """A dead owner that is asked would pass for alive, and wait for another `lease_seconds`."""
+    """A dead owner that receives a request does not look alive for another `lease_seconds`."""
     owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
     asked, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
     request = HUB.ownership({}, owned, asked)
@@ -89,7 +89,7 @@ def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
 
 
 def test_a_version_that_a_stranger_kept_does_not_count() -> None:
-    """A worker that renews and keeps metadata it does not know would look dead."""
+    """A worker that renews and keeps metadata that it does not know does not look dead."""
     kept = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", kept)))
     assert lease is not None
@@ -107,7 +107,7 @@ def test_a_version_that_a_stranger_kept_does_not_count() -> None:
     ],
 )
 def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: str | None, yields: bool) -> None:
-    """A released partition would look owned, or a stranger's be asked for what it never answers."""
+    """A released partition does not look owned, and another library's owner gets no request that it cannot answer."""
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields, age=7.0)))
     stream = "localhost:15672/hub1/$default"
     assert lease == Lease(
@@ -135,7 +135,7 @@ def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: 
     ],
 )
 def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Position) -> None:
-    """A checkpoint misread starts a partition in the wrong place, or not at all."""
+    """A misread checkpoint would start a partition in the wrong place, or not at all."""
     lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert lease is not None
     assert (lease.checkpoint, lease.checkpoint.token) == (expected, expected.token)
@@ -153,7 +153,7 @@ def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Posit
     ],
 )
 def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
-    """Read as no checkpoint, one typing error would start the partition all over."""
+    """If it were read as no checkpoint, one typing error would restart the partition."""
     with pytest.raises(BadRowField) as caught:
         HUB.lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert caught.value.field == field
@@ -161,26 +161,26 @@ def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
 
 @pytest.mark.parametrize("at", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
 def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
-    """The official workers of the group would all fail at their next listing."""
+    """The next listing of every official worker in the group would fail."""
     with pytest.raises(StoreError, match=r"^(offset|checkpoint 9: .* its offset)"):
         HUB.checkpoint({}, Lease("0", checkpoint=at))
 
 
 def test_a_shard_is_no_partition() -> None:
-    """A lease written under such a name would be skipped by every listing, ours included."""
+    """Every listing, ours included, would skip a lease of that name."""
     with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout has room for partitions"):
         HUB.name("shardId-0", "checkpoint")
 
 
 def test_an_owner_that_no_header_can_carry_is_named() -> None:
-    """The service's own refusal would speak of a malformed header and of nobody."""
+    """The service's own rejection mentions only a malformed header, not the owner."""
     with pytest.raises(StoreError, match=r"owner: 'ann\\n' cannot stand"):
         HUB.ownership({}, Lease("0"), Lease("0", owner="ann\n"))
 
 
 @pytest.mark.parametrize("name", ["ann\n", "ann ", "é"])
 def test_a_name_that_no_header_can_carry_is_told_from_another(name: str) -> None:
-    """Whoever must choose another name has to know which of the two was refused."""
+    """The user must know which of the two names to change."""
     with pytest.raises(StoreError, match=r"^owner: "):
         HUB.ownership({}, Lease("0"), Lease("0", owner=name, yields=True))
     with pytest.raises(StoreError, match=r"^heir: "):
@@ -192,7 +192,7 @@ def test_a_name_that_no_header_can_carry_is_told_from_another(name: str) -> None
     [("ownerid", "\ud800"), ("handoffto", "\ud800"), ("throughputkbps", "heavy"), ("notes", "[]")],
 )
 def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None:
-    """Whoever edited the blob by hand must learn which field to correct."""
+    """Anyone who edits the blob by hand learns which field to correct."""
     owned = {"ownerid": "ann", "handoffowner": "ann", field: said}
     if field == "ownerid":
         owned["handoffowner"] = said
@@ -202,7 +202,7 @@ def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None
 
 
 def test_a_measured_lease_stays_so() -> None:
-    """Loads would be unknown to everybody but the worker that measured them, and never be evened out."""
+    """Every worker knows the load, not only the one that measured it, so it can be evened out."""
     fields = HUB.ownership({}, Lease("0"), Lease("0", owner="ann", weight=12_800))
     assert fields == {"ownerid": "ann", "throughputkbps": "12.5"}
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields)))
@@ -211,14 +211,14 @@ def test_a_measured_lease_stays_so() -> None:
 
 
 def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
-    """It would give its lease to nobody."""
+    """A worker never hands off a lease without a recipient."""
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
     assert lease is not None
     assert (lease.yields, lease.next_owner) == (True, None)
 
 
 def test_notes_are_written_with_the_ownership_that_they_stand_on() -> None:
-    """Written without it, the blob would have no owner for any SDK."""
+    """If they were written without it, the blob would have no owner for any SDK."""
     owned = Lease("0", owner="ann", yields=True)
     fields = HUB.notes({"theirs": "kept"}, owned, evolve(owned, notes=(("seal", "7"),)))
     assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

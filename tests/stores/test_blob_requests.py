@@ -1,4 +1,4 @@
-"""What is asked of Azure Blob, how often and under which condition, and what becomes of each answer."""
+"""Which requests Azure Blob receives, how often and under which condition, and how each response is handled."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,18 +20,18 @@ def memory() -> BlobMemory:
 
 @pytest.fixture
 def objects(memory: BlobMemory) -> BlobObjects:
-    """Its blobs; the clock of this machine is the service's."""
+    """Return a container whose service uses this machine's clock."""
     return BlobObjects(memory.client(), SkewWarning(BEGAN.timestamp))
 
 
 def test_the_matrix_of_conditions(objects: BlobObjects, memory: BlobMemory) -> None:
-    """A condition the service ignores makes two owners of one lease."""
+    """If the service ignored a condition, a lease could have two owners."""
     try_conditions(objects)
     assert memory.blobs == {}
 
 
 def test_each_write_says_what_it_wants_of_the_blob(objects: BlobObjects, memory: BlobMemory) -> None:
-    """Set Metadata does not keep If-None-Match everywhere, and a Put Blob leaves soft-deleted copies behind."""
+    """Set Metadata does not support If-None-Match everywhere, and Put Blob leaves soft-deleted copies."""
     etag = str(objects.put_new("a", {"ownerid": "ann"}))
     objects.put_over("a", {"ownerid": "bob"}, etag)
     objects.delete("a", "0x2")
@@ -61,7 +61,7 @@ ASKED = pytest.mark.parametrize("ask", [*WRITES.values(), *READS.values()], ids=
 def test_a_write_without_an_answer_is_sent_once(
     objects: BlobObjects, memory: BlobMemory, does: str, status: int
 ) -> None:
-    """Its own first try would refuse the second, and a claim that was won count as lost."""
+    """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
     memory.faults = [BlobFault(status, "ServerBusy")] * 9
     with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable answer \(HTTP {status}\)$"):
         WRITES[does](objects)
@@ -70,7 +70,7 @@ def test_a_write_without_an_answer_is_sent_once(
 
 @pytest.mark.parametrize("does", READS)
 def test_a_reading_without_an_answer_is_tried_again(objects: BlobObjects, memory: BlobMemory, does: str) -> None:
-    """Each moment of a busy service would cost a look at the leases."""
+    """A busy moment of the service does not cost a look at the leases."""
     memory.faults = [BlobFault(503, "ServerBusy")] * 2
     READS[does](objects)
     assert len(memory.asked) == 3
@@ -90,7 +90,7 @@ def test_a_reading_without_an_answer_is_tried_again(objects: BlobObjects, memory
 def test_a_permanent_refusal_of_the_service_is_said(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object], fault: BlobFault, says: str
 ) -> None:
-    """A worker without rights would wait for them for ever."""
+    """A worker without rights does not wait for them forever."""
     memory.faults = [fault] * 9
     with pytest.raises(StoreError, match=f"^container 'leases': {says}") as refused:
         ask(objects)
@@ -98,7 +98,7 @@ def test_a_permanent_refusal_of_the_service_is_said(
 
 
 def test_a_refusal_without_a_code_is_a_refusal(memory: BlobMemory) -> None:
-    """A proxy between us and the service knows none of its codes: a worker would end with a traceback."""
+    """A proxy in between sends none of the service's codes, and must not end a worker with a traceback."""
     refused = HttpResponseError("no")
     refused.status_code = 418
     with (
@@ -112,7 +112,7 @@ def test_a_refusal_without_a_code_is_a_refusal(memory: BlobMemory) -> None:
 def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object]
 ) -> None:
-    """A request may have been carried out whose answer did not come; and an address may hold a signature."""
+    """The request may have been carried out although no response came, and an address may contain a signature."""
     memory.faults = [ServiceRequestError("https://account.invalid/leases?sig=secret")] * 9
     says = r"^container 'leases': the service cannot be reached \(ServiceRequestError\)$"
     with pytest.raises(OutcomeUnknown, match=says) as unknown:
@@ -122,7 +122,7 @@ def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
 
 @pytest.mark.parametrize("code", ["BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"])
 def test_a_refused_write_is_no_fault(objects: BlobObjects, memory: BlobMemory, code: str) -> None:
-    """A worker would take a lost race for a service that is down."""
+    """A worker that loses a race must not conclude that the service is down."""
     objects.put_new("a", {})
     for does, refused in (("new", None), ("over", None), ("delete", False)):
         memory.faults = [BlobFault(412, code)]
@@ -132,7 +132,7 @@ def test_a_refused_write_is_no_fault(objects: BlobObjects, memory: BlobMemory, c
 def test_a_listing_goes_over_all_pages_and_tells_ages_by_the_services_clock(
     objects: BlobObjects, memory: BlobMemory
 ) -> None:
-    """What lies on a later page would be gone, or a living owner look dead by the clock of this machine."""
+    """Leases on later pages are not missed, and a live owner does not look dead by this machine's clock."""
     etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
     objects.put_new("b/0", {})
     memory.asked.clear()
@@ -144,7 +144,7 @@ def test_a_listing_goes_over_all_pages_and_tells_ages_by_the_services_clock(
 
 
 def test_names_are_in_lower_case_and_what_is_empty_is_empty(objects: BlobObjects, memory: BlobMemory) -> None:
-    """A writer in another language has its own case, and a released partition an owner without a name."""
+    """A writer in another language may use another case, and a released partition has no owner with an empty name."""
     memory.blobs["a"] = ('"0x1"', {"OwnerId": "", "Offset": "7"}, 0.0)
     (listed,) = objects.list("")
     assert listed.fields == {"ownerid": "", "offset": "7"}
@@ -152,21 +152,21 @@ def test_names_are_in_lower_case_and_what_is_empty_is_empty(objects: BlobObjects
 
 
 def test_without_the_services_clock_everything_is_new(objects: BlobObjects, memory: BlobMemory) -> None:
-    """By a clock of this machine's a living owner may look dead."""
+    """By this machine's clock, a live owner might look dead."""
     objects.put_new("a", {})
     memory.now, memory.dated = 3600.0, False
     assert [one.age for one in (*objects.list(""), objects.get("a")) if one] == [0.0, 0.0]
 
 
 def test_a_clock_far_off_is_said(memory: BlobMemory, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever else runs on this machine may judge by it."""
+    """Other programs on this machine may rely on the clock too."""
     BlobObjects(memory.client(), SkewWarning((BEGAN + timedelta(seconds=600)).timestamp)).list("")
-    said = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
-    assert said == ["the local clock is 600 s ahead of t"]
+    messages = [record.getMessage()[:35] for record in caplog.records if record.name == "leasehold.objects"]
+    assert messages == ["the local clock is 600 s ahead of t"]
 
 
 def test_a_container_is_made_where_it_may_be(memory: BlobMemory) -> None:
-    """A typing error in a name would be answered by an empty table, against the user's word."""
+    """A mistyped name does not create an empty table against the user's wish."""
     memory.there = False
     with pytest.raises(StoreError, match=r"^container 'leases': it does not exist"):
         _ensure(memory.client(), create=False)
@@ -176,14 +176,13 @@ def test_a_container_is_made_where_it_may_be(memory: BlobMemory) -> None:
 
 
 def test_a_container_that_somebody_else_made_meanwhile_will_do(memory: BlobMemory) -> None:
-    """Of workers that start together all but one would fail."""
+    """Workers that start together all succeed."""
     memory.faults = [BlobFault(404, "ContainerNotFound")]
     _ensure(memory.client(), create=True)
     assert memory.asked == ["list", "create"]
 
 
 def test_closing_closes_the_connections(objects: BlobObjects, memory: BlobMemory) -> None:
-    """They would stay open for each store that was used once."""
     objects.list("")
     objects.close()
     assert memory.asked[-1] == "closed"

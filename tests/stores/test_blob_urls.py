@@ -1,4 +1,4 @@
-"""The container that a URL of Azure Blob names, by whose rights it is asked, and for how long."""
+"""Which container an Azure Blob URL names, with which credentials it is accessed, and with which timeouts."""
 
 import base64
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from leasehold.stores.protocol import Patience
 
 KEY = base64.b64encode(b"secret").decode()
 SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"
-layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  what a URL's options say of names
+layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  the layout that a URL's options select
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @define
 class Identity:
-    """An identity of this machine, which is never asked."""
+    """An identity of this machine; it is never used."""
 
     asked: list[str] = field(factory=list)
 
@@ -40,7 +40,7 @@ class Identity:
 
 
 def test_options_choose_the_layout() -> None:
-    """Leases would stand where no other worker of the group looks for them."""
+    """Leases are stored where the other workers of the group look."""
     assert layout({}) == ObjectLayout("")
     assert layout({"prefix": "fleet/one"}) == ObjectLayout("fleet/one")
     hub = {"eventhub": "ns/hub"}
@@ -64,7 +64,7 @@ def test_options_choose_the_layout() -> None:
     ],
 )
 def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -> None:
-    """A typing error would open another group's leases."""
+    """A typing error does not open another group's leases."""
     with pytest.raises(ValueError, match=f"^store URL: {says}"):
         layout(options)
 
@@ -78,19 +78,19 @@ def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -
     ],
 )
 def test_a_namespace_has_the_name_that_the_sdks_write(name: str, full: str) -> None:
-    """Their blobs and ours would have different names, and both would read every partition."""
+    """If the SDKs' blobs and ours had different names, both would read every partition."""
     assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
 
 
 @pytest.mark.parametrize("place", ["", "acc", "acc/", "/c", "acc/c/more"])
 def test_a_place_is_an_account_and_a_container(place: str) -> None:
-    """A typing error would end in a traceback of the SDK."""
+    """A typing error does not end in a traceback of the SDK."""
     with pytest.raises(ValueError, match=r"^store URL: azblob:// wants account/container$"):
         client_of(place, None)
 
 
 def settings(client: ContainerClient) -> dict[str, Any]:
-    config: Any = client._config  # noqa: SLF001  the SDK shows it nowhere else
+    config: Any = client._config  # noqa: SLF001  the SDK exposes it nowhere else
     transport: Any = client._pipeline._transport  # noqa: SLF001
     inner = getattr(transport, "_transport", transport)
     retry: Any = config.retry_policy
@@ -104,7 +104,7 @@ def settings(client: ContainerClient) -> dict[str, Any]:
 
 
 def test_without_a_key_this_machines_identity_is_asked_for() -> None:
-    """A worker in the cloud would need a secret that it can lose."""
+    """A worker in the cloud needs no secret that could leak."""
     client = client_of("acc/c", None)
     assert (client.url, client.container_name) == ("https://acc.blob.core.windows.net/c", "c")
     assert isinstance(client.credential, Identity)
@@ -114,7 +114,7 @@ def test_without_a_key_this_machines_identity_is_asked_for() -> None:
 
 
 def test_a_clients_patience_is_the_urls() -> None:
-    """A stalled request would cost a lease."""
+    """A stalled request does not cost a lease."""
     usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
     assert settings(client_of("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
     short = blob.PATIENCE.within(2.5)
@@ -124,7 +124,7 @@ def test_a_clients_patience_is_the_urls() -> None:
 
 
 def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker would write into another account than its URL says; and no complaint may repeat the key."""
+    """A worker does not write into an account other than the one in its URL, and no error repeats the key."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     client = client_of("acc/c", None)
     assert (client.url, client.account_name) == ("https://acc.blob.core.windows.net/c", "acc")
@@ -156,7 +156,7 @@ def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> 
     ids=["key", "http", "signature"],
 )
 def test_a_secret_read_from_a_file_may_end_with_a_line_end(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line end within it is said, in place of a host that does not exist."""
+    """A line end within the secret is reported, instead of a host that does not exist."""
     monkeypatch.setenv(CONNECTION_STRING, secret)
     wanted = client_of("acc/c", None).url
     monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")
@@ -168,7 +168,7 @@ def test_a_secret_read_from_a_file_may_end_with_a_line_end(secret: str, monkeypa
 
 @define
 class Container:
-    """A container that is there or not, or comes in between."""
+    """A container that exists or not, or that is created in between."""
 
     answers: list[Exception | None]
     asked: list[str] = field(factory=list)
@@ -191,7 +191,7 @@ class Container:
 
 
 def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table would be looked for in another container, or be made against the user's word."""
+    """The container is the one in the URL, and is created only if the user allows it."""
     made: list[tuple[object, ...]] = []
     absent = ResourceNotFoundError("no")
     container = Container([None, absent, None, absent, ResourceExistsError("x")])

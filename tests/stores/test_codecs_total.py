@@ -1,4 +1,4 @@
-"""A lease written down stays itself, and one bad row costs no other; what else may stand there, tests/fuzz tries."""
+"""A stored lease is read back unchanged, and one bad row affects no other. tests/fuzz tries what else may be stored."""
 
 import sqlite3
 from pathlib import Path
@@ -30,7 +30,7 @@ FLEET = ObjectLayout("fleet/one")
 
 @given(leases)
 def test_a_lease_and_its_item_are_the_same(lease: Lease) -> None:
-    """What a layout drops or bends on the way is read wrong by whoever takes the lease next."""
+    """Whatever a layout drops or changes, the next owner reads wrong."""
     lease = evolve(lease, version=Version(str(lease.epoch)), shard=lease.key)
     if not lease.stream:
         assert token_of(to_lease(to_item(lease))) == token_of(lease)  # type: ignore[arg-type]
@@ -38,14 +38,14 @@ def test_a_lease_and_its_item_are_the_same(lease: Lease) -> None:
 
 @given(leases)
 def test_a_lease_and_its_row_are_the_same(lease: Lease) -> None:
-    """A copy to another machine's file would not be the lease it was."""
+    """A table copied to another machine's file keeps its leases as they were."""
     read = row_to_lease(to_row(lease))
     assert token_of(read) == token_of(evolve(lease, version=Version(str(lease.epoch))))  # type: ignore[arg-type]
 
 
 @given(leases)
 def test_a_lease_and_its_objects_are_the_same(lease: Lease) -> None:
-    """A field bent in an object's header or body is lost for every source without a layout of its own."""
+    """A field changed in an object's header or body is lost for every source without its own layout."""
     told = evolve(lease, epoch=0, version=Version(""))
     blank = unowned(told)
     parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, told)))
@@ -94,7 +94,7 @@ def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> N
 
 
 def test_a_key_that_is_no_text_is_named_all_the_same(tmp_path: Path) -> None:
-    """Whoever must correct the row could not find it."""
+    """The user can find the row to correct."""
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     store.write(CreateLease(Lease("good")))

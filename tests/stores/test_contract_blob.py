@@ -1,4 +1,4 @@
-"""Leases of any source keep the contract in a blob container."""
+"""The contract for leases of any source in a blob container."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class TestBlob(StoreContract):
 
     @pytest.fixture
     def store(self, azurite_connection: str) -> Iterator[EtagStore]:
-        """A store in a container of its own."""
+        """Open a store in its own container."""
         store = EtagStore(AgelessBlobs(container(azurite_connection)), ObjectLayout("fleet/one"))
         yield store
         store.close()

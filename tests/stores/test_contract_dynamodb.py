@@ -1,4 +1,4 @@
-"""The DynamoDB store keeps the contract, on services that can be trusted about conditional writes."""
+"""The DynamoDB store keeps the contract, on services whose conditional writes can be trusted."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -20,7 +20,7 @@ _numbers = count()
 
 
 def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[DynamoStore]:
-    """A store on a table of its own."""
+    """Open a store on its own table."""
     opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, directly=directly)
     yield opened
     opened.close()
@@ -28,7 +28,7 @@ def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[
 
 @pytest.mark.services
 class TestDynalite(StoreContract):
-    """Every clause, where a refusal brings no row."""
+    """Every clause, on a service that does not return the row with a rejection."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -38,16 +38,16 @@ class TestDynalite(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteInSegments(StoreContract):
-    """Likewise where each listing behind another is read in parts, side by side."""
+    """Every clause, with each listing after the first read in parallel segments."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[DynamoStore]:
-        """A new, empty store, which takes four rows for a large table."""
+        """Open a new, empty store that treats four rows as a large table."""
         monkeypatch.setattr(dynamodb_store, "SEGMENT_ROWS", 1)
         yield from new_store(dynalite_url, session)
 
     def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
-        """What is in none would be made anew, and begin where it began."""
+        """A lease in none of them would be recreated, and start from its beginning."""
         made = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
         assert [list(store.list().leases) for _ in range(3)] == [made] * 3
 
@@ -55,7 +55,7 @@ class TestDynaliteInSegments(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteThroughBoto3(StoreContract):
-    """Likewise where boto3 makes all calls."""
+    """Every clause, with boto3 making all calls."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -65,7 +65,7 @@ class TestDynaliteThroughBoto3(StoreContract):
 @pytest.mark.more
 @pytest.mark.services
 class TestDynamoDBLocal(StoreContract):
-    """Every clause, where a refusal brings the row as stored."""
+    """Every clause, on a service that returns the stored row with a rejection."""
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -74,20 +74,20 @@ class TestDynamoDBLocal(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynalite_url}")
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str) -> None:
-    """Likewise, on Amazon's own implementation."""
+    """The same on Amazon's own implementation."""
     assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynamodb_local_url}")
 
 
 @pytest.mark.services
 def test_a_table_that_was_deleted_is_made_anew_by_a_worker_that_may(dynalite_url: str, session: Session) -> None:
-    """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
+    """Only workers create tables; the fleet does not have to wait until another worker starts."""
     table = f"leases-{next(_numbers)}"
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)
     tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)

@@ -1,4 +1,4 @@
-"""The Azure SDKs' own layout keeps the contract, apart from what it does not promise."""
+"""The Azure SDKs' own layout keeps the contract, except for what it does not promise."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ class TestEventHubBlobs(StoreContract):
 
     @pytest.fixture
     def store(self, azurite_connection: str) -> Iterator[EtagStore]:
-        """A store in a container of its own."""
+        """Open a store in its own container."""
         store = EtagStore(AgelessBlobs(container(azurite_connection)), HUB)
         yield store
         store.close()

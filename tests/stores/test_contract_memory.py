@@ -18,7 +18,7 @@ class TestMemory(StoreContract):
 
 
 def test_a_name_is_shared_and_no_name_is_not() -> None:
-    """Workers of one process would each balance a table of their own, or tests disturb each other."""
+    """Workers of one process share a table by its name, and tests do not disturb each other."""
     row = done(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
     assert MemoryStore("shared-by-name").get(["s-0"]) == (row,)
     assert MemoryStore("another").get(["s-0"]) == MemoryStore().get(["s-0"]) == ()

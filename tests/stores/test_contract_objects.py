@@ -1,6 +1,6 @@
-"""The contract on objects under ETags in this process: what each clause asks of the order of writes, without a service.
+"""The contract on objects under ETags in this process: the order of writes that each clause needs, without a service.
 
-The races are left to the stores that have real ones: these objects check and write in two steps.
+These objects check and write in two steps, so races are tested with the stores that have real ones.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Rese
 
 
 class TestObjects(Ownership, Checkpoints, Handoff, Resets):
-    """Every clause but the races."""
+    """Every clause except the races."""
 
     @pytest.fixture
     def store(self) -> Iterator[EtagStore]:
-        """A store of its own."""
+        """Open a new store."""
         store = EtagStore(ObjectMemory(), ObjectLayout("fleet/one"))
         yield store
         store.close()

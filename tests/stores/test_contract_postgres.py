@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the contract on a real server, between processes too, and says what is wrong with one."""
+"""The PostgreSQL store keeps the contract on a real server, between processes too, and reports its problems."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ _numbers = count()
 
 @pytest.fixture
 def table() -> str:
-    """A name of a test's own."""
+    """Return a table name for one test."""
     return f"leases_{os.getpid()}_{next(_numbers)}"
 
 
@@ -62,7 +62,7 @@ Sql = Callable[[str], list[tuple[Any, ...]]]
 
 @pytest.fixture
 def sql(postgres_service: Service, table: str) -> Sql:
-    """What another program does to the database; TABLE is the test's own."""
+    """Run SQL as another program would; TABLE stands for the test's table."""
 
     def done(statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(conninfo_of(postgres_service), autocommit=True) as connection:
@@ -73,19 +73,19 @@ def sql(postgres_service: Service, table: str) -> Sql:
 
 
 def test_one_winner_between_processes(url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(url)
 
 
 def test_a_database_with_a_stricter_isolation_has_one_winner_each_too(sql: Sql, url: str, table: str) -> None:
-    """There PostgreSQL refuses by an error, which would be taken for a fault of the service."""
+    """There PostgreSQL rejects writes with an error, which must not be taken for a fault of the service."""
     sql("CREATE ROLE strict_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE strict_TABLE_ SET default_transaction_isolation = 'serializable'")
     assert_one_winner_each(url.replace(f"user={USER}", f"user=strict_{table}"))
 
 
 def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store: PostgresStore) -> None:
-    """A field that is bent on the way is read wrong by every worker; and a team would not find its own words."""
+    """A field that is changed in storage is read wrong by every worker, and a team would not find its own words."""
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
     made = done(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
@@ -101,25 +101,25 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
-    """Each renewal of a large fleet would read the whole table."""
+    """A renewal in a large fleet does not read the whole table."""
     seen = owned(store)
     sql(
         "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
         "SELECT n::text, n::text, 0, 'TRIM_HORIZON' FROM generate_series(1, 5000) AS n"
     )
     sql("ANALYZE TABLE_")
-    asked = Statements.of((table,))
+    statements = Statements.of((table,))
     row = dict.fromkeys(COLUMNS) | {"key": seen.key}
     with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
-        for statement in (asked.update, asked.delete, asked.some):
-            told = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
-            plan = str(connection.execute(b"EXPLAIN " + statement, told).fetchall())
+        for statement in (statements.update, statements.delete, statements.some):
+            parameters = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
+            plan = str(connection.execute(b"EXPLAIN " + statement, parameters).fetchall())
             assert "Index" in plan
             assert "Seq Scan" not in plan
 
 
 def test_columns_of_others_survive(sql: Sql, store: PostgresStore) -> None:
-    """A team that notes who to call beside each lease would lose it at the next renewal."""
+    """If a team stores a contact next to each lease, the next renewal keeps it."""
     seen = owned(store)
     sql("ALTER TABLE TABLE_ ADD COLUMN oncall text")
     sql("UPDATE TABLE_ SET oncall = 'the blue team'")
@@ -129,7 +129,7 @@ def test_columns_of_others_survive(sql: Sql, store: PostgresStore) -> None:
 
 
 def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
-    """Whoever takes a lease away by hand leaves the counter alone, and the owner would write over it."""
+    """Someone who reassigns a lease by hand leaves the counter alone; the owner must not write over it."""
     seen = owned(store)
     sql("UPDATE TABLE_ SET owner = 'bob'")
     assert facts(lost(store.write(RenewLease(seen)))) == facts(evolve(seen, owner="bob", yields=True))
@@ -149,7 +149,7 @@ def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: S
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:
-    """One bad row would stop every worker, or worse, be taken for a lease that starts anew."""
+    """One bad row does not stop the workers, and is not taken for a lease that starts again."""
     seen, good = owned(store), owned(store, key="good")
     sql(f"UPDATE TABLE_ SET {spoil} WHERE key <> 'good'")  # noqa: S608  the test's own words
     assert store.list() == Listing((good,), (Malformed(KEY, field, why),))
@@ -161,7 +161,7 @@ def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoi
 
 
 def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) -> None:
-    """A mistyped name would make an empty table, and the whole stream be read again."""
+    """A mistyped name does not create an empty table, after which the whole stream would be read again."""
     with pytest.raises(StoreError, match=rf"table {table} of .*: there is no such table here"):
         open_store(url, create=False)
     assert sql("SELECT to_regclass('TABLE_')") == [(None,)]
@@ -175,7 +175,10 @@ def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) ->
     ],
 )
 def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape: str, says: str) -> None:
-    """Some other program's table would be used until the first write fails; without its key two workers create."""
+    """Another program's table is not used until the first write fails.
+
+    Without its key, two workers could create a lease.
+    """
     open_store(url).close()
     sql(f"CREATE TABLE other_TABLE_ {shape}")
     with pytest.raises(StoreError, match=says):
@@ -186,7 +189,7 @@ def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape:
 def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
     sql: Sql, url: str, store: PostgresStore, does: str
 ) -> None:
-    """A worker would be told of each of its writes that somebody else was first."""
+    """A worker would be told for each write that another worker was first."""
     seen = owned(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
     with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
@@ -197,14 +200,14 @@ def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
 
 
 def test_the_probe_shows_nobody_a_row(sql: Sql, store: PostgresStore) -> None:
-    """A listing at that moment would have a lease of no shard."""
+    """A listing during the probe shows no lease of a shard that does not exist."""
     store.prove()
     assert sql("SELECT n_tup_ins, n_live_tup FROM pg_stat_user_tables WHERE relname = 'TABLE_'")
     assert sql("SELECT count(*) FROM TABLE_") == [(0,)]
 
 
 def test_a_user_whose_commits_are_not_waited_for_is_refused(sql: Sql, url: str, table: str) -> None:
-    """A checkpoint that was answered would be gone after a loss of power, and the next owner begin before it."""
+    """A confirmed checkpoint could be lost in a power failure, and the next owner would start before it."""
     sql("CREATE ROLE hasty_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE hasty_TABLE_ SET synchronous_commit = off")
     theirs = url.replace(f"user={USER}", f"user=hasty_{table}")
@@ -215,7 +218,7 @@ def test_a_user_whose_commits_are_not_waited_for_is_refused(sql: Sql, url: str, 
 def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
     sql: Sql, url: str, store: PostgresStore, table: str
 ) -> None:
-    """The service's own words name a table and no right; and a tool that only looks must be able to."""
+    """The service's own message names a table and no right, and a tool that only reads must still work."""
     seen = owned(store)
     sql("CREATE ROLE reader_TABLE_ LOGIN")
     sql("GRANT SELECT ON TABLE_ TO reader_TABLE_")
@@ -228,7 +231,7 @@ def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
 
 
 def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
-    """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
+    """Only workers create tables; the fleet does not have to wait until another worker starts."""
     seen = owned(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
@@ -242,7 +245,7 @@ def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, ur
 
 
 def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> None:
-    """A worker would ask for it again for ever."""
+    """A worker does not retry it forever."""
     with pytest.raises(StoreError, match="NUL") as caught:
         store.write(CreateLease(Lease("a\0b")))
     assert not isinstance(caught.value, OutcomeUnknown)
@@ -252,7 +255,7 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
 
 
 def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
-    """After a restart each connection of the pool would fail one write more, and a lease expire meanwhile."""
+    """After a restart, each connection of the pool would fail another write, and a lease would expire meanwhile."""
     seen = owned(store)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
@@ -263,11 +266,11 @@ def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, st
         store.write(RenewLease(seen))
     assert done(store.write(RenewLease(seen))).epoch == seen.epoch + 1
     sql(end)
-    assert store.get([KEY]) != (seen,)  # a reading is repeated, and nobody notices
+    assert store.get([KEY]) != (seen,)  # a read is repeated transparently
 
 
 def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
-    """A worker would wait for as long as TCP does, and lose all its leases to one stalled request."""
+    """A worker does not wait as long as TCP does, and lose all its leases to one stalled request."""
     hasty = open_store(url, request_seconds=1.0)
     seen = owned(hasty)
     processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")
@@ -276,7 +279,7 @@ def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -
     try:
         with pytest.raises(OutcomeUnknown):
             hasty.write(RenewLease(seen))
-        assert hasty.get([KEY]) == (seen,)  # by another connection: those that hang are asked no more
+        assert hasty.get([KEY]) == (seen,)  # over another connection; those that hang are not used again
     finally:
         for (process,) in processes:
             os.kill(process, signal.SIGCONT)
@@ -286,7 +289,7 @@ def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -
 def test_a_row_that_another_program_keeps_locked_is_an_unknown_outcome(
     postgres_service: Service, url: str, store: PostgresStore, table: str
 ) -> None:
-    """An operator's forgotten transaction would stop a worker for good."""
+    """An operator's forgotten transaction does not stop a worker for good."""
     seen = owned(store)
     hasty = open_store(url, request_seconds=1.0)
     with psycopg.connect(conninfo_of(postgres_service)) as other:
@@ -300,14 +303,14 @@ def test_a_row_that_another_program_keeps_locked_is_an_unknown_outcome(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where a server that may not run as root can keep its files."""
+    """Return a folder in which a server that must not run as root can keep its files."""
     with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as made:
         Path(made).chmod(0o755)
         yield Path(made)
 
 
 def test_a_server_that_is_away_and_comes_back_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker would have to be restarted after each maintenance of its database."""
+    """A worker does not have to be restarted after maintenance of its database."""
     with postgres(folder) as service:
         store = open_store(store_url(service))
         seen = owned(store)
@@ -332,7 +335,7 @@ def _answers(store: Store) -> bool:
 
 
 def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
-    """A worker would end where waiting a little would do."""
+    """A worker waits for the server instead of ending."""
     with pytest.raises(OutcomeUnknown, match=r"table leases of 127\.0\.0\.1/app"):
         open_store("postgres://127.0.0.1:1/app")
 
@@ -342,7 +345,7 @@ def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
     [("nobody_here", DATABASE, 'role "nobody_here" does not exist'), (USER, "none", 'database "none" does not exist')],
 )
 def test_a_refused_connection_says_why(postgres_service: Service, user: str, database: str, says: str) -> None:
-    """A pool tells nobody, and a worker would wait for a service that is up."""
+    """A pool hides the reason, and a worker would wait for a service that is up."""
     with pytest.raises(StoreError, match=says) as caught:
         open_store(f"postgres://127.0.0.1:{postgres_service.port}/{database}?user={user}")
     assert not isinstance(caught.value, OutcomeUnknown)
@@ -363,7 +366,7 @@ def test_a_refused_connection_says_why(postgres_service: Service, user: str, dat
     ],
 )
 def test_a_url_names_a_place(place: str, options: dict[str, str], named: PostgresPlace) -> None:
-    """A worker would look for its leases elsewhere."""
+    """A worker looks for its leases in the place that the URL names."""
     assert place_of(place, options) == named
 
 
@@ -379,6 +382,6 @@ def test_a_url_names_a_place(place: str, options: dict[str, str], named: Postgre
     ],
 )
 def test_a_url_that_names_none_is_refused(place: str, options: dict[str, str], says: str) -> None:
-    """The complaint would be the service's, about words that nobody wrote."""
+    """The service's own error would mention words that the user did not write."""
     with pytest.raises(ValueError, match=f"store URL: .*{says}"):
         open_url(place, options, create=True, request_seconds=None)

@@ -1,10 +1,9 @@
-"""Leases of any source keep the contract in a bucket: on versitygw whole, on moto as far as that can judge.
+"""The contract for leases of any source in a bucket: all of it on versitygw, on moto as far as moto can judge.
 
-moto answers as Amazon S3 does to If-None-Match: * and If-Match on PutObject and to If-Match on
-DeleteObject, 412 and 404 included, which is all this store relies on (s3rver 3.7 ignores all three).
-It checks and writes in two steps, so its races prove nothing: with threads switched every
-microsecond two of eight writers won in 8 of 278 rounds. Those clauses are left to versitygw, which is
-opt-in, and to azurite, which runs the same code.
+moto responds as Amazon S3 does to If-None-Match: * and If-Match on PutObject, and to If-Match on DeleteObject,
+including 412 and 404, which is all this store relies on (s3rver 3.7 ignores all three). It checks and writes in two
+steps, so its races prove nothing: with threads switched every microsecond, two of eight writers won in 8 of 278 rounds.
+The race clauses are tested on versitygw, which is opt-in, and on azurite, which runs the same code.
 """
 
 from collections.abc import Iterator
@@ -27,17 +26,17 @@ _numbers = count()
 
 @pytest.fixture
 def store(objects: AgelessS3) -> EtagStore:
-    """A store under a prefix of its own."""
+    """Open a store under its own prefix."""
     return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
 
 
 class TestS3(Ownership, Checkpoints, Handoff, Resets):
-    """Every clause but the races."""
+    """Every clause except the races."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, moto_url: str) -> Iterator[AgelessS3]:
-        """One bucket: its clients take longer to be made than a clause takes."""
+        """Return one bucket for all clauses: creating its clients takes longer than a clause."""
         with closing(bucket(moto_url)) as objects:
             yield objects
 
@@ -57,5 +56,5 @@ class TestVersitygw(StoreContract):
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_one_winner_between_processes_on_versitygw(versitygw_url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"s3://race/fleet?region=eu-west-1&endpoint={versitygw_url}")

@@ -36,23 +36,23 @@ class TestMemory(StoreContract):
 
     @pytest.fixture
     def store(self) -> SessionStore:
-        """A table of its own."""
+        """Open a new table."""
         return SessionStore(MemoryCells())
 
 
 class TestSmallPages(StoreContract):
-    """Every clause, where each lease is on a page of its own (G12)."""
+    """Every clause, with each lease on its own page (G12)."""
 
     @pytest.fixture
     def store(self) -> SessionStore:
-        """A table whose pages have room for one lease."""
+        """Open a table whose pages hold one lease each."""
         cells = MemoryCells()
         cells.page_leases = 1
         return SessionStore(cells, gather=0.0)
 
 
 class TestObjects(Ownership, Checkpoints, Handoff, Resets):
-    """Every clause but the races: these objects check and write in two steps."""
+    """Every clause except the races: these objects check and write in two steps."""
 
     @pytest.fixture
     def store(self) -> SessionStore:
@@ -64,13 +64,13 @@ class TestSqlite(StoreContract):
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SessionStore]:
-        """A file of its own."""
+        """Open a new file."""
         with closing(SessionStore(SqliteCells(SqliteStore(str(tmp_path / "leases.db"))), gather=0.0)) as store:
             yield store
 
 
 def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"sqlite://{tmp_path}/leases.db?layout=sessions")
 
 
@@ -80,7 +80,7 @@ class TestDynalite(StoreContract):
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
-        """A table of its own."""
+        """Open a new table."""
         table = DynamoStore(f"sessions-{next(_numbers)}", endpoint=dynalite_url, session=session)
         with closing(SessionStore(table.cells(), gather=0.0)) as store:
             yield store
@@ -88,18 +88,18 @@ class TestDynalite(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
 
 
 @pytest.mark.more
 @pytest.mark.services
 class TestDynaliteUnderAPrefix(StoreContract):
-    """Every clause, in one application's part of a table that many share."""
+    """Every clause, in one application's part of a shared table."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
-        """A part of its own."""
+        """Open a new part of the table."""
         table = DynamoStore("sessions-shared", endpoint=dynalite_url, session=session, prefix=f"app-{next(_numbers)}/")
         with closing(SessionStore(table.cells(), gather=0.0)) as store:
             yield store
@@ -107,7 +107,7 @@ class TestDynaliteUnderAPrefix(StoreContract):
 
 @pytest.mark.services
 def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
-    """One would find the other's rows, and refuse the table as mixed, or read its shards."""
+    """One application never sees the other's rows, so it neither rejects the table as mixed nor reads their shards."""
     url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
     usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
     done(usual.write(CreateLease(Lease("shard-0"))))
@@ -123,7 +123,7 @@ def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str)
 
 @pytest.mark.services
 def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
 
 
@@ -133,7 +133,7 @@ class TestPostgres(StoreContract):
 
     @pytest.fixture
     def store(self, postgres_service: Service) -> Iterator[Store]:
-        """A table of its own."""
+        """Open a new table."""
         url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
         with closing(open_store(f"{url}&layout=sessions")) as store:
             yield store
@@ -141,14 +141,14 @@ class TestPostgres(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
     assert_one_winner_each(f"{url}&layout=sessions")
 
 
 @pytest.mark.services
 def test_a_table_of_postgres_is_recognised_and_another_layout_refused(postgres_service: Service) -> None:
-    """A worker without the option would make leases of its own beside those that are there."""
+    """A worker without the option would create leases of its own next to the existing ones."""
     ours, other = (store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
     with closing(open_store(f"{ours}&layout=sessions")) as store:
         done(store.write(CreateLease(Lease("shard-0"))))
@@ -168,7 +168,7 @@ class TestBlob(StoreContract):
 
     @pytest.fixture
     def store(self, azurite_connection: str) -> Iterator[SessionStore]:
-        """A container of its own."""
+        """Open a new container."""
         cells = ObjectCells(AgelessBlobs(container(azurite_connection)), "fleet/one", page_leases=20)
         with closing(SessionStore(cells, gather=0.0)) as store:
             yield store
@@ -176,16 +176,16 @@ class TestBlob(StoreContract):
 
 @pytest.mark.services
 class TestS3(Ownership, Checkpoints, Handoff, Resets):
-    """Every clause but the races, of which moto is no judge."""
+    """Every clause except the races, which moto cannot judge."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, moto_url: str) -> Iterator[AgelessS3]:
-        """One bucket: its clients take longer to be made than a clause takes."""
+        """Return one bucket for all clauses: creating its clients takes longer than a clause."""
         with closing(bucket(moto_url)) as objects:
             yield objects
 
     @pytest.fixture
     def store(self, objects: AgelessS3) -> SessionStore:
-        """A store under a prefix of its own."""
+        """Open a store under its own prefix."""
         return SessionStore(ObjectCells(objects, f"fleet/{next(_numbers)}"), gather=0.0)

@@ -1,4 +1,4 @@
-"""The SQLite store keeps the contract, between processes too, and says what is wrong with a file."""
+"""The SQLite store keeps the contract, between processes too, and reports problems with its file."""
 
 import os
 import sqlite3
@@ -20,7 +20,7 @@ from leasehold_lab.contract.actors import FULL, KEY, done, owned
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """Where a new file may be made."""
+    """Return a path where a new file can be created."""
     return str(tmp_path / "leases.db")
 
 
@@ -36,7 +36,7 @@ class TestSqlite(StoreContract):
 
 
 def sql(path: str, statement: str) -> list[tuple[object, ...]]:
-    """What another program does to the file."""
+    """Run SQL as another program would."""
     connection = sqlite3.connect(path)
     with connection:
         rows = connection.execute(statement).fetchall()
@@ -50,7 +50,7 @@ def test_one_winner_between_processes(path: str) -> None:
 
 
 def test_a_write_that_was_done_is_there_after_reopening(path: str, store: SqliteStore) -> None:
-    """A restart would begin every shard anew."""
+    """A restart does not begin every shard again."""
     seen = done(
         store.write(
             CheckpointLease(
@@ -66,7 +66,7 @@ def test_a_write_that_was_done_is_there_after_reopening(path: str, store: Sqlite
 
 
 def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
-    """A team that notes who to call beside each lease would lose it at the next renewal."""
+    """If a team stores a contact next to each lease, the next renewal keeps it."""
     seen = owned(store)
     sql(path, "ALTER TABLE leases ADD COLUMN oncall TEXT")
     sql(path, "UPDATE leases SET oncall = 'the blue team'")
@@ -96,7 +96,7 @@ def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
-    """One bad row would stop every worker, or worse, be taken for a lease that starts anew."""
+    """One bad row does not stop the workers, and is not taken for a lease that starts again."""
     seen = owned(store)
     good = owned(store, key="good")
     sql(path, f"UPDATE leases SET {spoil} WHERE key = '{KEY}'")  # noqa: S608  the test's own words
@@ -107,14 +107,14 @@ def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil
 
 
 def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
-    """Nobody would know which row to correct."""
+    """The report shows which row to correct."""
     owned(store)
     sql(path, f"UPDATE leases SET key = '' WHERE key = '{KEY}'")  # noqa: S608  the test's own words
     assert store.list() == Listing((), (Malformed("", "key", "is empty"),))
 
 
 def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, store: SqliteStore) -> None:
-    """A lease of several streams would come back as another stream's; and a team's own words as numbers."""
+    """A lease keeps its stream even if the table has several, and a team's text is not converted to numbers."""
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
     made = done(store.write(CreateLease(lease)))
     assert (made.stream, made.shard, made.weight) == ("s", "0", 1500)
@@ -125,7 +125,7 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, stor
 
 
 def test_a_file_that_may_not_be_made_is_said(path: str) -> None:
-    """A mistyped path would make an empty table, and the whole stream be read again."""
+    """A mistyped path does not create an empty table, after which the whole stream would be read again."""
     with pytest.raises(
         StoreError, match=r"there is no file .*leases.db, and it is not created here; is the name right"
     ):
@@ -133,20 +133,20 @@ def test_a_file_that_may_not_be_made_is_said(path: str) -> None:
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """A user would see a traceback of the database library."""
+    """The user does not see a traceback of the database library."""
     with pytest.raises(StoreError, match=r"unable to open database file; check the folder"):
         SqliteStore(str(tmp_path / "no" / "leases.db"))
 
 
 def test_a_file_that_is_no_database_is_said(tmp_path: Path) -> None:
-    """Likewise, and somebody's file would be written over."""
+    """The user sees one line, and the file is not overwritten."""
     (tmp_path / "notes.txt").write_text("these are not leases, " * 100)
     with pytest.raises(StoreError, match=r"notes.txt cannot be used as a lease table"):
         SqliteStore(str(tmp_path / "notes.txt"))
 
 
 def test_a_table_of_another_shape_is_said(path: str) -> None:
-    """A file of some other program would be used until the first write fails."""
+    """Another program's file is not used until the first write fails."""
     sql(path, "CREATE TABLE leases (id TEXT)")
     with pytest.raises(StoreError, match=r"no such column: .*check the folder, the permissions and the table"):
         SqliteStore(path)
@@ -156,7 +156,7 @@ def test_a_table_of_another_shape_is_said(path: str) -> None:
 def test_a_lock_that_is_never_released_is_an_unknown_outcome(
     path: str, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker would die of another process's stall instead of trying again."""
+    """A worker tries again, instead of ending because another process has stalled."""
     monkeypatch.setattr("leasehold.stores.embedded.sqlite.BUSY_SECONDS", 0.05)
     impatient = SqliteStore(path)
     with sqlite3.connect(path) as other:
@@ -169,9 +169,9 @@ def test_a_lock_that_is_never_released_is_an_unknown_outcome(
 
 
 def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(store: SqliteStore) -> None:
-    """Without it a disk that takes nothing more would make owners of leases that the file does not know of."""
+    """A full disk must not create owners of leases that the file does not contain."""
     lease = done(store.write(CreateLease(FULL)))
-    store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more than there are by now
+    store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more pages than now
     with pytest.raises(OutcomeUnknown, match="full"):
         store.write(ClaimLease(lease, "ann", (("note", "x" * 100_000),)))
     assert store.get([KEY]) == (lease,)
@@ -179,20 +179,20 @@ def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(st
 
 
 def test_a_new_file_is_its_owners_alone(path: str) -> None:
-    """Everybody on the machine could read who works where, and whatever stands in notes."""
+    """Other users of the machine cannot read worker names and annotations."""
     before = os.umask(0o022)
     try:
         made = SqliteStore(path)
         owned(made)
-        found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
         made.close()
     finally:
         os.umask(before)
-    assert found == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
+    assert modes == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
 
 
 def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
-    """A group that shares a file would lose it to whoever opens it next."""
+    """A group that shares a file does not lose it to the next process that opens it."""
     SqliteStore(path).close()
     Path(path).chmod(0o660)
     SqliteStore(path).close()
@@ -200,7 +200,7 @@ def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
 
 
 def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second store of one process would let go the locks of the first as it closes the file."""
+    """On closing the file, a second store of one process would release the locks of the first."""
     SqliteStore(path).close()
     closed, close = list[int](), os.close
 
@@ -218,7 +218,7 @@ def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch:
 
 
 def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers and writers would wait for each other, and leases expire meanwhile."""
+    """Readers and writers would wait for each other, and leases would expire meanwhile."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError, match=r"keeps no write-ahead log here \(it answers 'memory'\)"):
         SqliteStore(":memory:")
@@ -226,14 +226,14 @@ def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatc
 
 
 def test_a_url_without_a_file_is_refused() -> None:
-    """A folder would be taken for the table, and the complaint be SQLite's."""
+    """A folder is not taken for the table, and the error is not SQLite's own."""
     for place in ("", "/", "//"):
         with pytest.raises(ValueError, match="sqlite:// wants the path of a file"):
             open_url(place, {}, create=True, request_seconds=None)
 
 
 def test_a_url_makes_a_file_only_where_it_may(path: str) -> None:
-    """A mistyped URL of a tool that only looks would make an empty table."""
+    """A mistyped URL of a tool that only reads does not create an empty table."""
     with pytest.raises(StoreError, match="it is not created here"):
         open_url(path, {}, create=False, request_seconds=None)
     assert not Path(path).exists()
@@ -247,7 +247,7 @@ def test_a_url_makes_a_file_only_where_it_may(path: str) -> None:
 def test_a_store_waits_for_other_processes_as_long_as_a_request_may_take(
     path: str, request_seconds: float | None, waits: float
 ) -> None:
-    """A worker with short leases would wait for a lock until they have all expired."""
+    """A worker with short leases does not wait for a lock until all its leases have expired."""
     opened = open_url(path, {}, create=True, request_seconds=request_seconds)
     assert isinstance(opened, SqliteStore)
     ((milliseconds,),) = opened._connection.execute("PRAGMA busy_timeout").fetchall()  # noqa: SLF001  SQLite's answer
@@ -268,16 +268,16 @@ def test_a_store_waits_for_other_processes_as_long_as_a_request_may_take(
 def test_three_strokes_where_two_were_meant_are_told_of(
     place: str, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes from SQLAlchemy writes three, and would look for the file in the wrong place."""
+    """SQLAlchemy uses three slashes, so its users would look for the file in the wrong place."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError) as caught:
         open_url(place, {}, create=False, request_seconds=None)
-    said = str(caught.value)
-    assert said.endswith(hint or "; is the name right?")
+    message = str(caught.value)
+    assert message.endswith(hint or "; is the name right?")
 
 
 def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:
-    """The hint would send a user away from the right place."""
+    """The hint must not point a user away from the right place."""
     with pytest.raises(StoreError) as caught:
         open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
     assert str(caught.value).endswith("; is the name right?")
@@ -291,7 +291,7 @@ def beside(path: str) -> list[str]:
 
 
 def test_a_file_that_was_removed_is_made_anew_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
-    """Workers would go on in a file that no newcomer can open, and everything would be read twice."""
+    """Workers do not go on in a file that no newcomer can open, which would read everything twice."""
     seen = done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
@@ -303,7 +303,7 @@ def test_a_file_that_was_removed_is_made_anew_and_shared_with_newcomers(path: st
 
 
 def test_a_file_that_was_replaced_is_read_instead(path: str, store: SqliteStore, tmp_path: Path) -> None:
-    """A restored copy would be seen by newcomers alone."""
+    """Not only newcomers see a restored copy."""
     done(store.write(CreateLease(FULL)))
     other = SqliteStore(str(tmp_path / "other.db"))
     done(other.write(CreateLease(Lease("other"))))
@@ -316,7 +316,7 @@ def test_a_file_that_was_replaced_is_read_instead(path: str, store: SqliteStore,
 
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
-    """Those who have the old log open would write where a newcomer does not read."""
+    """Processes that have the old log open do not write where a newcomer does not read."""
     seen = done(store.write(CreateLease(FULL)))
     for end in ends:
         Path(f"{path}{end}").unlink()
@@ -329,7 +329,7 @@ def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: Sqlite
 
 
 def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: SqliteStore) -> None:
-    """A claim in a file that is gone would be believed."""
+    """A claim in a file that is gone must not be trusted."""
     seen = done(store.write(CreateLease(FULL)))
 
     def robbed() -> None:
@@ -344,7 +344,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
 
 
 def test_a_removed_file_is_not_made_by_a_store_that_may_not_make_it(path: str, store: SqliteStore) -> None:
-    """A tool that only looks would make a table without leases."""
+    """A tool that only reads does not create a table without leases."""
     reader = SqliteStore(path, create=False)
     store.close()
     for name in beside(path):

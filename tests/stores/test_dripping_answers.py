@@ -1,4 +1,4 @@
-"""Responses of which a byte comes now and then: every client gives them up in time, and logs it."""
+"""Responses that arrive a byte at a time: every client gives up in time, and logs it."""
 
 import logging
 import socket
@@ -39,7 +39,7 @@ BEGINNINGS: dict[Drip, bytes] = {
 
 @contextmanager
 def dripping(drip: Drip) -> Iterator[str]:
-    """The address of a service that begins every response like this, and then sends a byte every half timeout."""
+    """Run a service that begins every response like this and then sends a byte every half timeout."""
     over = Event()
 
     def serve(connection: socket.socket) -> None:
@@ -124,8 +124,8 @@ CASES = [
 def test_a_call_whose_response_drips_ends_with_its_deadline(
     ask: str, drip: Drip, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A call ends as unknown when its deadline passes, however often another byte comes, and the log has it."""
+    """A call ends as unknown when its deadline passes, however often another byte comes, and the log shows it."""
     with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
-    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert any("127.0.0.1: the response was not whole after 0.6 s" in each for each in told)
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert any("127.0.0.1: the response was not whole after 0.6 s" in each for each in warnings)

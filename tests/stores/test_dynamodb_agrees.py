@@ -1,4 +1,4 @@
-"""DynamoDB's conditions, stated in its own words, decide as the reference does."""
+"""DynamoDB's conditions, written in its own language, decide as the reference does."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -75,13 +75,13 @@ steps = st.tuples(
     workers,
     positions,
     words,
-    st.integers(0, 3),  # how many readings old the view is that the write is made under
+    st.integers(0, 3),  # how many reads old the view for the write is
 )
 
 
 @pytest.fixture(scope="module")
 def store(dynalite_url: str) -> Iterator[DynamoStore]:
-    """One table; each example has a lease of its own."""
+    """Open one table; each example has its own lease."""
     opened = DynamoStore("agrees", endpoint=dynalite_url, session=Session())
     yield opened
     opened.close()
@@ -96,7 +96,7 @@ _numbers = count()
 def test_every_write_decides_as_the_reference(
     store: DynamoStore, story: list[tuple[str, str, Position, str, int]]
 ) -> None:
-    """One condition stated differently, and what was proven of the reference holds nowhere else."""
+    """If one condition differed, the proofs about the reference would not hold for DynamoDB."""
     key = f"{KEY}-{next(_numbers)}"
     reference = MemoryStore()
     views = [done(each.write(CreateLease(Lease(key)))) for each in (store, reference)]

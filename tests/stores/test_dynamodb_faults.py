@@ -1,4 +1,4 @@
-"""What DynamoDB may answer besides yes and no, and what a worker is told then."""
+"""How the store handles DynamoDB's responses other than success and rejection."""
 
 import json
 import re
@@ -44,34 +44,34 @@ TIMEOUT = ReadTimeoutError(endpoint_url="http://the-service")
 
 
 class Body:
-    """What an answer's text is read from."""
+    """The body from which a response is read."""
 
     def __init__(self, code: str) -> None:
         self._text = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "says it"}}'
 
     def stream(self) -> Iterator[bytes]:
-        """The whole text at once."""
+        """Return the whole body at once."""
         yield self._text.encode()
 
 
 def reply(status: int, code: str) -> AWSResponse:
-    """An error as the service sends it."""
+    """Return an error as the service sends it."""
     return AWSResponse("http://the-service", status, HTTPHeaders(), Body(code))
 
 
 @define
 class Told:
-    """The body of an answer."""
+    """The body of a response."""
 
     told: dict[str, Any]
 
     def stream(self) -> Iterator[bytes]:
-        """The whole body at once."""
+        """Return the whole body at once."""
         yield json.dumps(self.told).encode()
 
 
 def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as DynamoDB has it
-    """A row as the service sends it: that of a lease at its second version, but for these attributes."""
+    """Return a lease at its second version, with these attributes, as the service sends it."""
     return {
         "leaseKey": {"S": key},
         "leaseOwner": {"S": "ann"},
@@ -85,9 +85,9 @@ def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as Dyna
 
 
 class Line:
-    """The line between a store and its service: answers what it was told to, then lets through.
+    """The connection between a store and its service: sends the given responses, then passes requests through.
 
-    Once told to `lose_reply`, it lets the next request through and loses what comes back.
+    After `lose_reply`, it passes the next request through and drops the response.
     """
 
     def __init__(self, session: Session) -> None:
@@ -95,7 +95,7 @@ class Line:
         self.sent: list[str] = []
         self.bodies: list[str] = []
         self.lose_reply = False
-        # The stubs say a hook answers nothing; botocore takes what this one does for the reply.
+        # By the stubs a hook returns nothing, but botocore uses this one's result as the response.
         session.events.register("before-send.dynamodb.*", self._before)  # type: ignore[arg-type]
 
     def _before(self, event_name: str, request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
@@ -114,17 +114,17 @@ class Line:
 
 
 class DirectLine(Line):
-    """Likewise where calls go past boto3; and of boto3 what it sends over lines of its own, to repeat one, say."""
+    """The same for calls that bypass boto3, and for what boto3 sends over its own connections, such as retries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Session())
         ask, send = DirectCallsLine.ask, URLLib3Session.send
 
         def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
-            told = self._next(head, body)
-            if isinstance(told, AWSResponse):
+            response = self._next(head, body)
+            if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
-                return HttpAnswer(told.status_code, headers, b"".join(told.raw.stream()))
+                return HttpAnswer(response.status_code, headers, b"".join(response.raw.stream()))
             answer = ask(line, head, body, again=again)
             if self.lose_reply:
                 self.lose_reply = False
@@ -153,7 +153,7 @@ class DirectLine(Line):
 
 @pytest.fixture
 def session() -> Session:
-    """A session whose line can be tampered with."""
+    """Return a session whose connection can be tampered with."""
     return Session()
 
 
@@ -164,15 +164,15 @@ def line(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.M
 
 @pytest.fixture
 def table() -> str:
-    """A name nobody has used."""
+    """Return an unused name."""
     return f"faults-{next(_numbers)}"
 
 
 @pytest.fixture
 def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterator[DynamoStore]:
-    """A store behind that line."""
+    """Open a store behind that connection."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
-    if isinstance(line, DirectLine):  # boto3 asks first, once of each kind
+    if isinstance(line, DirectLine):  # boto3 makes the first call of each kind
         made = done(opened.write(CreateLease(Lease("once"))))
         opened.write(DeleteLease(done(opened.write(ClaimLease(made, "ann")))))
         opened.list()
@@ -186,7 +186,7 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
 def test_a_write_without_an_answer_is_sent_once(
     store: DynamoStore, line: Line, answer: AWSResponse | Exception
 ) -> None:
-    """Sent again, it would meet its own first attempt and report my own lease as lost to me."""
+    """A second attempt would meet the effect of the first, and report the worker's own lease as lost."""
     line.answers = [answer]
     with pytest.raises(OutcomeUnknown):
         store.write(CreateLease(Lease(KEY)))
@@ -194,7 +194,7 @@ def test_a_write_without_an_answer_is_sent_once(
 
 
 def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line: Line) -> None:
-    """A worker would believe that it lost the lease it has just renewed, and stop reading its shard."""
+    """A worker must not believe that it lost the lease it has just renewed, and stop reading its shard."""
     seen = owned(store)
     line.lose_reply = True
     with pytest.raises(OutcomeUnknown):
@@ -207,14 +207,14 @@ def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
 def test_a_throttled_write_is_sent_again(store: DynamoStore, line: Line, code: str) -> None:
-    """A table with a fixed throughput would cost its workers their renewals."""
+    """A table with fixed throughput does not cost its workers their renewals."""
     line.answers = [reply(400, code), reply(400, code)]
     assert isinstance(store.write(CreateLease(Lease(KEY))), Done)
     assert line.sent == ["PutItem"] * 3
 
 
 def test_a_write_throttled_for_long_is_an_unknown_outcome(store: DynamoStore, line: Line) -> None:
-    """A worker would wait for ever, or take the refusal for a lost lease."""
+    """A worker neither waits forever nor takes the rejection for a lost lease."""
     line.answers = [reply(400, "ThrottlingException")] * 3
     with pytest.raises(OutcomeUnknown, match="ThrottlingException"):
         store.write(CreateLease(Lease(KEY)))
@@ -222,14 +222,14 @@ def test_a_write_throttled_for_long_is_an_unknown_outcome(store: DynamoStore, li
 
 
 def test_readings_are_repeated(store: DynamoStore, line: Line) -> None:
-    """Every lost packet would cost a worker its turn."""
+    """A lost packet does not cost a worker its turn."""
     seen = owned(store)
     line.answers = [reply(500, "InternalServerError"), TIMEOUT]
     assert store.get([KEY]) == (seen,)
 
 
 def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: Line) -> None:
-    """Leases of the missing page would look deleted, and be created anew."""
+    """Leases of the missing page would look deleted, and be created again."""
     for number in range(10):
         owned(store, key=f"s-{number}")
     line.answers = [reply(500, "InternalServerError")] * 3
@@ -252,7 +252,7 @@ def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: 
 def test_a_fault_that_asking_again_cannot_help_is_said(
     store: DynamoStore, line: Line, table: str, answer: AWSResponse | Exception, says: str
 ) -> None:
-    """A worker would try for ever what only its operator can put right."""
+    """A worker does not retry forever what only its operator can fix."""
     line.answers = [answer]
     with pytest.raises(StoreError, match=f"^{table}: .*{says}") as caught:
         store.write(CreateLease(Lease(KEY)))
@@ -260,28 +260,28 @@ def test_a_fault_that_asking_again_cannot_help_is_said(
 
 
 def test_an_endpoint_that_is_not_there_is_an_unknown_outcome(line: Line, session: Session) -> None:
-    """A worker starting during an outage would give up for good."""
+    """A worker that starts during an outage does not give up."""
     line.answers = [TIMEOUT] * 3
     with pytest.raises(OutcomeUnknown):
         DynamoStore("leases", endpoint="http://127.0.0.1:9", session=session)
 
 
 def test_a_region_that_is_set_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user would see a traceback instead of what to add to the URL."""
+    """The user sees what to add to the URL instead of a traceback."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(StoreError, match=r"no region is set; add \?region="):
         open_store("dynamodb://leases")
 
 
 def test_a_table_that_may_not_be_made_is_said(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
-    """A mistyped name would make an empty table, and the whole stream be read again."""
+    """A mistyped name does not create an empty table, after which the whole stream would be read again."""
     with pytest.raises(StoreError, match=rf"^{table}: there is no such table, .*is the name right"):
         open_store(f"dynamodb://{table}?endpoint={dynalite_url}", create=False)
     assert table not in dynalite_client.list_tables()["TableNames"]
 
 
 def test_a_table_of_another_shape_is_refused(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
-    """Somebody's own table would be filled with leases."""
+    """Another application's table is not filled with leases."""
     dynalite_client.create_table(
         TableName=table,
         KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
@@ -293,21 +293,21 @@ def test_a_table_of_another_shape_is_refused(dynalite_url: str, table: str, dyna
 
 
 def test_a_made_table_bills_by_request(store: DynamoStore, table: str, dynalite_client: DynamoDBClient) -> None:
-    """An idle group would be billed for a throughput it does not use."""
+    """An idle group is not billed for throughput that it does not use."""
     assert isinstance(store, DynamoStore)
     made = dynalite_client.describe_table(TableName=table)["Table"]
     assert made["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
 
 
 def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
-    """The item as the service keeps it."""
+    """Return the item as the service stores it."""
     return dict(client.get_item(TableName=table, Key={"leaseKey": {"S": KEY}}, ConsistentRead=True)["Item"])
 
 
 def test_attributes_of_others_survive_every_write(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """What Java workers or other tools keep on a lease would vanish at our next renewal."""
+    """What Java workers or other tools keep on a lease must not vanish at our next renewal."""
     seen = owned(store)
     foreign = {"somebodys": {"M": {"x": {"S": "1"}}}, "entityType": {"S": "LEASE"}, "throughputKBps": {"N": "2.5"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign)
@@ -335,7 +335,7 @@ def test_attributes_of_others_survive_every_write(
 def test_a_listing_tells_leases_from_other_rows(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Java 3.5's leader row would be read as a shard; a broken lease would be made a second time."""
+    """Java 3.5's leader row is not read as a shard, and a broken lease is not created a second time."""
     good = owned(store)
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "s-9"}, "leaseCounter": {"N": "1"}})
@@ -350,7 +350,7 @@ def test_a_listing_tells_leases_from_other_rows(
 def test_an_owner_nulled_by_another_client_is_no_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """The lease would wait for ever for an owner without a name."""
+    """The lease does not wait forever for an owner without a name."""
     owned(store)
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
     free = stored(store)
@@ -362,7 +362,7 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
 def test_a_java_hand_off_is_finished_by_its_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """The new owner would wait until its leader gives up, and records be read twice."""
+    """The new owner does not wait until its leader gives up, and no records are read twice."""
     seen = owned(store)
     started = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | started)
@@ -381,7 +381,7 @@ def test_a_java_hand_off_is_finished_by_its_owner(
 
 
 def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None:
-    """The service refuses more than 100 keys at once: a large worker could never look at its own leases."""
+    """The service rejects more than 100 keys at once, so a worker with many leases could never read them."""
     owned(store, key="s-7")
     line.sent.clear()
     assert [lease.key for lease in store.get([f"s-{number}" for number in range(250)] + ["s-7"])] == ["s-7", "s-7"]
@@ -389,7 +389,10 @@ def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None
 
 
 def test_only_what_may_be_stale_is_read_at_half_the_price(store: DynamoStore, line: Line, table: str) -> None:
-    """Bulletins read consistently cost as much as the listings they save; a refusal's lease must be the truth."""
+    """Consistent reads of bulletins cost as much as the listings they save.
+
+    The lease in a rejection must be current.
+    """
     seen = owned(store)
     line.bodies.clear()
     assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
@@ -415,7 +418,7 @@ ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_about_something_else_is_no_answer(store: DynamoStore, line: Line, name: str) -> None:
-    """A write is Done only if its own answer says so."""
+    """A write is Done only if its own response says so."""
     write, body = ANSWERS[name]
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(body)))
     with pytest.raises(OutcomeUnknown, match="an answer cannot be read"):
@@ -423,7 +426,7 @@ def test_an_answer_about_something_else_is_no_answer(store: DynamoStore, line: L
 
 
 def test_a_refusal_about_another_row_is_no_answer(store: DynamoStore, line: Line) -> None:
-    """A lease is Lost only if the refusal has its own row."""
+    """A lease is Lost only if the rejection contains its own row."""
     refusal = {"__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException", "Item": OTHERS}
     line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), Told(refusal)))
     with pytest.raises(OutcomeUnknown, match="an answer is about 's-2' in place of 's-1'"):
@@ -431,7 +434,7 @@ def test_a_refusal_about_another_row_is_no_answer(store: DynamoStore, line: Line
 
 
 def test_rows_that_were_not_asked_for_are_no_answer(store: DynamoStore, line: Line, table: str) -> None:
-    """A lease is missing only if the answer is about it."""
+    """A lease is missing only if the response is about it."""
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told({"Responses": {table: [OTHERS]}})))
     with pytest.raises(OutcomeUnknown, match="rows that were not asked for"):
         store.get(["s-1"])

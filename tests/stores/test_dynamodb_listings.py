@@ -1,4 +1,4 @@
-"""Scans taken apart in boto3's place, beside what boto3 makes of the same answers."""
+"""Scans that are parsed in boto3's place, compared with what boto3 makes of the same responses."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ PAGE = {"Items": [ROW, {"leaseKey": {"S": "shardId-2"}}], "Count": 2, "ScannedCo
 
 
 class Raw:
-    """A body that has come."""
+    """A response body."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -41,7 +41,7 @@ class Raw:
 
 
 def client_saying(status: int, body: bytes) -> "DynamoDBClient":
-    """A client whose service says this to everything."""
+    """Return a client whose service sends this response to everything."""
     client = boto3.client(
         "dynamodb",
         region_name="eu-west-1",
@@ -58,7 +58,7 @@ def client_saying(status: int, body: bytes) -> "DynamoDBClient":
 
 
 def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  whatever boto3 makes of it
-    """The answer, or its error; less the metadata of the request."""
+    """Return the response without the metadata of the request, or its error."""
     client = client_saying(status, body)
     if quick:
         read_listings_quickly(client)
@@ -83,13 +83,13 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
     ],
 )
 def test_rows_are_what_boto3_makes_of_them(status: int, told: dict[str, Any]) -> None:
-    """Without it a listing would show other leases than a reading of the same rows."""
-    for body in (json.dumps(told).encode(), orjson.dumps(told)):  # the service leaves no blanks
+    """A listing must show the same leases as a read of the same rows."""
+    for body in (json.dumps(told).encode(), orjson.dumps(told)):  # the service sends no blanks
         assert scanned(status, body, quick=True) == scanned(status, body, quick=False)
 
 
 def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a lookout would spend a tenth of a processor on ten thousand leases, and nobody would notice."""
+    """A lookout used to spend a tenth of a processor on ten thousand leases."""
     client, read = client_saying(200, json.dumps(PAGE).encode()), []
     read_listings_quickly(client)
     client.meta.events.register_last(
@@ -97,7 +97,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
     )
     client.scan(TableName="t")
     assert [json.loads(each["body"]) for each in read] == [{"Count": 2, "ScannedCount": 2}]
-    monkeypatch.setattr(listings, "orjson", None)  # then it works as before
+    monkeypatch.setattr(listings, "orjson", None)  # without orjson it works as before
     assert scanned(200, json.dumps(PAGE).encode(), quick=True)["Items"] == PAGE["Items"]
 
 
@@ -105,7 +105,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
     "body", [b"null", b"\x80", b"[]", b'{"Items": 7}', b'{"Items": [7]}', b"{}", b'{"Items":[{"a":{7}}]}']
 )
 def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
-    """A proxy's page would end a worker's turn in another library's error, or pass for an empty table."""
+    """A proxy's page does not end a worker's turn with another library's error, and is not an empty table."""
     client = client_saying(200, body)
     read_listings_quickly(client)
     store = DynamoStore.__new__(DynamoStore)
@@ -125,12 +125,12 @@ def test_the_segments_of_a_large_table_are_read_side_by_side() -> None:
         more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
         return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
 
-    found = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
-    assert sorted(found) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
+    rows = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
+    assert sorted(rows) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
 
 
 def test_a_page_that_fails_fails_the_listing_of_all_segments() -> None:
-    """Rows of the other segments alone would show a smaller fleet, and their owners' leases would be made anew."""
+    """The other segments alone would show a smaller fleet, and the missing leases would be created again."""
 
     def look(*, Segment: int) -> dict[str, Any]:  # noqa: N803  likewise
         if Segment == 2:

@@ -1,4 +1,4 @@
-"""Many applications in one table of DynamoDB, each under a prefix: the contract, and nothing of one seen by another."""
+"""Many applications in one DynamoDB table, each under a prefix: the contract, and their isolation from each other."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -27,12 +27,12 @@ PAIR = ("shared/orders/", "shared/orders")
 
 
 def under(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
-    """A store under this prefix."""
+    """Open a store under this prefix."""
     return DynamoStore(table, endpoint=url, session=session, prefix=prefix)
 
 
 class TestDynalite(StoreContract):
-    """Every clause, under a prefix of its own in one table."""
+    """Every clause, under its own prefix in one table."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -43,7 +43,7 @@ class TestDynalite(StoreContract):
 
 @pytest.mark.more
 class TestDynamoDBLocal(StoreContract):
-    """Every clause, where a refusal brings the row as stored."""
+    """Every clause, on a service that returns the stored row with a rejection."""
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
@@ -53,12 +53,12 @@ class TestDynamoDBLocal(StoreContract):
 
 
 def test_one_winner_between_processes(dynalite_url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")
 
 
 def test_two_applications_see_nothing_of_each_other(dynalite_url: str, session: Session) -> None:
-    """One would claim the other's shards, reset its checkpoints or delete its leases."""
+    """One application cannot claim the other's shards, reset its checkpoints or delete its leases."""
     ours, theirs = (under(dynalite_url, session, prefix, "pair") for prefix in PAIR)
     mine, other = owned(ours, "ann", "shard-0"), owned(theirs, "bob", "shard-0", Position("41"))
     assert (ours.list(), theirs.list()) == (Listing((mine,)), Listing((other,)))
@@ -77,7 +77,7 @@ def test_two_applications_see_nothing_of_each_other(dynalite_url: str, session: 
 def test_a_row_is_what_java_would_write_and_one_attribute(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """Whoever reads the table with a tool of the service could not tell whose a row is."""
+    """Someone who reads the table with a tool of the service can see whose row it is."""
     store = under(dynalite_url, session, "orders/", "rows")
     done(store.write(CreateLease(Lease("shard-0", checkpoint=Position("41", 3)))))
     assert dynalite_client.scan(TableName="rows")["Items"] == [
@@ -94,7 +94,7 @@ def test_a_row_is_what_java_would_write_and_one_attribute(
 
 
 def test_a_listing_asks_for_its_own_rows_alone(dynalite_url: str) -> None:
-    """Each look of a small application would cost what all the rows of the large ones cost."""
+    """A look of a small application does not cost as much as all rows of the large ones."""
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)
@@ -110,7 +110,7 @@ def test_a_listing_asks_for_its_own_rows_alone(dynalite_url: str) -> None:
 def test_a_service_that_ignores_conditions_is_refused(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    """Every worker would win every lease."""
+    """If conditions are ignored, every worker wins every lease."""
     ignored = pytest.raises(StoreError, match="careless-shared: the service ignores the conditions of writes")
     with careless_line(dynalite_url, forgets) as line, ignored:
         open_store(f"dynamodb://careless-shared?prefix=a/&endpoint={line.url}")
@@ -136,7 +136,7 @@ def test_a_table_of_one_application_takes_no_prefix_and_the_other_wants_one(
 def test_a_java_workers_request_is_refused_by_the_service(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """It would go on with half of what it sees: the Kinesis Client Library names a row by its leaseKey alone."""
+    """The Kinesis Client Library identifies a row by its leaseKey alone, and would go on with half of what it sees."""
     store = under(dynalite_url, session, "a/", "for-java")
     seen = owned(store, key="shard-0")
     for ask in (dynalite_client.get_item, dynalite_client.delete_item):
@@ -149,7 +149,7 @@ def test_a_java_workers_request_is_refused_by_the_service(
 def test_a_table_that_was_deleted_is_made_anew_with_its_key(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """The table of one application would be made, and refuse all others."""
+    """If the table of one application were created instead, it would reject all others."""
     store = under(dynalite_url, session, "a/", "fleeting")
     seen = done(store.write(CreateLease(Lease("s-0"))))
     dynalite_client.delete_table(TableName="fleeting")

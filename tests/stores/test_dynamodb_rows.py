@@ -85,7 +85,7 @@ BOTH_WAYS = (
 
 @pytest.mark.parametrize(("item", "lease"), BOTH_WAYS)
 def test_an_item_and_its_lease_are_the_same(item: dict[str, Any], lease: Lease) -> None:
-    """One attribute of another name or type, and a Java worker stops taking leases."""
+    """If one attribute has another name or type, a Java worker stops taking leases."""
     assert to_item(lease) == item
     read = to_lease(item)
     assert read == lease
@@ -94,7 +94,7 @@ def test_an_item_and_its_lease_are_the_same(item: dict[str, Any], lease: Lease) 
 
 
 def test_a_created_item_is_a_complete_lease() -> None:
-    """At a row without its counters Java 2.x takes no lease any more."""
+    """Java 2.x stops taking leases at a row without its counters."""
     assert request_of(CreateLease(Lease("s-1", checkpoint=LATEST))) == {
         "ConditionExpression": "attribute_not_exists(leaseKey)",
         "Item": {**BARE, "checkpoint": {"S": "LATEST"}},
@@ -123,9 +123,9 @@ JAVA_LEASE = Lease("s-1", owner="java-1", version=Version("20"), epoch=20, check
     [
         ({}, JAVA_LEASE),
         ({"leaseOwner": {"NULL": True}}, evolve(JAVA_LEASE, owner=None)),
-        # KCL 3.x hands over: the worker named first is still at work (rule 3 of the writes).
+        # A KCL 3.x hand-off: the worker named first still reads (rule 3 of the writes).
         ({"checkpointOwner": {"S": "java-0"}}, evolve(JAVA_LEASE, owner="java-0", next_owner="java-1", leaving=True)),
-        # Java took it from an owner of ours: what that one had been asked is void.
+        # Java took the lease from an owner of ours, so the request to that owner is void.
         ({"handoffOwner": {"S": "ann"}, "handoffTo": {"S": "bob"}}, JAVA_LEASE),
         (
             {"handoffOwner": {"S": "java-1"}, "handoffTo": {"S": "bob"}},
@@ -134,18 +134,18 @@ JAVA_LEASE = Lease("s-1", owner="java-1", version=Version("20"), epoch=20, check
     ],
 )
 def test_items_written_by_others_are_understood(attributes: dict[str, Any], lease: Lease) -> None:
-    """A lease would be read as free, or as asked for, when it is neither."""
+    """A lease does not look free, or requested, when it is neither."""
     assert to_lease({**JAVA, **attributes}) == lease
 
 
 @pytest.mark.parametrize("entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS", "NEW"])
 def test_an_item_that_is_no_lease_is_skipped(entity: str) -> None:
-    """Java 3.5 keeps its own rows in the same table; taken for leases, they would be read as shards."""
+    """Java 3.5 keeps its own rows in the same table; if they were taken for leases, they would be read as shards."""
     assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 
 
 def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
-    """A worker of KCL 3.5 that holds nothing yet would go unseen, or a row of another kind pass for a worker."""
+    """A worker of KCL 3.5 that holds nothing yet is seen, and a row of another kind does not pass for a worker."""
     metrics, leader = {"entityType": {"S": "WORKER_METRIC_STATS"}}, {"entityType": {"S": "LEADER"}}
     rows: list[dict[str, Any]] = [
         {**JAVA, "leaseKey": {"S": "Leader"}, "ownerName": {"S": "nobody"}},
@@ -196,13 +196,13 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
     ],
 )
 def test_an_item_that_is_no_whole_lease_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
-    """The shard would be given a second lease, and be read from its beginning."""
+    """The shard does not get a second lease, which would be read from its beginning."""
     item = {name: value for name, value in {**BARE, **attributes}.items() if value is not None}
     assert to_lease(item) == Malformed("s-1", field, why)
 
 
 def test_an_item_without_a_name_is_reported_by_what_stands_in_its_place() -> None:
-    """Whoever is to correct the table would not find the row."""
+    """Someone who is to correct the table can find the row."""
     assert to_lease({**BARE, "leaseKey": {"S": ""}}) == Malformed("{'S': ''}", "leaseKey", "is empty")
     assert to_lease({**BARE, "leaseKey": {"N": "7"}}) == Malformed(
         "{'N': '7'}", "leaseKey", "is of type N, and should be of type S"
@@ -222,7 +222,7 @@ NEW_VALUES = st.dictionaries(
 
 
 def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items themselves where JSON cannot say them
-    """The items as the rows of a page that came, each apart."""
+    """Return the items as the rows of a page, each as its own text."""
     try:
         page = page_of(orjson.dumps({"Count": 3, "Items": items, "ScannedCount": 3}), orjson.loads)
     except TypeError:
@@ -232,7 +232,7 @@ def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items the
 
 @given(st.lists(st.lists(NEW_VALUES, min_size=3, max_size=3), min_size=1, max_size=5))
 def test_rows_read_again_say_what_a_first_reading_of_them_says(listings: list[list[dict[str, Any]]]) -> None:
-    """Without this a row of which only an owner, a checkpoint or a broken note is new would be shown as it was."""
+    """A row in which only the owner, the checkpoint or a broken annotation changed is shown as it is now."""
     rows, texts = RowDecoder(), RowDecoder()
     items: list[dict[str, Any]] = [{**WHOLE, "leaseKey": {"S": f"s-{place}"}} for place in range(3)]
     for changed in listings:
@@ -249,7 +249,7 @@ def test_rows_read_again_say_what_a_first_reading_of_them_says(listings: list[li
 
 
 def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this a large table would be decoded whole every three seconds, though its rows say what they said."""
+    """A large table is not decoded every three seconds although its rows are unchanged."""
     decoded: list[Any] = []
 
     def decode(item: Item) -> Lease | Malformed | None:
@@ -267,7 +267,7 @@ def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monk
 
 
 def test_a_text_of_which_the_counter_alone_is_new_is_not_parsed_again() -> None:
-    """Without this a lookout would spend half a second on the dots and braces of 100,000 rows every three seconds."""
+    """A lookout does not spend half a second parsing 100,000 rows every three seconds."""
     rows, item = RowDecoder(), dict[str, Any](WHOLE)
     parsed: list[bytes] = []
 
@@ -292,7 +292,7 @@ def test_a_text_of_which_the_counter_alone_is_new_is_not_parsed_again() -> None:
 
 @pytest.mark.parametrize("value", ['}},{"', "}}]", '\\"leaseCounter":{"N":"', '{"Items":[{', "}},{}},{"])
 def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
-    """Without this a note, which anybody may write, would cut a listing's rows elsewhere, and leases would be lost."""
+    """Annotations, which anyone may write, must not shift the boundaries of a listing's rows."""
     items: list[dict[str, Any]] = [
         {**WHOLE, "leaseKey": {"S": f"s-{place}"}, "lh_a": {"S": value}} for place in range(3)
     ]
@@ -302,12 +302,12 @@ def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
         body = orjson.dumps({"Items": now, "LastEvaluatedKey": {"leaseKey": {"S": value}}, "Count": 3})
         page = page_of(body, orjson.loads)
         assert page is None or page["Items"] == now
-        found = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
-        assert found.leases == [to_lease(item) for item in now]
+        decoded = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
+        assert decoded.leases == [to_lease(item) for item in now]
 
 
 def test_a_counter_inside_another_value_is_not_the_row_s() -> None:
-    """Without this a row would be told a counter that it does not have, and its owner be taken for alive."""
+    """A row does not get a counter from elsewhere, which would make its owner look alive."""
     rows = RowDecoder()
     for deep, counter in (("1", "7"), ("2", "7"), ("2", "8")):
         item: dict[str, Any] = {**WHOLE, "deep": {"M": {"leaseCounter": {"N": deep}}}, "leaseCounter": {"N": counter}}

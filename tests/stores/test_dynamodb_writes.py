@@ -225,7 +225,7 @@ WRITES: dict[str, tuple[writes.Write, str, str | None, Words]] = {
 
 
 def typed(value: Word) -> dict[str, Any]:
-    """A value as the service wants it."""
+    """Return a value in the form that the service expects."""
     match value:
         case str():
             return {"S": value}
@@ -239,7 +239,7 @@ def typed(value: Word) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_says_its_condition(name: str) -> None:
-    """A condition that is too weak gives a shard two readers; one too strong, none."""
+    """A condition that is too weak gives a shard two readers; one that is too strong gives it none."""
     write, condition, update, values = WRITES[name]
     key = f"{STREAM}:s-1" if name == "shard end" else "s-1"
     expected = {
@@ -273,7 +273,7 @@ NOTING: dict[str, tuple[writes.Write, str, str, str, Words]] = {
 
 @pytest.mark.parametrize("name", NOTING)
 def test_notes_have_names_of_their_own(name: str) -> None:
-    """A note named like a reserved word, or with a dash, would be refused by the service."""
+    """The service rejects an annotation named like a reserved word, or with a dash."""
     write, condition, before, behind, values = NOTING[name]
     assert request_of(write) == {
         "Key": {"leaseKey": {"S": "s-1"}},
@@ -306,12 +306,12 @@ def test_notes_have_names_of_their_own(name: str) -> None:
     ],
 )
 def test_a_write_that_the_lease_as_seen_rules_out_is_no_request(write: writes.Write) -> None:
-    """The service would be asked for what cannot hold, or about an owner without a name."""
+    """The service never gets a condition that cannot hold, or one about an owner without a name."""
     assert request_of(write) is None
 
 
 def test_a_condition_on_nobody_never_makes_a_row() -> None:
-    """A missing lease has no owner either: the note would make half a lease, at which Java 2.x stops."""
+    """A missing lease has no owner either; the annotation would create half a lease, at which Java 2.x stops."""
     assert request_of(writes.AnnotateLease(FREE, "a", "1")) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": NOBODYS,
@@ -326,7 +326,7 @@ def test_a_condition_on_nobody_never_makes_a_row() -> None:
     [(LATEST, 0, 1, ", childShardIds"), (LATEST, 502, 495, ", childShardIds"), (SHARD_END, 7, 1, "")],
 )
 def test_a_reset_counts_on_and_wants_nobody(position: Position, epoch: int, further: int, children: str) -> None:
-    """The counter set instead of raised could equal what a Java owner holds, which would then read on unnoticed."""
+    """A counter that is set instead of raised could equal what a Java owner holds, which would read on unnoticed."""
     assert request_of(writes.ResetLease(MINE, position, (("latest_ms", "-"),), epoch=epoch)) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": f"{SEEN} AND {NOBODYS}",

@@ -1,4 +1,4 @@
-"""In which order a lease's objects are written, and what that leaves behind when something happens in between."""
+"""In which order a lease's objects are written, and the state that a failure in between leaves behind."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,20 +39,20 @@ AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 
 
 def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
-    """An empty bucket and a store in it."""
+    """Return an empty bucket and a store in it."""
     objects = ObjectMemory()
     return objects, EtagStore(objects, layout)
 
 
 def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
-    """A lease of ann's; how it came about is not in the log."""
+    """Return a lease owned by ann; the log does not contain how she got it."""
     lease = placed(store, Lease("0", owner="ann"))
     objects.log.clear()
     return lease
 
 
 def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
-    """Does this just before the first such call."""
+    """Run this just before the first such call."""
     pending = [act]
 
     def hook(asked: str) -> None:
@@ -64,7 +64,7 @@ def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
 
 @LAYOUTS
 def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
-    """Whoever takes the lease from a creator that died would start somewhere else."""
+    """The worker that takes the lease from a creator that died starts at the same place."""
     objects, store = opened(layout)
     placed(store, Lease("0", owner="ann"))
     assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
@@ -72,7 +72,7 @@ def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> None:
-    """The lease would exist for nobody and its start be lost."""
+    """The lease can be owned, and its start is not lost."""
     objects, store = opened(layout)
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
@@ -85,7 +85,7 @@ def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> N
 
 @LAYOUTS
 def test_a_renewal_is_one_write_and_no_reading(layout: Layout) -> None:
-    """Ten thousand leases would cost forty thousand requests at every renewal instead of ten."""
+    """Renewing ten thousand leases costs ten thousand requests, not forty thousand."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     lease = done(store.write(RenewLease(done(store.write(RenewLease(lease))))))
@@ -103,7 +103,7 @@ ROBBED: tuple[Callable[[EtagStore, Lease], Outcome], ...] = (
 @LAYOUTS
 @pytest.mark.parametrize("write", ROBBED, ids=["checkpoint", "end", "give"])
 def test_a_robbed_owner_moves_no_checkpoint(layout: Layout, write: Callable[[EtagStore, Lease], Outcome]) -> None:
-    """Rule 1: two workers would write their places over one another, though only one may."""
+    """Rule 1: Two workers must not overwrite each other's checkpoints; only one may write them."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     robbed = done(EtagStore(objects, layout).write(StealLease(lease, "cat")))
@@ -114,7 +114,7 @@ def test_a_robbed_owner_moves_no_checkpoint(layout: Layout, write: Callable[[Eta
 
 @LAYOUTS
 def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
-    """Rule 2: an heir, or whoever claims a lease set free, would begin where the owner began."""
+    """Rule 2: A next owner, or a worker that claims the released lease, starts where the owner stopped."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     lease = done(store.write(ClaimLease(done(store.write(GiveLease(lease, AT_9))), "bob")))
@@ -126,7 +126,7 @@ def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout) -> None:
-    """The shard stands still for each request between the giver's last record and its heir's first."""
+    """The shard is not read during any request between the giver's last record and its next owner's first."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
@@ -136,21 +136,21 @@ def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout
 
 @LAYOUTS
 def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -> None:
-    """Each look would be three requests, one after the other; and an heir must begin where its giver stopped."""
+    """Each look would be three requests in a row, yet a next owner must start where its giver stopped."""
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
     lease = done(next_owner.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
     assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
-    given = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
-    assert next_owner.get(["0"], stale_ok=True) == (given,)
-    assert given.checkpoint == AT_9
+    released = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
+    assert next_owner.get(["0"], stale_ok=True) == (released,)
+    assert released.checkpoint == AT_9
 
 
 @LAYOUTS
 def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> None:
-    """Requests of no use, just while the giver is busy giving ten leases."""
+    """Such requests are useless, and come just while the giver is busy giving ten leases."""
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
     lease = done(store.write(RenewLease(done(next_owner.write(RequestLease(owned(objects, store), "bob"))))))
@@ -161,7 +161,7 @@ def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> Non
 
 @LAYOUTS
 def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
-    """Ten requests at every look, from every newcomer, and the giver waits behind them."""
+    """Ten requests at every look, from every newcomer, would hold up the giver."""
     objects, store = opened(layout)
     leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(5))
     objects.log.clear()
@@ -171,7 +171,7 @@ def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout: Layout) -> None:
-    """The shard stands still meanwhile: the gift that follows renews the lease, so the checkpoint need not."""
+    """The shard is not read meanwhile. The gift that follows renews the lease, so the checkpoint need not."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout:
 
 @LAYOUTS
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
-    """There is nothing to remember of it, and it would be taken for gone."""
+    """Nothing is remembered about such a lease, and it is not taken for gone."""
     objects, store = opened(layout)
     free = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
@@ -191,7 +191,7 @@ def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None
 
 @LAYOUTS
 def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
-    """Rule 3: what the victim checkpointed since the listing would be read twice."""
+    """Rule 3: What the old owner checkpointed since the listing is not read twice."""
     objects, store = opened(layout)
     victim = owned(objects, store)
     new_owner = EtagStore(objects, layout)
@@ -202,7 +202,7 @@ def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
-    """Between the renewal and the checkpoint a drain has finished more: going back would undo it."""
+    """A drain has finished more records between the renewal and the checkpoint; going back would undo that."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
@@ -215,7 +215,7 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_rewritten_by_another_is_tried_again(layout: Layout) -> None:
-    """An earlier checkpoint landing in between would refuse the later one for good."""
+    """An earlier checkpoint that lands in between does not block the later one."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
@@ -242,7 +242,7 @@ def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
 
 
 def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
-    """An ownership without a lease would be adopted by whoever creates that key again."""
+    """An ownership without a lease would be adopted by the next worker that creates that key."""
     objects, store = opened(OURS)
     free = done(store.write(CreateLease(Lease("0"))))
     other = EtagStore(objects, OURS)
@@ -252,7 +252,7 @@ def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
 
 
 def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
-    """The new owner's next renewal would be refused by its predecessor's drain."""
+    """The old owner's drain must not cause the new owner's next renewal to be rejected."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
     other = EtagStore(objects, OURS)
@@ -265,7 +265,7 @@ def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
 
 @LAYOUTS
 def test_no_object_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
-    """With soft delete or versioning on, each needless write is kept and billed for years."""
+    """With soft delete or versioning, each needless write is kept and billed for years."""
     objects, store = opened(layout)
     lease = done(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
     lease = done(store.write(RequestLease(lease, "bob")))
@@ -278,7 +278,7 @@ def test_no_object_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) -> None:
-    """Taken for missing, it would be created again and its partition start all over."""
+    """If it were read as missing, it would be created again, and its partition would start over."""
     objects, store = opened(layout)
     done(store.write(CreateLease(Lease("1"))))
     objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
@@ -290,7 +290,7 @@ def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) 
 
 
 def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written() -> None:
-    """The renewal would have happened, and the owner not know its own version any more."""
+    """A renewal that had happened before the rejection would leave the owner without its own version."""
     objects, store = opened(HUB)
     lease = owned(objects, store)
     with pytest.raises(StoreError, match="wants its offset"):
@@ -300,7 +300,10 @@ def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written(
 
 
 def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
-    """The SDKs checkpoint long after claiming; creating over them would set a start they never chose."""
+    """The SDKs write a checkpoint long after claiming.
+
+    Creating the lease over theirs would set a start they never chose.
+    """
     objects, store = opened(HUB)
     objects.put_new(HUB.name("0", "ownership"), {"ownerid": "sdk"})
     (lease,) = store.list().leases
@@ -310,7 +313,7 @@ def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
 
 
 def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker would ask for ever, and nobody would learn why."""
+    """A worker neither retries forever nor hides the reason."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
     monkeypatch.setattr(ObjectMemory, "put_over", lambda *_asked: None)
@@ -320,7 +323,7 @@ def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.Monkey
 
 @LAYOUTS
 def test_a_reset_that_dies_in_between_leaves_the_lease_free_where_it_was(layout: Layout) -> None:
-    """An operator's Ctrl-C would leave a checkpoint set back under a row that nobody was told of."""
+    """An operator's Ctrl-C leaves no checkpoint set back under a row whose owner was not notified."""
     objects, store = opened(layout)
     seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     objects.mute = frozenset({"new"})
@@ -335,7 +338,7 @@ def test_a_reset_that_dies_in_between_leaves_the_lease_free_where_it_was(layout:
 
 @LAYOUTS
 def test_a_reset_that_was_overtaken_says_so(layout: Layout) -> None:
-    """Whoever takes the lease between the two writes has read the former checkpoint, and goes on from there."""
+    """A worker that takes the lease between the two writes has read the old checkpoint, and goes on from there."""
     objects, store = opened(layout)
     seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     rival = EtagStore(objects, layout)
@@ -346,7 +349,7 @@ def test_a_reset_that_was_overtaken_says_so(layout: Layout) -> None:
 
 
 def spoil(objects: ObjectMemory, layout: Layout) -> None:
-    """Somebody writes into the checkpoint what no checkpoint is."""
+    """Overwrite the checkpoint with an invalid value."""
     name = layout.name("0", "checkpoint")
     stored = objects.stored[name]
     fields = {"sequence": "soon", "sequencenumber": "soon"}
@@ -356,7 +359,7 @@ def spoil(objects: ObjectMemory, layout: Layout) -> None:
 @LAYOUTS
 @pytest.mark.parametrize("verb", ["renew", "checkpoint", "steal"])
 def test_a_spoilt_object_found_on_the_way_is_told_with_its_lease(layout: Layout, verb: str) -> None:
-    """Of ten thousand leases nobody would know which one to mend."""
+    """Among ten thousand leases, the operator sees which one to repair."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     spoilt = once("over ownership/0", lambda: spoil(objects, layout))
@@ -376,7 +379,7 @@ def test_a_spoilt_object_found_on_the_way_is_told_with_its_lease(layout: Layout,
 
 @LAYOUTS
 def test_a_gift_overtaken_by_a_later_checkpoint_is_lost_and_says_what_is_stored(layout: Layout) -> None:
-    """Its owner would take the lease for gone, or give away a place that is behind what was done."""
+    """The owner neither takes the lease for gone nor gives it away at a position before the stored one."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     drain = EtagStore(objects, layout)
@@ -390,7 +393,7 @@ def test_a_gift_overtaken_by_a_later_checkpoint_is_lost_and_says_what_is_stored(
 
 @LAYOUTS
 def test_a_checkpoint_that_another_has_written_too_is_done(layout: Layout) -> None:
-    """Its owner would take its lease for lost because a drain of its own had been as far."""
+    """The owner's own drain may have reached the same position; that does not mean that the lease is lost."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
@@ -399,7 +402,7 @@ def test_a_checkpoint_that_another_has_written_too_is_done(layout: Layout) -> No
 
 
 def test_conditions_are_proved_beside_the_leases_of_the_same_folder() -> None:
-    """A policy for one folder would refuse it, or a probe be taken for a lease."""
+    """A policy for one folder permits the probe, and the probe is not taken for a lease."""
     objects = ObjectMemory()
     names: set[str] = set()
     objects.before = lambda _line: names.update(objects.stored)
@@ -410,7 +413,7 @@ def test_conditions_are_proved_beside_the_leases_of_the_same_folder() -> None:
 
 
 def test_a_copied_lease_keeps_its_number_from_the_first_owner_on() -> None:
-    """Its next owner would be given a number that a handler has already seen, and be shut out by a fence."""
+    """The next owner never gets a number that a handler has already seen, which a fence would reject."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
         made = done(store.write(CreateLease(Lease(str(number), epoch=number))))
@@ -418,7 +421,7 @@ def test_a_copied_lease_keeps_its_number_from_the_first_owner_on() -> None:
 
 
 def test_eight_objects_are_read_side_by_side() -> None:
-    """A thousand leases would be read one after the other, each as far away as the service is."""
+    """A thousand leases are not read one after the other from a distant service."""
     objects, store = opened(OURS)
     keys = [str(number) for number in range(8)]
     for key in keys:
@@ -435,7 +438,7 @@ def test_eight_objects_are_read_side_by_side() -> None:
 
 @LAYOUTS
 def test_the_notes_of_a_new_lease_are_stored_with_the_least_writes(layout: Layout) -> None:
-    """The SDKs' layout keeps notes on the ownership; ours would write an object more for each lease."""
+    """The SDKs' layout stores annotations with the ownership; ours would write one more object per lease."""
     objects, store = opened(layout)
     made = done(store.write(CreateLease(Lease("0", notes=(("seal", "7"),)))))
     assert EtagStore(objects, layout).list().leases == (made,)
@@ -446,7 +449,7 @@ def test_the_notes_of_a_new_lease_are_stored_with_the_least_writes(layout: Layou
 
 @pytest.mark.parametrize(("known", "listed"), [(7, True), (8, False)])
 def test_two_leases_are_asked_for_one_by_one_where_a_listing_brings_eight(known: int, listed: bool) -> None:
-    """An object in a listing costs an eighth of a request of its own, and a listing of thousands many of them."""
+    """An object in a listing costs an eighth of a single request, and a listing of thousands contains many of them."""
     objects, store = opened(OURS)
     leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(known))
     objects.log.clear()
@@ -455,7 +458,7 @@ def test_two_leases_are_asked_for_one_by_one_where_a_listing_brings_eight(known:
 
 
 def test_one_object_is_read_where_it_is_asked_for_and_two_by_threads_with_a_name() -> None:
-    """An heir that looks eight times a second would wait for a thread each time; and nobody know whose threads run."""
+    """A next owner that looks eight times a second does not wait for a thread, and the threads can be identified."""
     objects, store = opened(OURS)
     for key in "ab":
         placed(store, Lease(key, owner="ann"))
@@ -482,7 +485,7 @@ def test_a_checkpoint_behind_both_a_request_and_a_drain_is_lost(layout: Layout) 
 
 
 def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
-    """Its owner would end with a traceback."""
+    """The owner does not end with a traceback."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
     objects.before = once("over checkpoint/0", objects.stored.clear)
@@ -490,7 +493,7 @@ def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
 
 
 def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
-    """Of two notes that are written at a time one would be lost, without a word."""
+    """If two annotations are written at the same time, neither is lost."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
     other = EtagStore(objects, OURS)
@@ -501,7 +504,7 @@ def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
 
 @define
 class HeldBack(ObjectMemory):
-    """A bucket that holds back what other threads than the main one read last: it is old when it comes."""
+    """A bucket that delays the last read of other threads than the main one, so that the response is outdated."""
 
     last: str = ""
     read: Event = field(factory=Event)
@@ -526,7 +529,7 @@ class HeldBack(ObjectMemory):
 @LAYOUTS
 @pytest.mark.parametrize("reading", ["list", "get"])
 def test_a_reading_from_before_takes_no_checkpoint_back(layout: Layout, reading: str) -> None:
-    """The owner's next write would answer with the checkpoint before its last, and the owner go on from there."""
+    """The owner's next write does not return an older checkpoint, from which the owner would go on."""
     objects = HeldBack(last=f"{reading} {layout.parts[-1]}")
     store = EtagStore(objects, layout)
     lease = owned(objects, store)
@@ -537,7 +540,7 @@ def test_a_reading_from_before_takes_no_checkpoint_back(layout: Layout, reading:
             readings.append(pool.submit(store.list if reading == "list" else lambda: store.get(["0"])))
             assert objects.read.wait(WAIT)
 
-        # The ownership was renewed by then: what the reading brings lacks nothing but the new checkpoint.
+        # The ownership was renewed by then, so the read lacks only the new checkpoint.
         objects.before = once("over checkpoint/0", read)
         lease = done(store.write(CheckpointLease(lease, AT_9)))
         objects.written.set()

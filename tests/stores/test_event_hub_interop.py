@@ -1,4 +1,4 @@
-"""The real BlobCheckpointStore of azure-eventhub and ours, in one container: each reads and obeys the other."""
+"""The real BlobCheckpointStore of azure-eventhub and ours in one container: each respects the other's blobs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,29 +44,29 @@ def ours(blobs: ContainerClient) -> EtagStore:
 
 @pytest.fixture
 def theirs(azurite_connection: str, blobs: ContainerClient) -> Iterator[BlobCheckpointStore]:
-    """The official store in it."""
+    """Open the official store in it."""
     with BlobCheckpointStore.from_connection_string(azurite_connection, blobs.container_name) as store:
         yield store
 
 
 def owners(store: BlobCheckpointStore) -> dict[str, dict[str, Any]]:
-    """What the official store lists, by partition."""
+    """Return the owners that the official store lists, by partition."""
     return {row["partition_id"]: row for row in store.list_ownership(*WHERE)}
 
 
 def checkpoints(store: BlobCheckpointStore) -> dict[str, tuple[str, int]]:
-    """Offset and sequence number, by partition."""
+    """Return offset and sequence number by partition."""
     return {row["partition_id"]: (row["offset"], row["sequence_number"]) for row in store.list_checkpoints(*WHERE)}
 
 
 def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | None = None) -> list[dict[str, Any]]:
-    """What the official store claims."""
+    """Return what the official store claims."""
     record = {**PLACE, "partition_id": partition, "owner_id": owner, **({"etag": etag} if etag else {})}
     return list(store.claim_ownership([record]))
 
 
 def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """An official worker would start our partitions from the beginning, or fail at its listing."""
+    """An official worker starts our partitions where we stopped, and its listing does not fail."""
     lease = placed(ours, Lease("0", owner="ann"))
     done(ours.write(CreateLease(Lease("1"))))
     assert checkpoints(theirs) == {"0": ("-1", -1), "1": ("-1", -1)}
@@ -80,7 +80,7 @@ def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpoin
 
 
 def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """Ours would take a living official worker's partition, or start it in the wrong place."""
+    """We neither take a live official worker's partition nor start it in the wrong place."""
     (record,) = claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
     (record,) = claimed(theirs, "0", "sdk-1", record["etag"])
@@ -98,7 +98,7 @@ def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckp
 
 
 def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """Both would read on, each with a claim it believes in."""
+    """Two workers must not read on, each with a claim that it believes in."""
     (record,) = claimed(theirs, "0", "sdk-1")
     taken = done(ours.write(StealLease(ours.list().leases[0], "ann")))
     assert claimed(theirs, "0", "sdk-1", record["etag"]) == []
@@ -106,7 +106,7 @@ def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpoi
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """The same the other way round; and what they leave out of the metadata is void."""
+    """The reverse of the test before. Metadata that the SDK leaves out is void."""
     lease = done(ours.write(RequestLease(placed(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
     now = lost(ours.write(RenewLease(lease)))
@@ -117,7 +117,7 @@ def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpo
 
 
 def test_a_start_they_find_is_theirs_to_move(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """A start stored by us would be taken for a conflict, or come back over their checkpoint."""
+    """A start that we stored is neither a conflict for them nor does it come back over their checkpoint."""
     lease = done(ours.write(CreateLease(Lease("0"))))
     claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
@@ -129,14 +129,15 @@ def test_a_start_they_find_is_theirs_to_move(ours: EtagStore, theirs: BlobCheckp
 def test_an_official_reader_that_has_begun_sets_a_late_checkpoint_back(
     ours: EtagStore, theirs: BlobCheckpointStore
 ) -> None:
-    """Late checkpoints would be on for everybody, though beside official workers a blob's checkpoint falls by them.
+    """Next to official workers a blob's checkpoint may go back, so late checkpoints are not available there.
 
-    Their reader begins where the blob was at its claim, and writes whatever it has handled, under no condition: what
-    we write between is gone with its next checkpoint, which repeats and skips nothing. Ours moves none of theirs back.
+    The official reader begins where the blob was at its claim, and writes whatever it has handled without any
+    condition. What we write in between is overwritten by its next checkpoint, which repeats and skips nothing. We
+    never move its checkpoints back.
     """
     lease = done(ours.write(CheckpointLease(placed(ours, Lease("0", owner="ann")), AT_9)))
     claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
-    assert checkpoints(theirs)["0"] == ("4520", 9)  # where their reader begins
+    assert checkpoints(theirs)["0"] == ("4520", 9)  # the position at which their reader begins
     done(ours.write(CheckpointLate(lease, AT_20)))
     assert checkpoints(theirs)["0"] == ("9040", 20)
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "5424", "sequence_number": 11})

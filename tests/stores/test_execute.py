@@ -1,4 +1,4 @@
-"""Every action of a plan becomes the one write it stands for."""
+"""Every action of a plan becomes the one write that it stands for."""
 
 import pytest
 from attrs import evolve
@@ -19,20 +19,19 @@ def store() -> MemoryStore:
 
 
 def test_create(store: MemoryStore) -> None:
-    """New shards would have no lease."""
     row = done(execute(store, Create(Lease("s-0"), "L3"), "ann"))
     assert store.list().leases == (row,)
 
 
 def test_renew_brings_its_own_notes(store: MemoryStore) -> None:
-    """A bulletin would never be published."""
+    """The annotations include the bulletin, which is published this way."""
     seen = owned(store)
     row = done(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", notes=(("n", "2"),)))
     assert (row.note("n"), row.version != seen.version) == ("1", True)
 
 
 def test_claim_and_steal_bring_the_workers_notes(store: MemoryStore) -> None:
-    """A twin of this worker could not be told from its restart."""
+    """They tell a second worker of the same name from a restart."""
     free = unowned(store)
     mine = done(execute(store, Claim(free, "K5"), "ann", notes=(("process", "1"),)))
     assert (mine.owner, mine.note("process")) == ("ann", "1")
@@ -41,7 +40,7 @@ def test_claim_and_steal_bring_the_workers_notes(store: MemoryStore) -> None:
 
 
 def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
-    """Of many workers that want the same lease, all but one would get nothing this turn."""
+    """When many workers want the same lease, each still gets one this turn."""
     first, second, third = (unowned(store, key) for key in ("s-0", "s-1", "s-2"))
     done(store.write(ClaimLease(first, "cat")))
     done(store.write(ClaimLease(second, "cat")))
@@ -52,7 +51,7 @@ def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
 
 
 def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) -> None:
-    """A newcomer whose only request is refused stays unseen until its next look, and shares are computed without it."""
+    """A newcomer whose only request is rejected stays unseen until its next look; shares are computed without it."""
     first, second = (owned(store, "ann", key) for key in ("s-0", "s-1"))
     done(store.write(RequestLease(first, "cat")))
     action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
@@ -61,7 +60,7 @@ def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) 
 
 
 def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two leases would be taken for one."""
+    """Two leases might be taken instead of one."""
     first, second = unowned(store, "s-0"), unowned(store, "s-1")
 
     def unanswered(*_: object) -> Done:
@@ -74,29 +73,27 @@ def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: 
 
 
 def test_request(store: MemoryStore) -> None:
-    """A planned move would never begin."""
     seen = owned(store, "ann")
     assert done(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).next_owner == "bob"
 
 
 def test_release_frees_or_gives(store: MemoryStore) -> None:
-    """A drained lease would go to nobody, or begin before the record its giver stopped at."""
+    """A drained lease goes to its next owner, and begins at the record where its giver stopped."""
     seen = asked(store)
-    given = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
-    assert (given.owner, given.checkpoint) == ("bob", Position("41"))
-    freed = done(execute(store, Release(given, "M12"), "bob"))
+    released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
+    assert (released.owner, released.checkpoint) == ("bob", Position("41"))
+    freed = done(execute(store, Release(released, "M12"), "bob"))
     assert (freed.owner, freed.checkpoint) == (None, Position("41"))
 
 
 def test_giving_without_news_keeps_the_checkpoint(store: MemoryStore) -> None:
-    """An owner that had read nothing could not hand over."""
+    """An owner that had read nothing can still hand off."""
     seen = done(store.write(CheckpointLease(asked(store), Position("40"))))
-    given = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
-    assert given == evolve(stored(store), owner="bob", checkpoint=Position("40"))
+    released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
+    assert released == evolve(stored(store), owner="bob", checkpoint=Position("40"))
 
 
 def test_delete(store: MemoryStore) -> None:
-    """Finished leases would pile up."""
     ended = done(store.write(CheckpointLease(owned(store), SHARD_END)))
     assert execute(store, Delete(ended, "L9"), "ann") == Done(ended)
     assert store.list().leases == ()

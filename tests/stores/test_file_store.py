@@ -1,4 +1,4 @@
-"""A backup of a lease table: byte for byte, whole or not at all, and what is wrong with one is said by its line."""
+"""A backup of a lease table: byte for byte, whole or not at all, with errors reported by line number."""
 
 import json
 import stat
@@ -39,12 +39,12 @@ LINE = (
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a new backup may be made."""
+    """Return a path where a new backup can be created."""
     return tmp_path / "leases.jsonl"
 
 
 class TestFile(StoreContract):
-    """Every clause, as far as one process sees it."""
+    """Every clause, as far as one process can test it."""
 
     @pytest.fixture
     def store(self, path: Path) -> FileStore:
@@ -52,7 +52,7 @@ class TestFile(StoreContract):
 
 
 def test_a_line_is_the_lease(path: Path) -> None:
-    """A backup of another version could not be restored; and the fencing numbers would fall."""
+    """A backup of another version can be restored, and fencing numbers never go down."""
     store = open_store(f"file://{path}")
     assert done(store.write(CreateLease(WHOLE))) == WHOLE
     store.close()
@@ -64,7 +64,7 @@ def test_a_line_is_the_lease(path: Path) -> None:
 
 
 def test_a_backup_is_in_its_place_when_it_is_whole(path: Path) -> None:
-    """A command that is killed half-way would leave half of a backup in the place of the one before."""
+    """A command that is killed half-way leaves the previous backup in its place."""
     first = FileStore(str(path))
     row = owned(first)
     first.close()
@@ -80,7 +80,7 @@ def test_a_backup_is_in_its_place_when_it_is_whole(path: Path) -> None:
 
 
 def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
-    """Half of a fleet's checkpoints would be restored, and nobody would know of the rest."""
+    """No one restores half of a fleet's checkpoints without noticing that the rest is missing."""
     lines = [LINE, "{", '{"key": "s-2"}', LINE, LINE.replace("orders:s-1", "s-3").replace('"41"', '"EARLIEST"')]
     path.write_text("\n".join(lines), encoding="utf-8")
     listing = FileStore(str(path)).list()
@@ -94,13 +94,13 @@ def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
 
 
 def test_an_owner_in_a_backup_is_left_out(path: Path) -> None:
-    """A worker that is gone for long would be waited for."""
+    """Restored leases do not wait for a worker that is long gone."""
     path.write_text(LINE.replace('"owner": null', '"owner": "ann"'), encoding="utf-8")
     assert FileStore(str(path)).list().leases == (evolve(WHOLE, owner=None),)
 
 
 def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
-    """A mistyped path would restore nothing, and say that all went well."""
+    """With a mistyped path, nothing is restored and the command says so."""
     with pytest.raises(StoreError, match="there is no file"):
         open_store(f"file://{path}", create=False)
     path.write_bytes(b"\xff")
@@ -117,6 +117,6 @@ def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
 
 
 def test_no_fleet_works_on_a_backup(path: Path) -> None:
-    """Two workers would each own every lease: nothing is compared between processes."""
+    """Conditions do not hold between processes, so two workers would each own every lease."""
     with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
         consumption("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})

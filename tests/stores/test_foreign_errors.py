@@ -1,4 +1,4 @@
-"""Exceptions that are not ours, raised by each call underneath a store: a client, a driver or a codec."""
+"""Exceptions of other code, raised by each call below a store: a client, a driver or a codec."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -55,10 +55,10 @@ _numbers = count()
 
 @define
 class Fault:
-    """Raises an exception at one call of those that it sees while it is armed.
+    """Raises an exception at one of the calls that it sees while it is armed.
 
     place  the number of that call, from 0; negative: none
-    after  whether the call is carried out before
+    after  whether the call is carried out first
     """
 
     place: int = -1
@@ -72,7 +72,7 @@ class Fault:
         self.place, self.error, self.after, self.seen, self.raised = place, error, after, 0, None
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, which raises if its turn has come."""
+        """Wrap the call so that it raises if its turn has come."""
 
         def called(*args: Any, **named: Any) -> Any:  # noqa: ANN401  as the call's
             mine, self.seen = self.seen == self.place, self.seen + 1
@@ -87,14 +87,14 @@ class Fault:
 
 
 class Between:
-    """An object whose methods a fault may end."""
+    """A proxy whose methods may raise."""
 
     def __init__(self, inner: object, fault: Fault) -> None:
         self._inner, self._fault = inner, fault
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  as the inner object's
-        found = getattr(self._inner, name)
-        return self._fault.around(found) if callable(found) and name != "close" else found
+        attribute = getattr(self._inner, name)
+        return self._fault.around(attribute) if callable(attribute) and name != "close" else attribute
 
 
 @define
@@ -110,7 +110,7 @@ Opening = Callable[[pytest.FixtureRequest], Table]
 
 
 def in_memory(asked: pytest.FixtureRequest) -> Table:
-    """A table of this process, whose decisions fail."""
+    """Return a table of this process whose decisions fail."""
     fault, name = Fault(), f"foreign-{next(_numbers)}"
     patch = asked.getfixturevalue("monkeypatch")
     patch.setattr("leasehold.stores.embedded.memory.applied", fault.around(applied))
@@ -127,7 +127,7 @@ def memory_sessions(_asked: pytest.FixtureRequest) -> Table:
 
 
 def objects(_asked: pytest.FixtureRequest) -> Table:
-    """A bucket in the usual layout."""
+    """Return a bucket in the usual layout."""
     fault, bucket, layout = Fault(), ObjectMemory(), ObjectLayout("fleet")
     return Table(
         lambda: EtagStore(Between(bucket, fault), layout),
@@ -137,7 +137,7 @@ def objects(_asked: pytest.FixtureRequest) -> Table:
 
 
 def object_sessions(_asked: pytest.FixtureRequest) -> Table:
-    """A bucket in layout `sessions`."""
+    """Return a bucket in layout `sessions`."""
     fault, bucket = Fault(), ObjectMemory()
     return Table(
         lambda: SessionStore(ObjectCells(Between(bucket, fault), ""), gather=0.0),
@@ -147,20 +147,20 @@ def object_sessions(_asked: pytest.FixtureRequest) -> Table:
 
 
 def sqlite_opened(path: str, fault: Fault) -> SqliteStore:
-    """A file whose statements fail; one that waits for another's transaction fails at once."""
+    """Open a file whose statements fail. One that waits for another's transaction fails at once."""
     store = SqliteStore(path, busy_seconds=0.0)
     store._connection = Between(store._connection, fault)  # type: ignore[assignment]  # noqa: SLF001  its driver
     return store
 
 
 def sqlite_file(asked: pytest.FixtureRequest) -> Table:
-    """A file in the usual layout."""
+    """Return a file in the usual layout."""
     path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
     return Table(lambda: sqlite_opened(path, fault), lambda: SqliteStore(path, busy_seconds=0.0), fault)
 
 
 def sqlite_sessions(asked: pytest.FixtureRequest) -> Table:
-    """A file in layout `sessions`."""
+    """Return a file in layout `sessions`."""
     path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
     return Table(
         lambda: SessionStore(SqliteCells(sqlite_opened(path, fault)), gather=0.0),
@@ -170,7 +170,7 @@ def sqlite_sessions(asked: pytest.FixtureRequest) -> Table:
 
 
 def dynamodb(asked: pytest.FixtureRequest) -> Table:
-    """A table in the KCL's layout, under a prefix, whose clients fail."""
+    """Return a table in the KCL's layout, under a prefix, whose clients fail."""
     fault, prefix = Fault(), f"app-{next(_numbers)}/"
 
     def plain() -> DynamoStore:
@@ -187,7 +187,7 @@ def dynamodb(asked: pytest.FixtureRequest) -> Table:
 
 
 def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
-    """Its rows in layout `sessions`."""
+    """Return such a table in layout `sessions`."""
     table = dynamodb(asked)
 
     def of(opened: Callable[[], Store]) -> Callable[[], Store]:
@@ -202,7 +202,7 @@ def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
 
 
 def postgresql(asked: pytest.FixtureRequest) -> Table:
-    """A table of a real server, whose statements fail."""
+    """Return a table of a real server whose statements fail."""
     fault, url = Fault(), store_url(asked.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
     bounded, execute = postgres._Bounded, postgres._Bounded.execute  # noqa: SLF001  its driver
 
@@ -214,7 +214,7 @@ def postgresql(asked: pytest.FixtureRequest) -> Table:
 
 
 def moving(_asked: pytest.FixtureRequest) -> Table:
-    """Two tables of a swap, to the second of which each lease moves with its next renewal."""
+    """Return the two tables of a swap; each lease moves to the second one with its next renewal."""
     fault, buckets = Fault(), (ObjectMemory(), ObjectMemory())
     names = ("memory://from", "memory://to")
 
@@ -229,7 +229,7 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
 
 
 def s3(asked: pytest.FixtureRequest) -> Table:
-    """A bucket whose clients fail."""
+    """Return a bucket whose clients fail."""
     fault, objects, layout = Fault(), bucket(asked.getfixturevalue("versitygw_url")), ObjectLayout("fleet")
 
     def faulty() -> EtagStore:
@@ -241,7 +241,7 @@ def s3(asked: pytest.FixtureRequest) -> Table:
 
 
 def gcs(asked: pytest.FixtureRequest) -> Table:
-    """A bucket whose HTTP session fails."""
+    """Return a bucket whose HTTP session fails."""
     fault, layout = Fault(), ObjectLayout(f"fleet/{next(_numbers)}")
 
     def opened() -> AgelessGcs:
@@ -286,7 +286,7 @@ WRITES: Mapping[str, tuple[str, Callable[[Lease], Write]]] = {
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
-    """Opens stores, and closes them at the end."""
+    """Return a function that opens stores; close them at the end."""
     stores: list[Store] = []
 
     def opening(make: Callable[[], Store]) -> Store:
@@ -308,7 +308,7 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
     request: pytest.FixtureRequest,
     opened: Callable[[Callable[[], Store]], Store],
 ) -> None:
-    """An answer Done is what is stored, and both this store and the next owner's go on."""
+    """What was answered Done is stored, and writes of this store and of the next owner succeed afterwards."""
     state, write = WRITES[case]
     for place in range(64):
         table = kind(request)
@@ -336,7 +336,7 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
                 answer.lease.next_owner,
             )
         assert left.checkpoint in {AT, NEXT, SHARD_END}
-        # The store goes on with its other lease, and the next owner with this one.
+        # The store still works for its other lease, and the next owner for this one.
         assert done(store.write(CheckpointLease(rest, NEXT))).checkpoint == stored(cat, "s-1").checkpoint == NEXT
         if not left.ended:
             assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == left.checkpoint

@@ -1,8 +1,8 @@
-"""Leases in Google Cloud Storage: the contract on fake-gcs-server, and what is asked of the service, in memory.
+"""Leases in Google Cloud Storage: the contract on fake-gcs-server, and the requests to the service, in memory.
 
-fake-gcs-server keeps ifGenerationMatch on inserts, under a lock, and deletes by generation; it ignores
-ifGenerationMatch on deletions, so that the store names the generation in both ways. It cannot prove what Google's own
-service does to more than one write a second of one object (429), nor rights, nor soft deletion.
+fake-gcs-server respects ifGenerationMatch on inserts, under a lock, and deletes by generation. It ignores
+ifGenerationMatch on deletions, so the store names the generation in both ways. The fake cannot show how Google's own
+service responds to more than one write per second of one object (429), nor its rights, nor soft deletion.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class TestFakeGcs(StoreContract):
 
     @pytest.fixture
     def store(self, objects: AgelessGcs) -> EtagStore:
-        """A store under a prefix of its own."""
+        """Open a store under its own prefix."""
         return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
 
 
@@ -60,7 +60,7 @@ class TestFakeGcs(StoreContract):
 @pytest.mark.services
 @pytest.mark.timeout(1800)
 def test_one_winner_between_processes_on_fake_gcs(gcs_url: str) -> None:
-    """Two processes would read one shard."""
+    """At most one process reads a shard."""
     assert_one_winner_each(f"gcs://race/fleet?endpoint={gcs_url}")
 
 
@@ -68,7 +68,7 @@ def test_one_winner_between_processes_on_fake_gcs(gcs_url: str) -> None:
 @pytest.mark.services
 @pytest.mark.timeout(1800)
 def test_the_matrix_of_conditions_on_fake_gcs(gcs_url: str) -> None:
-    """A condition the service ignores makes two owners of one lease."""
+    """If the service ignored a condition, a lease could have two owners."""
     with closing(AgelessGcs("matrix", endpoint=gcs_url)) as objects:
         objects.ensure(create=True)
         try_conditions(objects)
@@ -77,7 +77,7 @@ def test_the_matrix_of_conditions_on_fake_gcs(gcs_url: str) -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
-    """The bucket behind every session that is made."""
+    """Return the bucket behind every session."""
     made = GcsMemory()
 
     def session(credentials: AnonymousCredentials) -> AuthorizedSession:
@@ -91,20 +91,20 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
 
 @pytest.fixture
 def objects(bucket: GcsMemory) -> GcsObjects:
-    """Its objects; the clock of this machine is the service's."""
+    """Return its objects; the service uses this machine's clock."""
     assert bucket.name == "leases"
     return GcsObjects("leases", endpoint=AT, skew=SkewWarning(BEGAN.timestamp))
 
 
 def test_the_matrix_of_conditions(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """A condition that is not sent makes two owners of one lease."""
+    """If a condition were not sent, a lease could have two owners."""
     try_conditions(objects)
     assert bucket.objects == {}
     assert objects.put_over("a", {}, "no generation") is None
 
 
 def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """Sent twice it would be refused by its own first try, and a claim that was won count as lost."""
+    """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
     etag = objects.put_new("a", {"b": "2"})
     assert etag == "1"
     objects.put_over("a", {"b": "3"}, etag)
@@ -118,7 +118,7 @@ def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket
 
 
 def test_a_listing_brings_all_fields_and_reads_no_object(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """Each look at ten thousand leases would cost as many requests; or what lies on a later page be gone."""
+    """A look at ten thousand leases needs few requests, and includes the later pages."""
     for number in range(5):
         objects.put_new(f"a/{number}", {"n": str(number)})
     objects.put_new("b/0", {"n": "other"})
@@ -129,7 +129,7 @@ def test_a_listing_brings_all_fields_and_reads_no_object(objects: GcsObjects, bu
 
 
 def test_without_the_services_clock_everything_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """By a clock of this machine's a living owner may look dead."""
+    """By this machine's clock, a live owner might look dead."""
     objects.put_new("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [one.age for one in objects.list("")] == [0.0]
@@ -140,7 +140,7 @@ VERBS = pytest.mark.parametrize("verb", ["POST", "DELETE", "GET", "LIST"])
 
 
 def asked(objects: GcsObjects, verb: str) -> None:
-    """Ask for this, of an object that is there."""
+    """Call this method for an existing object."""
     match verb:
         case "POST":
             objects.put_over("a", {}, "1")
@@ -157,7 +157,7 @@ def asked(objects: GcsObjects, verb: str) -> None:
 def test_no_usable_answer_is_an_unknown_outcome(
     objects: GcsObjects, bucket: GcsMemory, verb: str, fault: int | Exception
 ) -> None:
-    """A claim counted as refused, or as won, with the service out of order is a shard read by nobody, or by two."""
+    """A claim counted as rejected, or as won, while the service fails would give a shard no reader, or two."""
     method = "GET" if verb == "LIST" else verb
     tries = 1 if verb in {"POST", "DELETE"} else gcs.PATIENCE.attempts
     bucket.faults = {method: [fault] * tries}
@@ -168,7 +168,7 @@ def test_no_usable_answer_is_an_unknown_outcome(
 
 @pytest.mark.parametrize("verb", ["POST", "DELETE"])
 def test_a_write_that_comes_too_soon_is_sent_again(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
-    """The service takes one write a second of one object; it has certainly not been applied."""
+    """The service takes one write per second of one object; the rejected write was certainly not applied."""
     etag = objects.put_new("a", {})
     assert etag is not None
     bucket.faults = {verb: [429, 429]}
@@ -183,7 +183,7 @@ def test_a_write_that_comes_too_soon_is_sent_again(objects: GcsObjects, bucket: 
 def test_a_permanent_refusal_of_the_service_is_said(
     objects: GcsObjects, bucket: GcsMemory, verb: str, status: int, says: str
 ) -> None:
-    """A worker without rights would wait for them for ever."""
+    """A worker without rights does not wait for them forever."""
     bucket.faults = {"GET" if verb == "LIST" else verb: [status]}
     with pytest.raises(StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}") as no:
         asked(objects, verb)
@@ -191,7 +191,7 @@ def test_a_permanent_refusal_of_the_service_is_said(
 
 
 def test_a_bucket_is_made_where_it_may_be(bucket: GcsMemory) -> None:
-    """A typing error in a name would be answered by an empty table; and old contents be kept and billed for a week."""
+    """A mistyped name does not create an empty table, and old contents are not kept and billed for a week."""
     bucket.name = None
     with pytest.raises(StoreError, match="there is no such bucket"):
         open_store(f"gcs://new/fleet?endpoint={AT}", create=False)
@@ -209,7 +209,7 @@ def test_a_bucket_is_made_where_it_may_be(bucket: GcsMemory) -> None:
 def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_down_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker would wait for ever for what nobody gives it; or end where waiting a little would do."""
+    """A worker neither waits forever for missing credentials nor ends because of a short outage."""
     monkeypatch.delenv(gcs.EMULATOR, raising=False)
     faults: list[Exception] = [DefaultCredentialsError("none were found"), RefreshError("busy", retryable=True)]  # type: ignore[no-untyped-call]
 
@@ -226,13 +226,13 @@ def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_dow
 
 
 def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
-    """Who runs on Google Cloud would learn of a missing right when a worker lacks it."""
-    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.state) for each in found] == [(right, "ok") for right in GCS]
+    """Users of Google Cloud learn of a missing right before a worker needs it."""
+    results = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.state) for each in results] == [(right, "ok") for right in GCS]
     assert bucket.objects == {}
     bucket.faults = {"POST": [403]}
-    found = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.todo) for each in found if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
+    results = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    assert [(each.what, each.todo) for each in results if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
     bucket.name = None
     (absent,) = attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
     assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)

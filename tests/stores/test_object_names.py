@@ -1,4 +1,4 @@
-"""Our own three objects, byte for byte, and the order of notes among them."""
+"""Our own three objects, byte for byte, and the order of annotations among them."""
 
 import pytest
 from attrs import evolve
@@ -22,12 +22,12 @@ WHOLE = Lease(
 
 
 def stored(fields: ObjectFields, etag: str = "e-1") -> Stored:
-    """An object that says this."""
+    """Return an object with this content."""
     return Stored("name", etag, fields, age=7.0)
 
 
 def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[tuple[str, str], ...]:
-    """The notes of a lease whose objects say these."""
+    """Return the annotations of a lease whose objects have these."""
     parts = Parts(
         stored({"ownerid": "ann", "counter": "5", "notes": ownership}),
         stored({"sequence": "TRIM_HORIZON", "notes": birth}),
@@ -39,7 +39,7 @@ def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[
 
 
 def test_a_key_is_one_segment_of_a_name() -> None:
-    """Two keys would share an object, or one object be listed as a folder."""
+    """Two keys never share an object, and no object is listed as a folder."""
     keys = ("s-0", "a:b", "a/b", "a%2Fb", "ü", "A", "a b")
     names = [FLEET.name(key, "checkpoint") for key in keys]
     assert names == [
@@ -49,18 +49,18 @@ def test_a_key_is_one_segment_of_a_name() -> None:
 
 
 def test_the_whole_container_is_a_prefix_too() -> None:
-    """A leading slash would make a folder without a name."""
+    """A leading slash would create a folder without a name."""
     assert ObjectLayout().name("s-0", "notes") == ObjectLayout("/").name("s-0", "notes") == "notes/s-0"
 
 
 @pytest.mark.parametrize("name", ["fleet/one/notes/", "fleet/one/notes/a/b", "fleet/one/notes/a b"])
 def test_a_strangers_name_is_no_lease(name: str) -> None:
-    """A file of somebody else's below the prefix would be taken for a lease."""
+    """Another program's file below the prefix is not taken for a lease."""
     assert FLEET.key(name, "notes") is None
 
 
 def test_a_lease_is_written_and_read_back_whole() -> None:
-    """A field lost here is lost for every source that has no layout of its own."""
+    """A field lost here would be lost for every source without its own layout."""
     checkpoint = FLEET.checkpoint({}, WHOLE)
     assert checkpoint == {
         "sequence": "41",
@@ -79,13 +79,13 @@ def test_a_lease_is_written_and_read_back_whole() -> None:
 
 
 def test_the_least_lease_says_its_start_only() -> None:
-    """Blank fields would be stored on every object, and S3 bills by size."""
+    """Blank fields would be stored with every object, and S3 bills by size."""
     assert FLEET.checkpoint({}, Lease("s-0")) == {"sequence": "TRIM_HORIZON"}
     assert FLEET.lease("s-0", Parts(ownership=stored({"ownerid": "ann"}))) is None
 
 
 def test_ownership_counts_every_write() -> None:
-    """An S3 ETag is a digest of the content: a renewal that changed nothing would look like no renewal."""
+    """An S3 ETag is a digest of the content, so a renewal that changed nothing would look like no renewal."""
     free = Lease("s-0")
     owned = evolve(free, owner="ann", yields=True, notes=(("n", "7"),))
     first = FLEET.ownership({}, free, owned)
@@ -109,7 +109,7 @@ def test_ownership_counts_every_write() -> None:
 
 
 def test_of_two_notes_the_later_word_counts() -> None:
-    """A pinned start would come back after it was overruled, or a renewal's news be hidden by old ones."""
+    """A pinned start does not come back after it was overruled, and old annotations do not hide newer ones."""
     assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (("a", "renewed"),)
     assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (("a", "noted"),)
     assert noted(birth='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}') == (
@@ -139,7 +139,7 @@ def test_of_two_notes_the_later_word_counts() -> None:
     ],
 )
 def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
-    """Whoever edited the object by hand must learn which field to correct."""
+    """Anyone who edits the object by hand learns which field to correct."""
     with pytest.raises(BadRowField) as caught:
         FLEET.lease("s-0", Parts(checkpoint=stored(fields)))
     assert caught.value.field == field
@@ -147,7 +147,7 @@ def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
 
 @pytest.mark.parametrize(("field", "said"), [("ownerid", "%FF"), ("weight", "heavy"), ("counter", "-1")])
 def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None:
-    """Whoever edited the object by hand must learn which field to correct."""
+    """Anyone who edits the object by hand learns which field to correct."""
     owned = {"ownerid": "ann", field: said}
     with pytest.raises(BadRowField) as caught:
         FLEET.lease("s-0", Parts(stored(owned), stored({"sequence": "41"})))
@@ -155,14 +155,14 @@ def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None
 
 
 def test_a_counter_that_is_none_is_not_counted_on() -> None:
-    """The next owner would write a smaller one, and its renewals pass for old."""
+    """The next owner does not write a smaller counter, which would make its renewals look old."""
     with pytest.raises(BadRowField) as caught:
         FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
     assert caught.value.field == "counter"
 
 
 def test_a_readable_character_is_written_as_it_is() -> None:
-    """Whoever looks into the bucket would read %40 and %28 in place of a worker's name."""
+    """Someone who looks into the bucket sees a worker's name without %40 and %28."""
     assert FLEET.ownership({}, Lease("s-0"), Lease("s-0", owner="pod-1@eu:(a)")) == {
         "ownerid": "pod-1@eu:(a)",
         "counter": "1",
@@ -170,14 +170,14 @@ def test_a_readable_character_is_written_as_it_is() -> None:
 
 
 def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
-    """Two spellings of one URL would be two tables; and its letters and spaces are its own."""
+    """Two spellings of one URL are the same table, and letters and spaces in the prefix are kept."""
     names = [ObjectLayout(above).prefix("notes") for above in ("/X fleet X/", "X fleet X")]
     assert names == ["X fleet X/notes/"] * 2
     assert ObjectLayout(" fleet ").prefix("notes") == " fleet /notes/"
 
 
 def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
-    """A worker that never saw the request would be taken for one that is about to give."""
+    """A worker that never saw the request is not taken for one that is about to give the lease."""
     fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
     lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
     assert lease is not None
@@ -185,7 +185,7 @@ def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
 
 
 def test_the_notes_of_a_lease_at_its_creation_stay_as_they_were_written() -> None:
-    """A checkpoint would bring back a note that was overruled since, as the newest."""
+    """A checkpoint does not bring back, as the newest, an annotation that has been overruled."""
     born = FLEET.checkpoint({}, WHOLE)
     later = evolve(WHOLE, checkpoint=Position("42"), notes=(("seal", "batch 8"),))
     assert FLEET.checkpoint(born, later)["notes"] == born["notes"] == '{"seal": ["batch 7", 0]}'

@@ -1,4 +1,4 @@
-"""A store that a user writes: four methods and a property, and every write passes through one of them."""
+"""A store that a user writes: four methods and a property, with every write passing through one of them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class DictStore:
         return Listing(tuple(self.rows.values()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
-        """These leases, in the order asked."""
+        """Return these leases in the requested order."""
         return tuple(self.rows[key] for key in keys if key in self.rows)
 
     def write(self, write: Write) -> Outcome:
@@ -46,7 +46,7 @@ class DictStore:
             return Done(after)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing; there is nothing to release."""
 
 
 TestDictStore = leasehold_store_contract(DictStore)
@@ -55,7 +55,7 @@ TestDictStore = leasehold_store_contract(DictStore)
 
 @frozen
 class Counted:
-    """A wrapper that counts: one method is enough for it to see every write."""
+    """A wrapper that counts writes; wrapping one method is enough to see them all."""
 
     store: MemoryStore = Factory(MemoryStore)
     seen: Counter[type[Write]] = Factory(Counter)
@@ -68,7 +68,7 @@ class Counted:
         return self.store.get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Count it and pass it on."""
+        """Count the write and pass it on."""
         self.seen[type(write)] += 1
         return self.store.write(write)
 
@@ -77,7 +77,7 @@ class Counted:
 
 
 def test_one_wrapper_sees_every_write_of_a_plan() -> None:
-    """Without it a fault, a trace or a count would miss the writes of a method that nobody wrapped."""
+    """Faults, traces and counters need to wrap only one method."""
     lease, next_owner = Lease("s-0", owner="ann", checkpoint=SHARD_END), Lease("s-1", owner="ann", next_owner="bob")
     actions: tuple[Action, ...] = (
         Create(lease, "L3"),
@@ -98,7 +98,7 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
 
 
 def test_a_deletion_answers_the_lease_as_it_was_seen() -> None:
-    """Without it nobody could tell a deletion carried out from one refused."""
+    """The result shows whether a deletion was carried out or rejected."""
     store = MemoryStore()
     seen = owned(store)
     assert applied(DeleteLease(seen), seen) == applied(DeleteLease(seen), None) == seen

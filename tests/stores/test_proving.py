@@ -1,4 +1,4 @@
-"""A store that is opened for writing refuses a service that does not keep its conditions, and leaves nothing behind."""
+"""A store opened for writing rejects a service that does not respect its conditions, and leaves nothing behind."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -77,7 +77,7 @@ def test_a_bucket_that_ignores_a_condition_is_refused(layout: Layout, ignores: s
 
 @pytest.mark.parametrize("layout", [FLEET, HUB])
 def test_a_careful_bucket_is_left_as_it_was(layout: Layout) -> None:
-    """A fleet's folder would fill with one object for each start, or the object be read as a lease."""
+    """A fleet's folder does not fill with one object per start, and the object is not read as a lease."""
     memory = ObjectMemory()
     store = EtagStore(memory, layout)
     row = done(store.write(CreateLease(Lease("0"))))
@@ -97,7 +97,7 @@ def test_a_careful_bucket_is_left_as_it_was(layout: Layout) -> None:
 
 
 def test_a_lost_reply_leaves_nothing_and_decides_nothing() -> None:
-    """A good service on a bad line would be called careless, or its folder keep the remains."""
+    """A good service on a bad connection is not called careless, and its folder keeps no remains."""
     memory = ObjectMemory(mute=frozenset({"over"}))
     with pytest.raises(OutcomeUnknown):
         EtagStore(memory, FLEET).prove()
@@ -114,7 +114,7 @@ def test_a_lost_reply_leaves_nothing_and_decides_nothing() -> None:
     ],
 )
 def test_an_s3_that_ignores_a_condition_is_refused_for_writing_only(moto_url: str, forgets: str, says: str) -> None:
-    """Likewise, over the wire; and whoever only wants to look must be able to."""
+    """The same over HTTP; tools that only read can still open it."""
     bucket = f"careless-{next(_names)}"
     with careless_line(moto_url, forgets) as line:
         url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={line.url}"
@@ -132,7 +132,7 @@ def test_an_s3_that_ignores_a_condition_is_refused_for_writing_only(moto_url: st
 
 @pytest.mark.services
 def test_many_open_one_bucket_at_once(moto_url: str) -> None:
-    """The probe of one worker would look like the fault of another's, and half a fleet not start."""
+    """The probe of one worker must not look like the fault of another's, so that a whole fleet can start."""
     url = f"s3://crowded-{next(_names)}/fleet?region=eu-west-1&endpoint={moto_url}"
     open_store(url).close()
     with ThreadPoolExecutor(8) as pool:
@@ -146,7 +146,7 @@ def test_many_open_one_bucket_at_once(moto_url: str) -> None:
 def test_a_dynamodb_that_ignores_conditions_is_refused_for_writing_only(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    """Every worker would win every lease."""
+    """If conditions are ignored, every worker wins every lease."""
     table = f"careless-{next(_names)}"
     with careless_line(dynalite_url, forgets) as line:
         with pytest.raises(StoreError, match=f"{table}: the service ignores the conditions of writes"):
@@ -161,7 +161,7 @@ def test_a_dynamodb_that_ignores_conditions_is_refused_for_writing_only(
 
 @pytest.mark.services
 def test_a_table_never_shows_a_row_of_the_probe(dynalite_url: str) -> None:
-    """A Java worker of KCL 2.x stops taking leases at a row that is none."""
+    """A Java worker of KCL 2.x stops taking leases at a row that is not a lease."""
     with careless_line(dynalite_url) as line:
         open_store(f"dynamodb://careful-{next(_names)}?endpoint={line.url}").close()
         assert [asked for asked in line.asked if "Item" in asked] == ["DeleteItem", "UpdateItem", "PutItem"]

@@ -1,4 +1,4 @@
-"""How long one request of a store may take: never so long that a stalled one costs the lease."""
+"""How long one request of a store may take: a stalled request never costs the lease."""
 
 import sqlite3
 from collections.abc import Callable
@@ -24,7 +24,7 @@ THIRD = 10.0 / 3
 def test_a_request_with_its_repetitions_and_pauses_keeps_within_what_it_is_given(
     usual: Patience, seconds: float
 ) -> None:
-    """Without it a lease of ten seconds could be lost to one request of thirty."""
+    """A lease of ten seconds is not lost to a request of thirty."""
     cut = usual.within(seconds)
     whole = (cut.connect_seconds + cut.read_seconds) * cut.attempts + PAUSE_SECONDS * (cut.attempts - 1)
     assert whole <= seconds + 1e-9
@@ -32,23 +32,23 @@ def test_a_request_with_its_repetitions_and_pauses_keeps_within_what_it_is_given
 
 
 def test_where_nothing_is_at_stake_nothing_is_cut() -> None:
-    """Without it a tool, which holds no lease, would give up too early over a slow line."""
+    """A tool, which holds no lease, does not give up early on a slow connection."""
     usual = Patience(2, 5, 3)
     assert (usual.within(None), usual.within(60.0)) == (usual, usual)
 
 
 class Told(Exception):
-    """What a client was set to."""
+    """The settings of a client."""
 
 
 def tells(*_given: object, config: Config, **_more: object) -> None:
-    """In place of a client."""
+    """Return a double in place of a client."""
     raise Told(config)
 
 
 @pytest.mark.parametrize("url", ["dynamodb://leases?region=eu-west-1", "s3://leases/p?region=eu-west-1"])
 def test_the_clients_of_amazons_stores_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a store would wait for a silent service as long as it pleases."""
+    """A store does not wait for a silent service longer than its lease allows."""
     monkeypatch.setattr("boto3.session.Session.client", tells)
     with pytest.raises(Told) as told:
         open_store(url, request_seconds=THIRD)
@@ -59,7 +59,7 @@ def test_the_clients_of_amazons_stores_are_told(url: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("options", ["prefix=p", "eventhub=ns/orders"])
 def test_the_client_of_azures_stores_is_told(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a store would wait for a silent service as long as it pleases."""
+    """A store does not wait for a silent service longer than its lease allows."""
     made: list[Any] = []
 
     def noted(*_given: object, transport: RequestsTransport, retry_total: int, **_more: object) -> None:
@@ -75,7 +75,7 @@ def test_the_client_of_azures_stores_is_told(options: str, monkeypatch: pytest.M
 
 
 def test_sqlite_waits_no_longer_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a process that keeps the file locked would cost its neighbours their leases."""
+    """A process that keeps the file locked does not cost its neighbors their leases."""
     waits: list[float] = []
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 

@@ -113,7 +113,7 @@ def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
 def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
-    """A program in another language reads these names, and a person the order in which they stand."""
+    """Programs in other languages read these names, and people read them in this order."""
     assert list(lease_json(lease).items()) == list(written.items())
     read = lease_of(JsonValue("lease", written))
     assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
@@ -121,7 +121,7 @@ def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) ->
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, SPARK), (LEAST, LEAST_SPARK)])
 def test_sparks_columns_are_the_lease(lease: Lease, written: tuple[Any, ...]) -> None:
-    """Spark takes a row's values by their place: one column too many, and each holds its neighbour's."""
+    """Spark takes a row's values by position, so one extra column would shift all that follow."""
     assert row(lease) == written
     assert list(map(type, row(lease))) == list(map(type, written))
     assert DDL == (
@@ -132,7 +132,7 @@ def test_sparks_columns_are_the_lease(lease: Lease, written: tuple[Any, ...]) ->
 
 
 def test_a_new_files_columns_are_those_of_the_table() -> None:
-    """A field without its column would fail the first write, or be dropped by every one."""
+    """A field without a column would make the first write fail, or be dropped by every write."""
     with sqlite3.connect(":memory:") as connection:
         connection.execute(SCHEMA)
         named = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]
@@ -148,7 +148,7 @@ def test_every_field_of_a_lease_is_in_the_table() -> None:
 
 
 def test_objects_and_blobs_have_the_names_of_the_table() -> None:
-    """A field under another name than the one that every other version reads is lost on the way between them."""
+    """Every other version reads a field under this name."""
     free, numbered = (
         evolve(WHOLE, owner=None, next_owner=None, yields=False),
         evolve(WHOLE, checkpoint=Position("9", 0, "8")),
@@ -163,13 +163,13 @@ def test_objects_and_blobs_have_the_names_of_the_table() -> None:
 
 
 def test_an_item_without_its_key_is_reported() -> None:
-    """A row that somebody made by hand would be a lease without a name."""
+    """A row that was created by hand could be a lease without a name."""
     item = {name: value for name, value in to_item(LEAST).items() if name != "leaseKey"}
     assert item_to_lease(item) == Malformed("None", "leaseKey", "is missing")
 
 
 def test_the_reference_shows_the_table() -> None:
-    """Whoever reads a table with a tool of the service looks an attribute up there."""
+    """Users who read a table with a tool of the service look up its attributes there."""
     head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
     rows = [head, ("---",) * len(head)]
     for each in FIELDS:

@@ -1,4 +1,4 @@
-"""What the S3 store asks of its service, on moto; and bad circumstances."""
+"""The S3 store's requests to its service, on moto, and bad circumstances."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,13 +25,13 @@ def objects(moto_url: str) -> Iterator[S3Objects]:
 
 
 def test_the_matrix_of_conditions(objects: S3Objects) -> None:
-    """A condition the service ignores makes two owners of one lease."""
+    """If the service ignored a condition, a lease could have two owners."""
     try_conditions(objects)
     assert objects.list("") == ()
 
 
 def test_a_clock_that_the_service_refuses_is_named(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service's own word for it says neither whose time it means nor what to do."""
+    """The service's own message does not say whose clock is wrong, nor what to do."""
 
     def refused(_client: object, operation: str, _arguments: object) -> object:
         raise ClientError({"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": _FORBIDDEN}, operation)
@@ -42,7 +42,7 @@ def test_a_clock_that_the_service_refuses_is_named(objects: S3Objects, monkeypat
 
 
 def test_a_name_that_no_bucket_can_have_is_a_fault(moto_url: str) -> None:
-    """A worker would wait for a service that is up."""
+    """A worker does not wait for a service that is up."""
     with pytest.raises(StoreError, match="bucket 'no bucket'") as caught:
         open_store(f"s3://no%20bucket?endpoint={moto_url}")
     assert not isinstance(caught.value, OutcomeUnknown)

@@ -1,4 +1,4 @@
-"""What is asked of S3, by which client and under which condition, and what becomes of each answer."""
+"""Which requests S3 receives, from which client and under which condition, and how each response is handled."""
 
 from datetime import timedelta
 from threading import Barrier
@@ -21,7 +21,7 @@ READS, WRITES = PATIENCE.attempts, 1
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    """The bucket behind every client that is made."""
+    """Return the bucket behind every client."""
     made = S3Bucket()
 
     def client(region: str | None, _endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
@@ -33,34 +33,34 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
 
 @pytest.fixture
 def objects(bucket: S3Bucket) -> S3Objects:
-    """Its objects; the clock of this machine is the service's."""
+    """Return its objects; the service uses this machine's clock."""
     assert bucket.name == "leases"
     return S3Objects("leases", skew=SkewWarning(BEGAN.timestamp))
 
 
 def test_the_matrix_of_conditions(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A condition the service ignores makes two owners of one lease."""
+    """If the service ignored a condition, a lease could have two owners."""
     try_conditions(objects)
     assert bucket.objects == {}
 
 
 def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
-    """Sent twice it would be refused by its own first try, and a claim that was won count as lost."""
-    told = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
+    """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
+    arguments = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
     etag = objects.put_new("a", {"b": "2", "a": "1"})
     assert etag == "e-1"
     objects.put_over("a", {"b": "2", "a": "1"}, etag)
     objects.delete("a", "e-2")
     assert bucket.asked == [
-        (WRITES, "put_object", {**told, "IfNoneMatch": "*"}),
-        (WRITES, "put_object", {**told, "IfMatch": '"e-1"'}),
+        (WRITES, "put_object", {**arguments, "IfNoneMatch": "*"}),
+        (WRITES, "put_object", {**arguments, "IfMatch": '"e-1"'}),
         (WRITES, "delete_object", {"Key": "a", "IfMatch": '"e-2"'}),
     ]
 
 
 @pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"])
 def test_a_refused_write_is_no_fault(objects: S3Objects, bucket: S3Bucket, code: str) -> None:
-    """A worker would take a lost race for a service that is down."""
+    """A worker that loses a race must not conclude that the service is down."""
     bucket.faults = {"put_object": [refusal(code, 409)], "delete_object": [refusal(code, 409)]}
     assert objects.put_new("a", {}) is None
     objects.put_new("b", {})
@@ -71,7 +71,7 @@ OPERATIONS = pytest.mark.parametrize("operation", ["put_object", "delete_object"
 
 
 def asked(objects: S3Objects, operation: str) -> None:
-    """Ask for this, of an object that is there."""
+    """Call this method for an existing object."""
     match operation:
         case "put_object":
             objects.put_over("a", {}, "e-1")
@@ -88,7 +88,7 @@ def asked(objects: S3Objects, operation: str) -> None:
 def test_no_usable_answer_is_an_unknown_outcome(
     objects: S3Objects, bucket: S3Bucket, operation: str, status: int
 ) -> None:
-    """A claim counted as refused, or as won, with the service out of order is a shard read by nobody, or by two."""
+    """A claim counted as rejected, or as won, while the service fails would give a shard no reader, or two."""
     bucket.faults = {operation: [refusal("InternalError", status)]}
     with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable answer \(HTTP {status}\)$"):
         asked(objects, operation)
@@ -99,7 +99,7 @@ def test_no_usable_answer_is_an_unknown_outcome(
 def test_a_permanent_refusal_of_the_service_is_said(
     objects: S3Objects, bucket: S3Bucket, operation: str, status: int
 ) -> None:
-    """A worker without rights would wait for them for ever."""
+    """A worker without rights does not wait for them forever."""
     bucket.faults = {operation: [refusal("AccessDenied", status)]}
     with pytest.raises(
         StoreError, match=rf"^bucket 'leases': the service refused: AccessDenied \(HTTP {status}\)$"
@@ -112,7 +112,7 @@ def test_a_permanent_refusal_of_the_service_is_said(
 def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
     objects: S3Objects, bucket: S3Bucket, operation: str
 ) -> None:
-    """A request may have been carried out whose answer did not come."""
+    """The request may have been carried out although no response came."""
     bucket.faults = {operation: [EndpointConnectionError(endpoint_url="http://x")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': the service cannot be reached$"):
         asked(objects, operation)
@@ -124,14 +124,14 @@ def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
 
 @pytest.mark.parametrize("said", [{}, {"Error": {}}])
 def test_a_refusal_without_a_reason_is_a_refusal(objects: S3Objects, bucket: S3Bucket, said: dict[str, Any]) -> None:
-    """Some services answer with a status alone: a worker would end with a traceback."""
+    """Some services send only a status, which must not end a worker with a traceback."""
     bucket.faults = {"get_object": [ClientError({**said, "ResponseMetadata": {"HTTPStatusCode": 418}}, "Any")]}  # type: ignore[typeddict-item]
     with pytest.raises(StoreError, match=r"^bucket 'leases': the service refused:  \(HTTP 418\)$"):
         objects.get("a")
 
 
 def test_eight_objects_are_fetched_side_by_side(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A thousand changed leases would be read one after the other, each as far away as the service is."""
+    """A thousand changed leases are not read one after the other from a distant service."""
     for number in range(8):
         objects.put_new(f"a/{number}", {})
     bucket.together = Barrier(8)
@@ -139,7 +139,7 @@ def test_eight_objects_are_fetched_side_by_side(objects: S3Objects, bucket: S3Bu
 
 
 def test_a_listing_goes_over_all_pages_and_fetches_what_changed(objects: S3Objects, bucket: S3Bucket) -> None:
-    """Each look at ten thousand leases would cost as many requests; or what lies on a later page be gone."""
+    """A look at ten thousand leases needs few requests, and includes the later pages."""
     etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
     objects.put_new("b/0", {"n": "other"})
     bucket.asked.clear()
@@ -165,7 +165,7 @@ def test_a_listing_goes_over_all_pages_and_fetches_what_changed(objects: S3Objec
 
 
 def test_an_object_that_goes_while_it_is_listed_is_not_there(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A lease that was just deleted would fail everybody's listing."""
+    """A lease that was just deleted does not make other workers' listings fail."""
     objects.put_new("a/0", {})
     objects.put_new("a/1", {})
     bucket.faults = {"get_object": [refusal("NoSuchKey", 404)]}
@@ -173,14 +173,14 @@ def test_an_object_that_goes_while_it_is_listed_is_not_there(objects: S3Objects,
 
 
 def test_without_the_services_clock_everything_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
-    """By a clock of this machine's a living owner may look dead."""
+    """By this machine's clock, a live owner might look dead."""
     objects.put_new("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [one.age for one in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
 
 
 def test_a_clock_far_off_is_said(bucket: S3Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever else runs on this machine may judge by it."""
+    """Other programs on this machine may rely on the clock too."""
     ahead = S3Objects("leases", skew=SkewWarning((BEGAN + timedelta(seconds=600)).timestamp))
     ahead.list("")
     assert [record.getMessage()[:35] for record in caplog.records] == ["the local clock is 600 s ahead of t"]
@@ -188,7 +188,7 @@ def test_a_clock_far_off_is_said(bucket: S3Bucket, caplog: pytest.LogCaptureFixt
 
 
 def test_a_body_that_a_write_has_torn_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A listing would fail whenever it meets a renewal."""
+    """A listing that coincides with a renewal succeeds."""
     objects.put_new("a", {"n": "1"})
     torn = FlexibleChecksumError(error_msg="torn")
     bucket.faults = {"get_object": [torn] * 7}
@@ -202,7 +202,7 @@ def test_a_body_that_a_write_has_torn_is_read_again(objects: S3Objects, bucket: 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"[1]", b'{"a": 1}', b"[" * 100_000, b"'"])
 def test_an_object_of_others_says_nothing(objects: S3Objects, body: bytes) -> None:
-    """A file dropped into the wrong folder would stop every worker."""
+    """A file dropped into the wrong folder does not stop the workers."""
     objects.put_body("a", body)
     stored = objects.get("a")
     assert stored is not None
@@ -210,12 +210,12 @@ def test_an_object_of_others_says_nothing(objects: S3Objects, body: bytes) -> No
 
 
 def remove(bucket: S3Bucket) -> None:
-    """Nobody has made it yet."""
+    """Delete the bucket, so that it does not exist yet."""
     bucket.name = None
 
 
 def test_a_bucket_is_made_where_it_may_be(bucket: S3Bucket) -> None:
-    """A typing error in a name would be answered by an empty table, against the user's word."""
+    """A mistyped name does not create an empty table against the user's wish."""
     remove(bucket)
     objects = S3Objects("new", region="eu-west-2")
     assert objects.missing()
@@ -232,14 +232,14 @@ def test_a_bucket_is_made_where_it_may_be(bucket: S3Bucket) -> None:
 
 
 def test_the_oldest_region_is_the_one_that_is_not_named(bucket: S3Bucket) -> None:
-    """The service refuses its name."""
+    """The service rejects that region's name."""
     remove(bucket)
     S3Objects("new", region="us-east-1").ensure(create=True)
     assert bucket.asked[-1] == (WRITES, "create_bucket", {})
 
 
 def test_a_bucket_that_somebody_else_made_meanwhile_will_do(bucket: S3Bucket) -> None:
-    """Of workers that start together all but one would fail; but another account's bucket is none of ours."""
+    """Workers that start together all succeed, but another account's bucket is not used."""
     remove(bucket)
     objects = S3Objects("new")
     bucket.faults = {"create_bucket": [refusal("BucketAlreadyOwnedByYou", 409), refusal("BucketAlreadyExists", 409)]}
@@ -249,7 +249,7 @@ def test_a_bucket_that_somebody_else_made_meanwhile_will_do(bucket: S3Bucket) ->
 
 
 def test_a_fault_that_is_no_missing_bucket_makes_none(objects: S3Objects, bucket: S3Bucket) -> None:
-    """Whoever may not look into a bucket would be told that it could not be made."""
+    """A user who may not look into a bucket is not told that it could not be created."""
     bucket.faults = {"list_objects_v2": [refusal("AccessDenied", 403)]}
     with pytest.raises(StoreError, match="AccessDenied"):
         objects.ensure(create=True)
@@ -261,7 +261,7 @@ def test_a_fault_that_is_no_missing_bucket_makes_none(objects: S3Objects, bucket
 def test_a_caller_without_the_right_is_not_told_that_a_bucket_is_missing(
     objects: S3Objects, bucket: S3Bucket, code: str, missing: bool
 ) -> None:
-    """A worker with few rights would not start."""
+    """A worker with few rights can start."""
     bucket.faults = {"head_bucket": [refusal(code, 404), refusal("Strange", 400)]}
     assert objects.missing() is missing
     with pytest.raises(StoreError, match="Strange"):
@@ -269,7 +269,7 @@ def test_a_caller_without_the_right_is_not_told_that_a_bucket_is_missing(
 
 
 def test_objects_of_any_content_are_made_once(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A letter that is written again would be refused, or take the place of what lies there."""
+    """Writing a dead letter again is not rejected, and does not overwrite the existing one."""
     objects.put_body("l/1", b"one")
     objects.put_body("l/1", b"two")
     objects.put_body("l/2", b"")
@@ -297,7 +297,7 @@ def test_objects_of_any_content_are_made_once(objects: S3Objects, bucket: S3Buck
 def test_a_service_without_conditions_keeps_objects_of_any_content_too(
     objects: S3Objects, bucket: S3Bucket, code: str
 ) -> None:
-    """Whoever keeps letters there would find every shard with a poisoned record stopped."""
+    """A poisoned record does not stop a shard whose dead letters go to such a service."""
     bucket.faults = {"put_object": [refusal(code, 501)]}
     objects.put_body("l/1", b"one")
     assert objects.body("l/1") == b"one"
@@ -307,7 +307,7 @@ def test_a_service_without_conditions_keeps_objects_of_any_content_too(
 
 
 def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases would stand in another folder than meant, or a stalled request cost a lease."""
+    """Leases are stored in the intended folder, and a stalled request does not cost a lease."""
     made: list[tuple[str | None, str | None, Patience]] = []
     bucket = S3Bucket()
 
@@ -339,7 +339,7 @@ def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_client_waits_as_long_as_it_is_told_and_finds_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled request would cost a lease; and a bucket be looked for at an address that no proxy knows."""
+    """A stalled request does not cost a lease, and the address of a bucket is one that a proxy knows."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     made = s3._client("eu-west-2", "http://127.0.0.1:1", Patience(1.5, 2.5, attempts=2))  # noqa: SLF001
@@ -355,7 +355,6 @@ def test_a_client_waits_as_long_as_it_is_told_and_finds_its_service(monkeypatch:
 
 
 def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections would stay open for each store that was used once."""
     made: list[S3Memory] = []
 
     def client(_region: str | None, _endpoint: str | None, patience: Patience, _session: object) -> S3Memory:

@@ -1,4 +1,4 @@
-"""What opens a service is in no error, no log and no repr of a store."""
+"""No credential appears in an error, a log line or the repr of a store."""
 
 import logging
 import traceback
@@ -22,7 +22,7 @@ KEY = "aHVudGVyMmNhbmFyeQ=="
 
 
 def told(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
-    """All that is said when this fails, to its caller and to whoever reads the log."""
+    """Return everything that the caller and the reader of the log see when this fails."""
     caplog.set_level(logging.INFO)
     with pytest.raises((ValueError, StoreError)) as caught:
         ask()
@@ -51,10 +51,10 @@ def told(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
 def test_an_endpoint_with_credentials_is_refused_and_not_repeated(
     url: str, endpoint: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They were printed at every retry."""
-    said = told(lambda: open_store(url + endpoint), caplog)
-    assert says in said
-    assert CANARY not in said
+    """The credentials used to be printed at every retry."""
+    output = told(lambda: open_store(url + endpoint), caplog)
+    assert says in output
+    assert CANARY not in output
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_endpoint_with_credentials_is_refused_and_not_repeated(
     ],
 )
 def test_a_store_made_by_hand_is_no_more_talkative(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
-    """Likewise, for who embeds a store."""
+    """The same for applications that embed a store."""
     assert CANARY not in told(ask, caplog)
 
 
@@ -73,12 +73,12 @@ def test_a_store_made_by_hand_is_no_more_talkative(ask: Callable[[], object], ca
 def test_an_endpoint_of_the_environment_is_no_more_talkative(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The SDK of AWS takes it from there too."""
+    """The AWS SDK reads endpoints from there too."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which may remember another
-    said = told(lambda: open_store(url), caplog)
-    assert "holds credentials" in said
-    assert CANARY not in said
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may hold another session
+    output = told(lambda: open_store(url), caplog)
+    assert "holds credentials" in output
+    assert CANARY not in output
 
 
 @pytest.mark.parametrize(
@@ -95,26 +95,26 @@ def test_an_endpoint_of_the_environment_is_no_more_talkative(
 def test_a_connection_string_is_not_repeated(
     connection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever reads a log could read and write the whole account."""
+    """With it, anyone who reads the log could read and write the whole account."""
     monkeypatch.setenv(CONNECTION_STRING, connection)
-    # With so little time the client tries once.
+    # With this short a timeout, the client tries once.
     opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
-    said = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
-    assert CANARY not in said
-    assert KEY not in said
+    output = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
+    assert CANARY not in output
+    assert KEY not in output
 
 
 def test_a_password_of_the_environment_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever reads a log could read and write the whole database."""
+    """With it, anyone who reads the log could read and write the whole database."""
     monkeypatch.setenv("PGPASSWORD", CANARY)
     assert CANARY not in told(lambda: open_store("postgres://127.0.0.1:1/app?user=ann"), caplog)
     assert CANARY not in told(lambda: open_store(f"postgres://ann:{CANARY}@127.0.0.1:1/app"), caplog)
 
 
 def test_an_identity_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the SDK's own words would be all that says why, and they name no option."""
+    """The SDK's own message names no option."""
     monkeypatch.delenv(CONNECTION_STRING, raising=False)
     with pytest.raises(ValueError, match="option 'endpoint' wants https:// for an identity"):
         open_store("azblob://account/container?endpoint=http://127.0.0.1:1")

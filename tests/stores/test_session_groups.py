@@ -1,4 +1,4 @@
-"""For whom a group write of layout `sessions` waits: tickets that come at given times, and the writes made."""
+"""How long a group write of layout `sessions` waits: scripted arrival times of tickets, and the resulting writes."""
 
 import math
 from collections import deque
@@ -23,7 +23,7 @@ AT = 0.0, 0.06, 0.12, 0.19
 
 @define
 class Script:
-    """A pace at which tickets come when the script says; `asked` has the times of a second and who comes then."""
+    """A pace at which tickets arrive as scripted; `asked` has the times of a second and who comes then."""
 
     now: float = 0.0
     due: deque[tuple[float, Ticket]] = Factory(deque)
@@ -42,7 +42,7 @@ class Script:
         self.waiting.append(item)
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Take the next that comes by then."""
+        """Take the next ticket that arrives by then."""
         while self.due and self.due[0][0] <= self.now:
             self.waiting.append(self.due.popleft()[1])
         if not self.waiting and self.due and self.due[0][0] <= until:
@@ -55,21 +55,21 @@ class Script:
 
 
 def ticket(key: str, *, patient: bool = True, epoch: int = 1) -> Ticket:
-    """A checkpoint of this lease."""
+    """Return a checkpoint of this lease."""
     return Ticket(key, lambda: EntryChange(SessionEntry(epoch, Position("1"))), patient=patient)
 
 
 def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
-    """The writes to which these tickets led, each with its time and its leases."""
+    """Return the writes that these tickets caused, each with its time and its leases."""
     script.due.extend(sorted(comes.items()))
-    found = []
+    writes = []
     while script.due:
         tickets = set(comes.values())
         before = {one.key for one in tickets if one.done}
         script.now = max(script.now, script.due[0][0])
         page.commit(script.due.popleft()[1])
-        found.append((round(script.now, 3), {one.key for one in tickets if one.done} - before))
-    return found
+        writes.append((round(script.now, 3), {one.key for one in tickets if one.done} - before))
+    return writes
 
 
 @pytest.fixture
@@ -79,36 +79,36 @@ def script() -> Script:
 
 @pytest.fixture
 def page(script: Script) -> Page:
-    """A session that has begun."""
+    """Return a session that has begun."""
     page = Page(ObjectCells(ObjectMemory(), ""), "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
     assert page.begin()
     return page
 
 
 def second(number: int, *at: float) -> dict[float, Ticket]:
-    """The tickets of one second: lease 0 comes at the first of these times, lease 1 at the next."""
+    """Return the tickets of one second: lease 0 arrives at the first of these times, lease 1 at the next."""
     return {number + each: ticket(str(place)) for place, each in enumerate(at)}
 
 
 def test_the_first_group_waits_only_for_those_that_come_with_it(script: Script, page: Page) -> None:
-    """Nobody is known to come, and the beginning of a process would be held up by its whole wait."""
+    """No lease is expected yet, so the start of a process is not held up by the whole wait."""
     assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
 
 
 def test_a_group_is_for_all_that_came_in_the_round_before(script: Script, page: Page) -> None:
-    """A fleet of few leases a worker would pay for a write of each lease, since its readers come far apart."""
+    """A worker with few leases does not pay for a write of each one because its readers arrive far apart."""
     written(script, page, second(1, *AT))
     assert written(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
 
 
 def test_a_group_whose_leases_have_all_come_waits_for_nobody(script: Script, page: Page) -> None:
-    """Each checkpoint would hold up its reader for longer than it must."""
+    """A checkpoint holds up its reader no longer than necessary."""
     written(script, page, second(1, 0.0, 0.01))
     assert written(script, page, second(2, 0.0, 0.01)) == [(2.01, {"0", "1"})]
 
 
 def test_a_lease_that_does_not_come_is_waited_for_once(script: Script, page: Page) -> None:
-    """A shard that has come to rest would hold up the others each time."""
+    """A shard that has come to rest does not hold up the others each time."""
     for number in (1, 2):
         written(script, page, second(number, *AT))
     assert written(script, page, second(3, *AT[:3])) == [(3.2, {"0", "1", "2"})]
@@ -116,7 +116,7 @@ def test_a_lease_that_does_not_come_is_waited_for_once(script: Script, page: Pag
 
 
 def test_leases_held_up_by_the_write_itself_are_not_waited_for_each_time(script: Script, page: Page) -> None:
-    """With fewer threads than leases each group would wait in vain for those that its own write holds up."""
+    """With fewer threads than leases, each group would wait in vain for those that its own write holds up."""
     late = 0.3, 0.31, 0.5, 0.51
     for number in (1, 2):
         written(script, page, second(number, *AT, *late))
@@ -128,7 +128,7 @@ def test_leases_held_up_by_the_write_itself_are_not_waited_for_each_time(script:
 
 
 def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) -> None:
-    """News of a fleet would wait for the checkpoints of its teller."""
+    """The bulletin does not wait for the checkpoints of the worker that publishes it."""
     for number in (1, 2):
         written(script, page, second(number, *AT))
     comes = {3.0: ticket("0"), 3.05: ticket("1", patient=False), 3.06: ticket("2")}
@@ -136,7 +136,7 @@ def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) 
 
 
 def test_a_lease_that_is_new_is_written_with_the_others(script: Script, page: Page) -> None:
-    """It would be taken for the last of the round before, written alone, and be waited for by the others in vain."""
+    """A new lease is not taken for the last of the round before, written alone, and waited for in vain."""
     for number in (1, 2):
         written(script, page, second(number, 0.05, 0.1))
     comes = {4.0: ticket("new"), **{3.0 + each: one for each, one in second(1, 0.05, 0.1).items()}}
@@ -144,7 +144,7 @@ def test_a_lease_that_is_new_is_written_with_the_others(script: Script, page: Pa
 
 
 def test_a_lease_that_went_is_waited_for_only_once_it_has_come_again(script: Script, page: Page) -> None:
-    """Those that stay would wait for a lease that another has; or never again for one that came back."""
+    """The other leases do not wait for one that has another owner, but wait again for one that has come back."""
     for number in (1, 2):
         written(script, page, second(number, 0.0, 0.1))
     page.parted["1"] = 1  # its row was seen under a later epoch
@@ -155,15 +155,15 @@ def test_a_lease_that_went_is_waited_for_only_once_it_has_come_again(script: Scr
 
 
 def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Page) -> None:
-    """A handler that asks for each checkpoint would hold up those of all other leases."""
+    """A handler that requests each checkpoint does not hold up those of all other leases."""
     for number in (1, 2, 3):
         comes = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
-        found = written(script, page, comes)
-    assert found == [(3.0, {"0"}), (3.1, {"1"})]
+        writes = written(script, page, comes)
+    assert writes == [(3.0, {"0"}), (3.1, {"1"})]
 
 
 def test_a_lease_that_comes_just_before_a_round_begins_belongs_to_it(script: Script, page: Page) -> None:
-    """It would be written alone in the next round, since nobody knew that it would come."""
+    """The lease is expected in that round, so it is not written alone in the next one."""
     written(script, page, {1.0: ticket("0")})
     written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
     assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]
@@ -173,7 +173,7 @@ FOREIGN = (KeyError("x"), MemoryError(), RecursionError(), UnicodeDecodeError("u
 
 
 class Breaking(ObjectCells):
-    """Rows whose next conditional write raises what it is told to."""
+    """Rows whose next conditional write raises a given exception."""
 
     error: BaseException | None = None
 
@@ -188,7 +188,7 @@ class Breaking(ObjectCells):
 def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that_it_is_done(
     script: Script, error: BaseException
 ) -> None:
-    """Both tickets are written by the first; a later try writes them."""
+    """The first commit tries to write both tickets; a later attempt succeeds."""
     rows = Breaking(ObjectMemory(), "")
     page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
     assert page.begin()
@@ -206,7 +206,7 @@ def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that
 def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_gathering(
     script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller would take the missing answer for a rejected write."""
+    """The caller of a ticket without an answer would take its write for rejected."""
     other = ticket("1")
     script.waiting.append(other)
     monkeypatch.setattr(page, "_written", lambda _tickets: pytest.fail("nothing was gathered"))
@@ -221,7 +221,7 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
             raise error from None
 
     monkeypatch.setattr(page, "_missing", full)
-    page._round.add("1")  # noqa: SLF001  its coming again begins a round, which asks for the missing ones
+    page._round.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
     with pytest.raises(OutcomeUnknown):
         page.commit(ticket("0"))
     assert (other.done, type(other.fault)) == (True, OutcomeUnknown)
@@ -230,7 +230,7 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
 def test_a_group_write_interrupted_while_its_error_is_handled_tells_none_of_its_tickets_that_it_is_done(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a write that ended well is told as done."""
+    """Only a write that succeeded is reported as done."""
     rows = Breaking(ObjectMemory(), "")
     page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
     assert page.begin()

@@ -1,4 +1,4 @@
-"""Layout `sessions`: the order of its writes, what a crash between two of them leaves, and which layout a table has."""
+"""Layout `sessions`: the order of its writes, what a crash between two of them leaves, and how it is recognized."""
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,12 +39,12 @@ AT = Position("41")
 
 
 def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
-    """The stores of two processes on one table."""
+    """Return the stores of two processes on one table."""
     return tuple(SessionStore(ObjectCells(objects, ""), gather=0.0) for _ in range(2))  # type: ignore[return-value]
 
 
 def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
-    """A lease of ann's, in her process, at 41; bob's process has a session, and perhaps asked for it."""
+    """Return a lease of ann's at 41 in her process; bob's process has a session, and may have requested it."""
     ann, bob = two(objects)
     lease = done(ann.write(CheckpointLease(owned(ann, key=KEY), AT)))
     owned(bob, "bob", key="s-1")
@@ -105,19 +105,19 @@ STEPS: dict[str, tuple[bool, Step, tuple[str, ...]]] = {
 
 
 def sessions(objects: ObjectMemory) -> tuple[str, ...]:
-    """The sessions that have a row."""
+    """Return the sessions that have a row."""
     return tuple(name for name in objects.stored if name.startswith("session/"))
 
 
 def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
-    """The writes that were asked for, each with the kind of its row."""
+    """Return the writes that were sent, each with the kind of its row."""
     verbs = [line.split() for line in objects.log]
     return tuple(f"{verb} {name.partition('/')[0]}" for verb, name in verbs if verb in {"new", "over", "delete"})
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
-    """A lease's row before its owner's session loses what that owner commits in between."""
+    """If a lease's row were written before its owner's session, what that owner commits in between would be lost."""
     next_owner, act, order = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -131,7 +131,7 @@ def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
 )
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_whatever_a_crash_leaves_the_next_owner_starts_where_it_was(step: str, place: int, how: str) -> None:
-    """A crash between two writes would skip records, undo a checkpoint, or leave a lease that nobody can take."""
+    """A crash between two writes skips no records, undoes no checkpoint, and leaves no lease that cannot be claimed."""
     next_owner, act, _ = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -160,7 +160,7 @@ def test_whatever_a_crash_leaves_the_next_owner_starts_where_it_was(step: str, p
 
 @pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
 def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callable[[Lease], Write]) -> None:
-    """A worker would lose all of its leases by one lost answer, or believe what was never stored."""
+    """A worker neither loses all of its leases by one lost response nor trusts what was never stored."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -173,7 +173,7 @@ def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callab
 
 
 def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
-    """Its owner could not release it, and it would wait until it expires; or its checkpoint be undone."""
+    """The owner can release the lease at once, and no checkpoint is undone."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -185,7 +185,7 @@ def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
 
 
 def test_one_lost_answer_is_one_question_for_all_leases() -> None:
-    """Every lease of a worker would be tried again by itself, and hand its records over once more."""
+    """The leases of a worker are not retried one by one, which would handle their records once more."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -201,7 +201,7 @@ def test_one_lost_answer_is_one_question_for_all_leases() -> None:
 
 
 def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would set the lease to where it was then, and what was answered Done since be handled again."""
+    """A late release would set the lease back, and records answered Done since would be handled again."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     late: list[tuple[str, ObjectFields, str]] = []
@@ -223,7 +223,7 @@ def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_many_checkpoints_are_one_write() -> None:
-    """A fleet would pay by the lease."""
+    """The cost of a fleet does not grow with its number of leases."""
     objects = ObjectMemory()
     store = SessionStore(ObjectCells(objects, ""))
     leases = [owned(store, key=f"s-{n}") for n in range(20)]
@@ -241,7 +241,7 @@ def test_many_checkpoints_are_one_write() -> None:
 
 
 def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
-    """A planned move would wait until it is given up, and the lease be stolen; or each renewal cost a reading."""
+    """The planned move is not given up, the lease is not stolen, and no renewal costs a read."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(bob.write(RequestLease(stored(bob, KEY), "bob")))
@@ -253,7 +253,7 @@ def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
 
 
 def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() -> None:
-    """A session would grow with all leases that it ever had, until it has no room; or forget one that it has."""
+    """A session keeps room for new leases, and never drops one that it has."""
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
     lease, other = (done(ann.write(RenewLease(one, notes=(("lag", "3"),)))) for one in (lease, other))
@@ -269,7 +269,7 @@ def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() ->
 
 
 def test_the_leases_of_a_session_that_ended_are_free_at_once() -> None:
-    """The others of a dead worker's leases would wait once more."""
+    """Workers that take one of a dead worker's leases do not wait again for the others."""
     ann, bob, _ = scene(ObjectMemory())
     owned(ann, key="s-2")
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
@@ -278,7 +278,7 @@ def test_the_leases_of_a_session_that_ended_are_free_at_once() -> None:
 
 
 def test_a_worker_whose_session_ended_begins_another() -> None:
-    """A worker that stood still for a while would never read again."""
+    """A worker that stood still for a while can read again."""
     ann, bob, lease = scene(ObjectMemory())
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
     assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
@@ -287,7 +287,7 @@ def test_a_worker_whose_session_ended_begins_another() -> None:
 
 
 def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> None:
-    """It would start where the lease was when that process got it."""
+    """The new process goes on at the last checkpoint, not where the old one got the lease."""
     objects = ObjectMemory()
     scene(objects)
     again = two(objects)[1]
@@ -295,14 +295,14 @@ def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> Non
 
 
 def test_a_closed_store_leaves_its_leases_at_once() -> None:
-    """Every deployment would cost the time after which leases expire."""
+    """A deployment does not cost the time after which leases expire."""
     ann, bob, _ = scene(ObjectMemory())
     ann.close()
     assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, AT)
 
 
 def test_a_lease_whose_owner_ended_is_to_go_to_nobody() -> None:
-    """Others would leave it to a worker that waits for its former owner to give it."""
+    """Other workers do not leave it to a worker that waits for its former owner to give it."""
     ann, bob, _ = scene(ObjectMemory(), next_owner=True)
     assert stored(bob, KEY).next_owner == "bob"
     ann.close()
@@ -310,7 +310,7 @@ def test_a_lease_whose_owner_ended_is_to_go_to_nobody() -> None:
 
 
 def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
-    """Every start of a process would leave a row for ever; or a lease lose the only row that tells where it is."""
+    """Starts of processes leave no rows behind, and no lease loses the only row that has its position."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     ann.close()
@@ -324,7 +324,7 @@ def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
 
 
 def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of workers that died without a lease would stay for ever."""
+    """Such sessions belong to workers that died without a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(ann.write(ReleaseLease(lease, "ann")))
@@ -335,12 +335,12 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     for _ in range(3):
         bob.list()
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
-    lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
+    lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # ann learns that her session is over
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
 
 
 def test_a_session_that_is_to_have_a_lease_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease would be given to a session that somebody has ended meanwhile, and be read by nobody."""
+    """A lease is never given to a session that has been ended meanwhile; it would be read by no worker."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     cat = two(objects)[0]
@@ -354,7 +354,7 @@ def test_a_session_that_is_to_have_a_lease_is_not_over(monkeypatch: pytest.Monke
 
 
 def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None:
-    """A position of an earlier epoch would be believed, and records be skipped."""
+    """A position of an earlier epoch is not used, so no records are skipped."""
     ann, bob, lease = scene(ObjectMemory())
     free = done(ann.write(ReleaseLease(lease, "ann")))
     done(bob.write(ResetLease(free, TRIM_HORIZON)))
@@ -362,7 +362,7 @@ def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None
 
 
 def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
-    """The entry of a lease just taken would go, and with it every checkpoint since."""
+    """The entry of a lease just taken stays, with every checkpoint since."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects, next_owner=True)
     given = done(ann.write(GiveLease(lease, AT)))
@@ -378,12 +378,12 @@ def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
 
 
 def claimed(store: SessionStore, worker: str) -> Lease:
-    """The lease, taken by this worker."""
+    """Return the lease, taken by this worker."""
     return done(store.write(ClaimLease(stored(store, KEY), worker)))
 
 
 def given(ann: SessionStore, bob: SessionStore) -> Lease:
-    """The lease, bob's until he gave it to ann."""
+    """Return the lease, which was bob's until he gave it to ann."""
     done(ann.write(RequestLease(claimed(bob, "bob"), "ann")))
     return done(bob.write(GiveLease(stored(bob, KEY), AT)))
 
@@ -399,7 +399,7 @@ OWN_WRITES: dict[str, Callable[[SessionStore, SessionStore], Write]] = {
 def test_a_listing_from_before_makes_nobody_lose_what_is_written_meanwhile(
     write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lease would be told as lost by the write that won it, or kept it: owned, and read by nobody."""
+    """The write that won or kept a lease must not report it as lost: it would be owned, and read by no worker."""
     objects = ObjectMemory()
     cells = ObjectCells(objects, "")
     ann, bob = SessionStore(cells, gather=0.0), two(objects)[0]
@@ -419,7 +419,7 @@ def test_a_listing_from_before_makes_nobody_lose_what_is_written_meanwhile(
 
 
 def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> None:
-    """A shard of a stream made anew would be read from where the former one was."""
+    """A shard of a recreated stream is not read from the position of the old one."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.stored.pop(f"lease/{KEY}")
@@ -430,7 +430,7 @@ def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> Non
 
 
 def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
-    """A worker would be told of a free lease that another reads, and try again and again."""
+    """A worker must not retry again and again for a lease that looks free and has another reader."""
     ann, bob, lease = scene(ObjectMemory())
 
     def freed(lease: Lease) -> Lease:
@@ -443,17 +443,17 @@ def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
     assert lost(bob.write(ClaimLease(older, "bob"))) == again
 
 
-# What somebody has done to rows by hand
+# Rows that were changed by hand
 
 
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
-    """Change fields of a row, as somebody does who has a console."""
+    """Change fields of a row, as a user with a console does."""
     known = objects.stored[name]
     assert objects.put_over(name, {**known.fields, **fields}, known.etag)
 
 
 def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> None:
-    """Its owner would read on, and commit where nobody finds it."""
+    """The owner does not read on and commit where no other worker finds it."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     del objects.stored[f"lease/{KEY}"]
@@ -462,7 +462,7 @@ def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> No
 
 
 def test_a_lease_whose_row_was_deleted_and_put_back_goes_on() -> None:
-    """Its owner would hold a lease that it can neither renew nor lose."""
+    """The owner can renew the lease."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     row = objects.stored.pop(f"lease/{KEY}")
@@ -483,7 +483,7 @@ DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] 
 
 @pytest.mark.parametrize("case", DELETED)
 def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str) -> None:
-    """The owner, whatever it writes next, writes the lease's row from what it knows (G14)."""
+    """Whatever the owner writes next, it writes the lease's row from what it knows (G14)."""
     next_owner, write, position, owner = DELETED[case]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -494,7 +494,7 @@ def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str
     after = done(ann.write(write(lease)))
     assert (after.checkpoint, after.owner) == (position, owner)
     assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (position, owner)
-    if owner == "ann":  # and it goes on in its new session, and its other leases and writes with it
+    if owner == "ann":  # it goes on in its new session, with its other leases and writes
         again = done(ann.write(CheckpointLease(after, Position("50"))))
         assert stored(bob, KEY).checkpoint == again.checkpoint == Position("50")
 
@@ -532,7 +532,7 @@ def test_a_lease_of_a_deleted_session_that_was_claimed_is_lost_to_its_former_own
     ],
 )
 def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str, value: str, why: str) -> None:
-    """Its leases would vanish without a word, or be taken under an owner that reads on."""
+    """Leases of such a session neither vanish silently nor are taken from an owner that reads on."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     cat = two(objects)[0]
@@ -551,7 +551,7 @@ def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str,
 
 
 def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
-    """No decision rests on it, and a lease could not be read or renewed for a slip in its notes."""
+    """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     noted = done(ann.write(RenewLease(lease, notes=(("lag", "3"),))))
@@ -564,7 +564,7 @@ def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
 
 
 def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> None:
-    """Each request to a worker that commits often would be heard late, and end in a theft."""
+    """A worker that commits often does not see each request late, and lose the lease to a steal."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     held = [lease]
@@ -579,16 +579,16 @@ def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> Non
     assert done(ann.write(RenewLease(held[-1]))).next_owner == "bob"
 
 
-# What is asked for
+# Requests
 
 
 def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this each look at the bulletin's row takes two round trips, and a fleet that shrinks rests later."""
+    """A read of the bulletin's row does not take two round trips, so a shrinking fleet rests earlier."""
     objects = ObjectMemory()
     _, bob, lease = scene(objects)
     bob.list()
     asked: list[list[str]] = []
-    read = bob._cells.read  # noqa: SLF001  what it asks for is what is judged
+    read = bob._cells.read  # noqa: SLF001  the test counts these requests
 
     def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         asked.append([name.partition("/")[0] for name in names])
@@ -600,7 +600,7 @@ def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lease_that_has_another_session_than_before_is_read_with_that() -> None:
-    """Without this a reader that knew the former owner would miss what the new one has done."""
+    """A reader that knew the former owner sees what the new one has done."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     assert stored(ann, KEY).owner == "ann"
@@ -610,7 +610,7 @@ def test_a_lease_that_has_another_session_than_before_is_read_with_that() -> Non
 
 
 def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
-    """Without this each lease of a worker that leaves is read once more before it is claimed."""
+    """The leases of a worker that leaves are not read again before they are claimed."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(ann.write(ReleaseLease(lease, "ann")))
@@ -621,7 +621,7 @@ def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
 
 
 def test_a_process_begins_by_three_writes_and_no_reading() -> None:
-    """Each start of a worker would ask for more than it must, which a fleet that grows pays together."""
+    """All workers of a fleet that scales out pay for the requests of a start together."""
     objects = ObjectMemory()
     ann, bob = two(objects)
     unowned(ann, KEY)
@@ -632,7 +632,7 @@ def test_a_process_begins_by_three_writes_and_no_reading() -> None:
 
 
 def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
-    """Two would read it."""
+    """At most one worker reads it."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(ann.write(ReleaseLease(lease, "ann")))
@@ -645,7 +645,7 @@ def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
 
 
 def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
-    """A worker without the option would make leases of its own beside those that are there."""
+    """A worker without the option would create leases of its own next to the existing ones."""
     url = f"sqlite://{tmp_path}/leases.db"
     first = open_store(f"{url}?layout=sessions")
     lease = done(first.write(CreateLease(Lease(KEY))))
@@ -662,7 +662,7 @@ def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
 
 
 def test_objects_of_both_layouts_are_refused() -> None:
-    """Two halves of a fleet would read everything twice."""
+    """Two halves of a fleet do not read everything twice."""
     objects = ObjectMemory()
     done(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
     done(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
@@ -671,13 +671,13 @@ def test_objects_of_both_layouts_are_refused() -> None:
 
 
 def test_a_layout_that_there_is_not_is_refused() -> None:
-    """A slip of the pen would make a table in the usual layout."""
+    """A typing error does not create a table in the usual layout."""
     with pytest.raises(ValueError, match="option 'layout' wants sessions"):
         open_store("memory://slip?layout=session")
 
 
 def test_a_session_takes_no_more_leases_than_a_page_has() -> None:
-    """A worker's leases are spread over as many sessions as the service's limit of a row wants, at any time."""
+    """A worker's leases are always spread over as many sessions as the service's row limit requires."""
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
     store = SessionStore(cells, gather=0.0)
     for turn in range(2):

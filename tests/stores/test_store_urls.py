@@ -1,4 +1,4 @@
-"""A store URL opens the right store, or says which part of it is wrong."""
+"""A store URL opens the right store, or raises an error that names the wrong part."""
 
 import builtins
 import sys
@@ -39,39 +39,39 @@ from leasehold_lab.contract.actors import done
     ],
 )
 def test_a_bad_url_is_named_by_its_part(url: str, says: str) -> None:
-    """A typo would open another table, or end in a traceback."""
+    """A typing error neither opens another table nor ends in a traceback."""
     with pytest.raises(ValueError, match=f"store URL: {says}"):
         open_store(url)
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
-    """A key pasted into a URL would end up in logs."""
+    """A key pasted into a URL does not end up in logs."""
     with pytest.raises(ValueError, match="credentials do not belong") as caught:
         open_store("dynamodb://AKIAX:hunter2@table")
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_memory_url_names_a_shared_table() -> None:
-    """Two workers of one process would each balance a table of their own."""
+    """Workers of one process share one table."""
     row = done(open_store("memory://by-url").write(CreateLease(Lease("s-0"))))
     assert open_store("memory://by-url").list().leases == (row,)
 
 
 def test_a_sqlite_url_is_relative_after_two_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file would be looked for in the root of the machine."""
+    """The file is not in the root folder of the machine."""
     monkeypatch.chdir(tmp_path)
     row = done(open_store("sqlite://the%20leases.db").write(CreateLease(Lease("s-0"))))
     assert open_store(f"sqlite://{tmp_path}/the%20leases.db", create=False).list().leases == (row,)
 
 
 def test_a_table_of_another_process_is_refused() -> None:
-    """An operator would see an empty table, and believe that the fleet is gone."""
+    """An operator must not see an empty table and believe that the fleet is gone."""
     with pytest.raises(ValueError, match="memory://elsewhere is seen by the process that made it alone"):
         open_store("memory://elsewhere", create=False)
 
 
 def test_a_path_meant_as_relative_is_told_how_to_be_one(tmp_path: Path) -> None:
-    """SQLAlchemy reads three slashes as relative, and whoever knows it would look for the file in vain."""
+    """SQLAlchemy reads three slashes as relative, so its users would look for the file in the wrong place."""
     with pytest.raises(StoreError, match=r"absolute: the file of this folder is sqlite://leasehold-none\.db"):
         open_store("sqlite:///leasehold-none.db", create=False)
     with pytest.raises(StoreError, match=r"is the name right\?$"):
@@ -79,7 +79,7 @@ def test_a_path_meant_as_relative_is_told_how_to_be_one(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user of the plain installation would be told of a module and not what to install."""
+    """The error names what to install, not only a module."""
     real = builtins.__import__
 
     def without_boto3(name: str, *rest: Any) -> ModuleType:  # noqa: ANN401  whatever import takes

@@ -1,4 +1,4 @@
-"""Answers with status 200 that are not those of the service: a proxy's page, nothing, or another request's answer."""
+"""Responses with status 200 from something else: a proxy's page, nothing, or another request's response."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,13 +30,13 @@ KEY = "a2V5"
 
 @contextmanager
 def answering(body: str) -> Iterator[str]:
-    """The address of a service that answers everything with this body; until the block ends."""
+    """Run a service that sends this body to everything, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -63,17 +63,17 @@ def answering(body: str) -> Iterator[str]:
 
 
 def s3(url: str) -> S3Objects:
-    """The bucket at this address."""
+    """Open the bucket at this address."""
     return S3Objects("leases", region="eu-west-1", endpoint=url, patience=PATIENCE)
 
 
 def gcs(url: str) -> GcsObjects:
-    """Likewise at Google."""
+    """Open the bucket of Google's at this address."""
     return GcsObjects("leases", project="p", endpoint=url, patience=PATIENCE)
 
 
 def blob(url: str) -> BlobObjects:
-    """Likewise the container at Azure, which the environment names."""
+    """Open the Azure container, which the environment names."""
     with pytest.MonkeyPatch.context() as environment:
         words = f"AccountName=account;AccountKey={KEY};BlobEndpoint={url}/account"
         environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
@@ -81,7 +81,7 @@ def blob(url: str) -> BlobObjects:
 
 
 def putting(url: str) -> KinesisPutClient:
-    """A producer's requests at this address."""
+    """Send a producer's requests to this address."""
     return KinesisPutClient(client_of_put("eu-west-1", url, 1), "orders")
 
 
@@ -128,15 +128,15 @@ BODIES = {
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("ask", ASKS)
 def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
-    """A store is empty only if its service says so, in an answer about what was asked."""
+    """A store is empty only if its service says so, in a response about what was requested."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
-        return  # it asks whether there is a bucket, whatever lies in it
+        return  # it checks that the bucket exists, whatever it contains
     with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
 
 
 def rows_of(table: str, **item: str) -> dict[str, object]:
-    """A response to BatchGetItem with one row of this table."""
+    """Return a response to BatchGetItem with one row of this table."""
     return {"Responses": {table: [{name: {"S": word} for name, word in item.items()}]}}
 
 
@@ -159,9 +159,10 @@ def test_rows_of_a_dynamodb_table_are_those_that_were_asked_for(page: dict[str, 
 
 
 def test_a_query_brings_rows_of_its_own_application() -> None:
-    """A page with rows of another application is no page of the listing.
+    """A page with rows of another application is not a page of the listing.
 
-    A page of a Scan names no table, and one without rows nothing at all: those cannot be told from the right ones.
+    A page of a Scan names no table, and one without rows names nothing at all, so those cannot be told from the
+    right ones.
     """
     row = {"application": {"S": "theirs"}, "leaseKey": {"S": "a"}}
     with pytest.raises(LookupError):

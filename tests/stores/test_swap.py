@@ -1,4 +1,4 @@
-"""Two tables joined keep the contract of one, move leases under their owners, and go on after each fault in between."""
+"""Two joined tables keep the contract of one, move leases under their owners, and recover from each fault."""
 
 from collections.abc import Iterable
 from contextlib import closing
@@ -43,14 +43,14 @@ NAMES = ("memory://from", "memory://to")
 
 
 def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
-    """The joined store, its leases bound for a table or staying where they are."""
+    """Open the joined store, with leases bound for a table or staying where they are."""
     announced(tables, NAMES)
     send(tables, wish)
     return SwapStore(tables, NAMES[TO], look_seconds=0.0)
 
 
 def send(tables: tuple[Store, Store], wish: str) -> None:
-    """Say which way the leases are to go."""
+    """Set the direction in which leases move."""
     (control,) = tables[TO].get([CONTROL])
     done(tables[TO].write(AnnotateLease(control, WISH, wish)))
 
@@ -86,7 +86,7 @@ class TestMoving(StoreContract):
 
 
 def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> None:
-    """A fleet would have to stop to change its table, or a move would cost a lease its owner, place or number."""
+    """A fleet changes its table without stopping, and a move keeps the lease's owner, position and number."""
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("41"))))
     epochs = [seen.epoch]
@@ -108,7 +108,7 @@ WRITES = (1, 2, 3, 4)
 
 @pytest.mark.parametrize("crash", WRITES)
 def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash: int) -> None:
-    """A worker that dies between two writes of a move would leave its lease in neither table, or set back."""
+    """A worker that dies between two writes of a move never leaves its lease in neither table, or set back."""
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
     send(tables, "to")
@@ -126,7 +126,7 @@ def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash
 
 
 class Counted:
-    """Lets so many writes of two tables through; the next are applied and not answered."""
+    """Passes on this many writes of two tables; the next ones are applied but not answered."""
 
     def __init__(self, writes: int) -> None:
         self.left = writes
@@ -149,7 +149,7 @@ class Counted:
 def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
     tables: tuple[Store, Store], crash: int
 ) -> None:
-    """A lost answer in the middle would cost the owner its lease."""
+    """A lost response in the middle does not cost the owner its lease."""
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
     send(tables, "to")
@@ -166,7 +166,7 @@ def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
 
 
 def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -> None:
-    """Finished leases have no owner who would move them, and the swap would never end."""
+    """Finished leases have no owner who would move them, and without them the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
         placed(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
@@ -179,7 +179,7 @@ def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -
 
 
 def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -> None:
-    """The row that is left would speak for itself, and the shard be read again from there."""
+    """If a row stayed, it would count as the lease, and the shard would be read again from there."""
     store = swap_of(tables, "to")
     seen = done(store.write(RenewLease(owned(store))))
     assert all(table.get([KEY]) for table in tables)
@@ -189,7 +189,7 @@ def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -
 
 
 def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store, Store]) -> None:
-    """A worker that reads one table alone would make a lease that the other has."""
+    """A worker that reads one table alone could create a lease that the other table has."""
     store = swap_of(tables, "to")
     done(store.write(CreateLease(Lease("early"))))
     send(tables, CLOSED)
@@ -201,7 +201,7 @@ def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store,
 
 
 def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
-    """The swap would begin under workers that read one table alone."""
+    """The swap does not begin while workers read only one table."""
     store = swap_of(tables)
     row = owned(store)
     (raw,) = tables[FROM].get([KEY])
@@ -210,7 +210,7 @@ def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
 
 
 def test_tables_that_cannot_be_joined_are_refused() -> None:
-    """Leases of another life in TO would speak for themselves."""
+    """Old leases in TO would count as current."""
     tables = (MemoryStore(), MemoryStore())
     done(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is no part of a swap"):
@@ -224,16 +224,16 @@ def test_tables_that_cannot_be_joined_are_refused() -> None:
 
 
 class Uncounted(PassingStore):
-    """A table whose numbers may fall."""
+    """A table whose numbers may go down."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """As of the blobs of the Azure SDKs."""
+        """The capabilities of the Azure SDKs' blobs."""
         return Capabilities(counts_owners=False)
 
 
 def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_path: Path) -> None:
-    """A program with credentials of its own for one of the stores could take no part in a swap."""
+    """A program with its own credentials for one of the stores can take part in a swap."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_both(*urls)) as store:
         owned(store)
@@ -247,7 +247,7 @@ def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_
 
 
 def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, Store]) -> None:
-    """It would claim what the mark says is elsewhere, and read a shard beside its owner."""
+    """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
     seen = owned(store)
     OneTableStore(tables[FROM]).list()
@@ -260,10 +260,10 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
 
 
 def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
-    """Without this one of them would take the other's control row for leases of another life, and end."""
+    """None of them takes the other's control row for old leases, and ends."""
 
     class Late(PassingStore):
-        """Another worker makes the control row right after this one has found none."""
+        """Another worker creates the control row right after this one has found none."""
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
             found = super().get(keys, stale_ok=stale_ok)

@@ -1,4 +1,4 @@
-"""When a lease of two joined tables moves, and when it stays: each on tables of this process."""
+"""When a lease of two joined tables moves, and when it stays, on tables of this process."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,9 +20,9 @@ NAMES = ("memory://from", "memory://to")
 
 @define
 class Goal:
-    """A table to which leases go; it counts how often the control row is asked for.
+    """A table to which leases move; it counts how often the control row is read.
 
-    silent  it does not answer that question
+    silent  it does not answer that request
     meets   called when a copy is to be written; it may raise
     """
 
@@ -32,7 +32,7 @@ class Goal:
     meets: Callable[[], object] = lambda: None
 
     def opened(self) -> Store:
-        """The table, with what befalls it."""
+        """Open the table with its faults."""
         goal = self
 
         class Met(PassingStore):
@@ -52,7 +52,7 @@ class Goal:
 
 
 def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
-    """The store of a worker whose leases stay where they are so far."""
+    """Open the store of a worker whose leases have not been told to move."""
     tables = (MemoryStore(), goal.table)
     announced(tables, NAMES)
     clock = now if now is not None else [0.0]
@@ -61,13 +61,13 @@ def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
 
 
 def send(goal: Goal) -> None:
-    """Say that the leases are to go to TO."""
+    """Set the direction to TO."""
     (control,) = goal.table.get([CONTROL])
     done(goal.table.write(AnnotateLease(control, WISH, "to")))
 
 
 def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
-    """The mark would drop the request, and who asked would wait and steal."""
+    """The mark would drop the request, and the worker that made it would wait and then steal."""
     store = joined(goal := Goal())
     seen = asked(store)
     send(goal)
@@ -76,7 +76,10 @@ def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
 
 
 def test_leases_stay_while_nobody_knows_the_way() -> None:
-    """A goal that does not answer would cost the fleet its renewals; the way may be another one by now."""
+    """A destination that does not answer does not cost the fleet its renewals.
+
+    The direction may have changed meanwhile.
+    """
     store = joined(goal := Goal())
     first, seen = (owned(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
@@ -89,7 +92,7 @@ def test_leases_stay_while_nobody_knows_the_way() -> None:
 
 
 def test_the_way_is_asked_for_once_in_two_seconds() -> None:
-    """Each renewal would cost a reading of TO; or a fleet that is sent back would go on for long."""
+    """Renewals do not each cost a read of TO, and a fleet that is sent back learns it soon."""
     now = [100.0]
     store = joined(goal := Goal(), now)
     seen, looks = owned(store), []
@@ -102,7 +105,7 @@ def test_the_way_is_asked_for_once_in_two_seconds() -> None:
 
 
 def test_a_worker_moves_so_many_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewals would wait for moves, and leases expire."""
+    """Renewals do not wait for moves, so no lease expires."""
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
     met: list[Lease] = []
     store = joined(goal := Goal(meets=lambda: met.append(done(store.write(RenewLease(other))))))
@@ -116,7 +119,7 @@ def test_a_worker_moves_so_many_leases_at_once_and_renews_the_others(monkeypatch
 
 
 def test_a_move_that_failed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After eight of them no lease of this worker would move any more."""
+    """After eight failures, leases of this worker still move."""
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
 
     def fail() -> None:
@@ -133,7 +136,7 @@ def test_a_move_that_failed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_does() -> None:
-    """A note would be lost with each move; or a lease be taken from an owner who has renewed since."""
+    """No annotation is lost in a move, and no lease is taken from an owner that has renewed since."""
     store = joined(goal := Goal())
     seen = owned(store)
     send(goal)
@@ -145,7 +148,7 @@ def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_d
 
 
 def test_two_tables_promise_what_both_do() -> None:
-    """A worker would count on late checkpoints that one of them refuses, or renew each lease by itself."""
+    """A worker does not rely on late checkpoints or group renewals that one of the tables lacks."""
     one, grouped = (MemoryStore(), SessionStore(MemoryStore().cells()))
     for tables in ((one, grouped), (grouped, one)):
         capabilities = SwapStore(tables, NAMES[TO]).capabilities

@@ -1,4 +1,4 @@
-"""The one write that each action of a plan stands for, and what goes with the alternates of one that is refused."""
+"""The one write that each action of a plan stands for, and what an alternate keeps of a rejected action."""
 
 import pytest
 
@@ -27,17 +27,17 @@ OURS = Lease("s-0", owner="ann", version=Version("7"), next_owner="bob", checkpo
     ],
 )
 def test_an_action_is_one_write(action: Action, write: writes.Write) -> None:
-    """A lease would be released to nobody in place of its heir, or under another worker's name."""
+    """A lease is released to its next owner, and under its own worker's name."""
     assert write_of(action, "ann", NOTES, Position("9")) == write
 
 
 def test_a_lease_is_given_with_its_checkpoint_where_nothing_was_drained() -> None:
-    """Its heir would begin where nobody knows."""
+    """The next owner starts at a known position."""
     assert write_of(Release(OURS, "H3", next_owner="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
 
 
 def test_an_alternate_is_taken_with_the_same_notes() -> None:
-    """A lease won at the second try would bear no process, and be taken for a stranger's after a restart."""
+    """A lease won at the second attempt names its process, and is recognized after a restart."""
     store = MemoryStore()
     for key in ("s-0", "s-1"):
         store.write(writes.CreateLease(Lease(key)))

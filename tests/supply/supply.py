@@ -1,11 +1,11 @@
-"""The parts list (SBOM) of the locked packages, and an audit of them that needs no network.
+"""Creates the parts list (SBOM) of the locked packages, and audits them without a network.
 
     python tests/supply/supply.py sbom FOLDER    CycloneDX JSON of each lock, by cyclonedx-py and `npm sbom`
-    python tests/supply/supply.py audit          ends with 1 where something is wrong
+    python tests/supply/supply.py audit          exits with 1 if something is wrong
 
-The audit holds what is installed against requirements.lock, each installed file against the digest that its wheel
-recorded, and every licence against those below. Whether a version has a known vulnerability is no fact of this
-machine: that is asked of databases over the network, by the tools that the audit names at its end.
+The audit compares what is installed with requirements.lock, each installed file with the digest that its wheel
+recorded, and every license with those below. Known vulnerabilities are looked up over the network, by the tools that
+the audit names at its end.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -57,12 +57,12 @@ class LockedPackage:
 
     @property
     def name(self) -> str:
-        """Its name as all tools write it."""
+        """Its normalized name."""
         return canonicalize_name(self.requirement.name)
 
 
 def locked(text: str) -> tuple[LockedPackage, ...]:
-    """The packages of a lock. Raises ValueError for a line that is none."""
+    """Return the packages of a lock. Raises ValueError for an invalid line."""
     entries = text.replace("\\\n", " ").splitlines()
     return tuple(_package(entry) for entry in entries if entry.strip() and not entry.lstrip().startswith("#"))
 
@@ -73,7 +73,7 @@ def _package(entry: str) -> LockedPackage:
 
 
 def unpinned(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
-    """Those that may be another package tomorrow."""
+    """Return the packages whose version or content is not fixed."""
     for each in packages:
         exact = [part.operator for part in each.requirement.specifier] == ["=="]
         if not exact or each.requirement.url or not each.digests:
@@ -81,7 +81,7 @@ def unpinned(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
 
 
 def strangers(packages: tuple[LockedPackage, ...], installed: dict[str, str]) -> Iterator[str]:
-    """What is installed in another version than the lock's, or missing."""
+    """Return the packages that are missing, or installed in another version than the lock's."""
     for each in packages:
         marker = each.requirement.marker
         if marker is not None and not marker.evaluate():
@@ -92,7 +92,7 @@ def strangers(packages: tuple[LockedPackage, ...], installed: dict[str, str]) ->
 
 
 def changed(package: Distribution) -> Iterator[str]:
-    """Installed files that are not what the wheel recorded."""
+    """Return the installed files that differ from what the wheel recorded."""
     for file in package.files or ():
         # Scripts are written by the installer, with the path of the interpreter.
         if file.hash is not None and ".." not in file.parts and not _as_recorded(file):
@@ -108,26 +108,26 @@ def _as_recorded(file: PackagePath) -> bool:
 
 
 def licence_of(package: Distribution) -> str:
-    """What its metadata say, in whatever field."""
-    said = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
+    """Return the license in the package's metadata, whichever field has it."""
+    fields = [each for name in ("License-Expression", "License") for each in package.metadata.get_all(name) or ()]
     classifiers = [each for each in package.metadata.get_all("Classifier") or () if each.startswith("License ::")]
-    return " ".join([*classifiers, *(each[:200] for each in said)])
+    return " ".join([*classifiers, *(each[:200] for each in fields)])
 
 
 def licences(packages: dict[str, str]) -> Iterator[str]:
-    """Those that name none of the known ones."""
+    """Return the packages without a known license."""
     for name, said in sorted(packages.items()):
         if not LICENCES.search(said) and name not in EXCEPTED:
             yield f"{name}: its licence, {said[:60]!r}, is none of those known here"
 
 
 def _node_locks() -> list[Path]:
-    found = [lock for folder in ("lab", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
-    return sorted(lock for lock in found if "node_modules" not in lock.parts)
+    paths = [lock for folder in ("lab", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
+    return sorted(lock for lock in paths if "node_modules" not in lock.parts)
 
 
 def audit() -> int:
-    """Print all complaints; the exit status."""
+    """Print all findings, and return the exit status."""
     packages = locked((ROOT / LOCKS[0]).read_text(encoding="utf-8"))
     here: dict[str, Distribution] = {canonicalize_name(each.name): each for each in distributions()}
     ours = [here[each.name] for each in packages if each.name in here]
@@ -159,13 +159,13 @@ def sbom(folder: Path) -> None:
 
 
 def _npm_sbom(lock: Path) -> str:
-    """The list that npm makes of a lock; it wants a version of the folder itself, which is published nowhere."""
+    """Return npm's list for a lock; npm wants a version for the folder itself, which is published nowhere."""
     with TemporaryDirectory() as folder:
         for name in ("package.json", "package-lock.json"):
-            told = json.loads((lock.parent / name).read_text(encoding="utf-8")) | {"version": "0.0.0"}
-            if "packages" in told:
-                told["packages"][""]["version"] = "0.0.0"
-            (Path(folder) / name).write_text(json.dumps(told), encoding="utf-8")
+            package = json.loads((lock.parent / name).read_text(encoding="utf-8")) | {"version": "0.0.0"}
+            if "packages" in package:
+                package["packages"][""]["version"] = "0.0.0"
+            (Path(folder) / name).write_text(json.dumps(package), encoding="utf-8")
         command = [*find_node().npm, "sbom", "--package-lock-only", "--sbom-format", "cyclonedx"]
         return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 

@@ -17,15 +17,15 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 
 
 def test_every_locked_package_has_one_version_and_digests() -> None:
-    """A registry could hand out something other than what was tested."""
-    found = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
-    assert found == []
+    """A registry cannot substitute something other than what was tested."""
+    faults = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
+    assert faults == []
     loose = locked("attrs>=25 --hash=sha256:aa\nrich==14.0\n")
     assert [each.partition(":")[0] for each in unpinned(loose)] == ["attrs", "rich"]
 
 
 def test_another_version_than_the_locked_one_is_found() -> None:
-    """What was tested would not be what runs."""
+    """What runs is what was tested."""
     packages = locked(LOCK)
     assert [each.digests for each in packages] == [("sha256:aa", "sha256:bb"), ("sha256:cc",)]
     assert list(strangers(packages, {"attrs": "25.1.0"})) == []
@@ -34,7 +34,7 @@ def test_another_version_than_the_locked_one_is_found() -> None:
 
 
 def test_a_changed_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file altered after its installation would run unseen."""
+    """A file that was altered after its installation does not run unnoticed."""
     package = distribution("iniconfig")
     assert list(changed(package)) == []
     (tmp_path / "other.py").write_text("import os", encoding="utf-8")

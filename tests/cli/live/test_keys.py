@@ -22,13 +22,13 @@ from leasehold.adapters.cli.live import keys_in, terminal_keys
     ],
 )
 def test_every_sequence_of_a_terminal_is_a_key(sent: str, keys: tuple[str, ...]) -> None:
-    """An arrow would be read as an escape and a letter that means something."""
+    """An arrow is not read as an escape followed by a letter that means something."""
     assert keys_in(sent) == keys
 
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """A terminal: the side of the person, and that of the program."""
+    """Return both ends of a terminal: the user's and the program's."""
     person, program = pty.openpty()
     yield person, program
     os.close(person)
@@ -36,7 +36,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def test_keys_come_one_by_one(terminal: tuple[int, int]) -> None:
-    """A key would wait for enter, or a long one fall apart."""
+    """No key waits for enter, and no long sequence is split."""
     person, program = terminal
     with terminal_keys(program) as keys:
         os.write(person, b"s")
@@ -49,14 +49,14 @@ def test_keys_come_one_by_one(terminal: tuple[int, int]) -> None:
 
 
 def failing(program: int) -> None:
-    """Fail while keys are asked for; Ctrl-C is still a signal, and nothing is echoed."""
+    """Fail while keys are read; Ctrl-C is still a signal, and nothing is echoed."""
     with terminal_keys(program):
         now = termios.tcgetattr(program)[3]
         raise RuntimeError([bool(now & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])
 
 
 def test_a_terminal_is_as_before_whatever_happens(terminal: tuple[int, int]) -> None:
-    """A shell would be left without an echo."""
+    """The shell still echoes after the program ends."""
     before = termios.tcgetattr(terminal[1])
     with pytest.raises(RuntimeError, match=r"\[False, False, True\]"):
         failing(terminal[1])

@@ -1,4 +1,4 @@
-"""What the live view draws, and the command under a terminal of its own."""
+"""What the live view draws, and the command on a terminal of its own."""
 
 import os
 import pty
@@ -37,14 +37,14 @@ READING = WatchedTable(
 
 
 def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, height: int = 20) -> list[str]:
-    """The lines of a screen, without what draws the frame."""
+    """Return the lines of a screen without the frame."""
     console = Console(width=width, record=True, force_terminal=False)
     console.print(drawn_view(reading, view, width, height))
     return console.export_text().splitlines()
 
 
 def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
-    """A table longer than the screen would push the moves off it, and the choice."""
+    """A table longer than the screen pushes neither the moves nor the chosen row off it."""
     for chosen in ("s-00", "s-20", "s-39"):
         lines = shown(LiveView(chosen=chosen))
         assert len(lines) <= 20
@@ -55,14 +55,14 @@ def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
 
 @pytest.mark.parametrize("height", [1, 5, 9])
 def test_a_small_screen_has_at_least_the_chosen_row(height: int) -> None:
-    """A split terminal would end the view, or show another row than the one that enter opens."""
+    """A split terminal neither ends the view nor shows another row than the one that enter opens."""
     lines = shown(LiveView(chosen="s-33"), height=height)
     assert sum("s-33" in line for line in lines) == 1
     assert not any("s-30" in line for line in lines)
 
 
 def test_a_lease_in_full_says_all_that_is_known() -> None:
-    """One would have to read the row in the store's own console."""
+    """Users do not have to read the row in the store's own console."""
     text = "\n".join(shown(LiveView(page="lease", chosen="s-07")))
     for said in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
         assert said in text
@@ -72,32 +72,31 @@ def test_a_lease_in_full_says_all_that_is_known() -> None:
 
 
 def test_trouble_and_an_empty_table_are_said() -> None:
-    """A screen that stands still would pass for a fleet at rest."""
+    """A screen that stands still does not pass for a fleet at rest."""
     text = "\n".join(shown(LiveView(words="none"), evolve(READING, trouble="the line is down")))
     assert "the line is down; trying again" in text
     assert "0 rows by lease, rising; / none;" in text
 
 
 def test_the_help_names_every_key() -> None:
-    """Nobody would find what is there."""
     text = "\n".join(shown(LiveView(page="help")))
     assert all(keys in text for keys, _ in HELP)
 
 
 class Person:
-    """Whoever sits before a terminal: reads what is shown, presses keys."""
+    """A user at a terminal who reads what is shown and presses keys."""
 
     def __init__(self, terminal: int) -> None:
         self.read, self._terminal, self._seen = "", terminal, 0
 
     def awaits(self, text: str) -> None:
-        """Read until the text is shown, after what was awaited before."""
+        """Read until this text is shown after the text awaited before."""
         while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.read[self._seen :]):
             self._more(text)
         self._seen = len(self.read)
 
     def awaits_codes(self, *codes: str) -> None:
-        """Read until the terminal was sent these codes."""
+        """Read until the terminal receives these codes."""
         while not all(code in self.read for code in codes):
             self._more(str(codes))
 
@@ -117,7 +116,7 @@ LAUNCH = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); 
 
 @contextmanager
 def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Popen[bytes]"]]:
-    """The command on a terminal of 100 by 24; afterwards the terminal must be as it was."""
+    """Run the command on a terminal of 100 by 24; afterwards the terminal must be as it was."""
     person, program = pty.openpty()
     termios.tcsetwinsize(program, (24, 100))
     before = termios.tcgetattr(program)
@@ -137,7 +136,7 @@ def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Pop
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[SqliteStore]:
-    """Two leases of two workers, in a file."""
+    """Return two leases of two workers, in a file."""
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, Lease("s-0", owner="east-1"))
     placed(store, Lease("s-1", owner="west-1"))
@@ -146,7 +145,7 @@ def table(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def test_a_person_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: Path) -> None:
-    """The view would work in parts, and not before a person."""
+    """The parts of the view also work together, for a user."""
     with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--every", "0.1") as (person, running):
         person.awaits("2 rows by lease, rising")
         person.presses("s")
@@ -166,7 +165,7 @@ def test_a_person_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: P
 @pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("table")
 def test_the_terminal_is_restored_on_every_way_out(tmp_path: Path, way: str | signal.Signals, status: int) -> None:
-    """A shell would be left without an echo, without a cursor, or on another screen."""
+    """The shell gets back its echo, its cursor and its own screen."""
     with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--by", "worker") as (person, running):
         person.awaits("2 rows by worker, rising")
         if isinstance(way, str):

@@ -1,4 +1,4 @@
-"""The live view without a terminal: what each key makes of its state, and which rows it shows in which order."""
+"""The live view without a terminal: how each key changes its state, and which rows it shows in which order."""
 
 from functools import reduce
 
@@ -16,36 +16,35 @@ CELLS = Cells(
 
 
 def pressed(*keys: str, view: LiveView | None = None) -> LiveView:
-    """The view after these keys, one after the other."""
+    """Return the view after these keys, pressed one after the other."""
     return reduce(lambda now, key: after(now, key, arranged(CELLS, now)), keys, view or LiveView())
 
 
 def rows(view: LiveView) -> list[str]:
-    """The first cells of what is shown."""
+    """Return the first cells of what is shown."""
     return [row[0] for row in arranged(CELLS, view).rows]
 
 
 def test_rows_stand_in_order_of_the_first_column() -> None:
-    """A lease would stand where nobody looks for it."""
     assert rows(LiveView()) == ["s-0", "s-1", "s-2", "s-3"]
     assert rows(pressed("r")) == ["s-3", "s-2", "s-1", "s-0"]
 
 
 def test_numbers_fall_and_empty_cells_come_last() -> None:
-    """The lease that is furthest behind would stand below a thousand others, or below 9.0."""
+    """The lease that is furthest behind comes first, and 10.0 is above 9.0."""
     assert rows(pressed("s", "s")) == ["s-2", "s-0", "s-3", "s-1"]
     assert rows(pressed("s", "s", "r")) == ["s-3", "s-0", "s-2", "s-1"]
     assert pressed("s", "s", "s") == LiveView(sort="lease")
 
 
 def test_a_style_stays_with_its_row() -> None:
-    """Another lease than the one without an owner would be red."""
+    """The lease without an owner is red, wherever it is sorted."""
     assert arranged(CELLS, pressed("s", "s")).styles == (((3, 1), "red"),)
     assert arranged(CELLS, pressed("/", "b", "o", "b")).styles == ()
 
 
 def test_a_text_chooses_rows_in_any_case_while_it_is_typed() -> None:
-    """Somebody would type blindly, or a q in a name would end the view."""
+    """Users see what they type, and a q in a name does not end the view."""
     typing = pressed("/", "q", "backspace", "a", "n", "left", "n")
     assert (typing.words, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
     kept = pressed("enter", view=typing)
@@ -54,7 +53,7 @@ def test_a_text_chooses_rows_in_any_case_while_it_is_typed() -> None:
 
 
 def test_the_chosen_row_moves_within_what_is_shown() -> None:
-    """The choice would leave the table, or lie on a row that is hidden."""
+    """The choice never leaves the table, nor lies on a hidden row."""
     assert [pressed(*keys).chosen for keys in (["down"], ["j", "j", "k"], ["page-down"], ["end"], ["G", "home"])] == [
         "s-1",
         "s-1",
@@ -70,7 +69,7 @@ def test_the_chosen_row_moves_within_what_is_shown() -> None:
 
 
 def test_a_lease_opens_and_closes() -> None:
-    """One would be caught in a lease, or lose the filter on the way back."""
+    """Closing a lease keeps the filter."""
     opened = pressed("/", "a", "enter", "down", "enter")
     assert (opened.page, opened.chosen) == ("lease", "s-3")
     assert pressed("up", view=opened) == evolve(opened, chosen="s-0")
@@ -80,7 +79,7 @@ def test_a_lease_opens_and_closes() -> None:
 
 
 def test_a_worker_opens_as_its_leases() -> None:
-    """From a worker one would have to go back and type its name."""
+    """Users do not have to go back and type the worker's name."""
     assert pressed("b").by == "worker"
     assert pressed("b", "b", "b").by is None
     assert pressed("enter", view=LiveView(by="worker", chosen="s-2")) == LiveView(words="s-2")
@@ -88,19 +87,18 @@ def test_a_worker_opens_as_its_leases() -> None:
 
 @pytest.mark.parametrize("view", [LiveView(), LiveView(page="lease"), LiveView(page="help")])
 def test_q_leaves_from_anywhere(view: LiveView) -> None:
-    """Whoever is in a hurry would be kept."""
     assert pressed("q", view=view) == evolve(view, left=True)
 
 
 def test_the_help_goes_with_any_key_and_names_every_key() -> None:
-    """A key that nobody is told of is never pressed."""
+    """Users can discover every key."""
     assert pressed("?").page == "help"
     assert pressed("?", "s") == LiveView()
-    told = {key for keys, _ in HELP for key in keys.split(", ")}
-    assert {"s", "r", "/", "b", "enter", "escape", "?", "q", "up", "down", "page-up", "home"} <= told
+    documented = {key for keys, _ in HELP for key in keys.split(", ")}
+    assert {"s", "r", "/", "b", "enter", "escape", "?", "q", "up", "down", "page-up", "home"} <= documented
 
 
 @pytest.mark.parametrize("key", ["x", "é", "backspace", "left", "\x00"])
 def test_a_key_that_means_nothing_changes_nothing(key: str) -> None:
-    """A slip of the finger would lose the view."""
+    """A mistyped key does not lose the view."""
     assert pressed(key) == LiveView()

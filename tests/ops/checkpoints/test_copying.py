@@ -1,4 +1,4 @@
-"""What copying and resetting decide, and what they make of a store that changes meanwhile."""
+"""Which leases copying and resetting write, and how they handle a store that changes meanwhile."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,17 +37,17 @@ AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 
 
 def leases(*checkpoints: Position, owner: str | None = None) -> tuple[Lease, ...]:
-    """Leases "0", "1", … processed up to these."""
+    """Return leases "0", "1", … processed up to these."""
     return tuple(Lease(str(n), checkpoint=at, owner=owner) for n, at in enumerate(checkpoints))
 
 
 def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
-    """What each is to come to, and why not."""
+    """Return the decision and its reason for each lease."""
     return [(move.do, move.why) for move in moves]
 
 
 def test_copying_only_ever_moves_forward() -> None:
-    """A second run, days later, would set a running fleet back to where its predecessor stopped."""
+    """A second run, days later, does not set a running fleet back to where the old fleet stopped."""
     source = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
     stored = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
     assert decisions(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
@@ -62,7 +62,7 @@ def test_copying_only_ever_moves_forward() -> None:
 
 
 def test_a_copied_lease_is_whole_and_nobodys() -> None:
-    """The new fleet would wait for workers of the old one to expire, or read a child before its parents."""
+    """The new fleet neither waits for workers of the old one to expire nor reads a child before its parents."""
     lease = Lease(
         "orders:s-1",
         stream="orders",
@@ -83,7 +83,7 @@ def test_a_copied_lease_is_whole_and_nobodys() -> None:
 
 
 def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
-    """A lease would name a parent that is not in its table, and be read before it."""
+    """A lease must not name a parent that is missing in its table, or it would be read before that parent."""
     child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
     other = Lease("bills:s-1")
     plain = Lease("s-1", parents=("s-0",))
@@ -92,14 +92,14 @@ def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
 
 
 def test_a_hubs_leases_stay_its_own_unless_told() -> None:
-    """A new group could not begin where an old one stands, or would by mistake."""
+    """A new group can begin where an old one stopped, but never by mistake."""
     lease = Lease("3", stream="ns/orders/old")
     assert checkpoint_moves.renamed((lease,), "", "") == (lease,)
     assert checkpoint_moves.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
 
 
 def test_a_written_checkpoint_file_is_read_again() -> None:
-    """A store that answers and forgets would be found out by the first lost record."""
+    """A store that confirms a write without keeping it is noticed before a record is lost."""
     target = MemoryStore()
     moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
     checkpoint_moves.copied(target, moves[0])
@@ -110,7 +110,7 @@ def test_a_written_checkpoint_file_is_read_again() -> None:
 
 
 def test_a_lease_created_meanwhile_is_refused() -> None:
-    """The report would say copied where a worker has already begun elsewhere."""
+    """The report does not say copied where a worker has already begun elsewhere."""
     target = MemoryStore()
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     done(target.write(CreateLease(Lease("0"))))
@@ -118,7 +118,7 @@ def test_a_lease_created_meanwhile_is_refused() -> None:
 
 
 def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
-    """A dead fleet's names on every lease would block the way for ever; a living one be robbed."""
+    """A dead fleet's names on its leases do not block the copy, and a live owner keeps its leases."""
     store = MemoryStore()
     rows = [owned(store, key=key) for key in ("alive", "dead", "let-go")] + [unowned(store, key="free")]
     slept: list[float] = []
@@ -133,7 +133,7 @@ def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
 
 
 def test_old_and_unowned_leases_need_no_watching() -> None:
-    """Every reset of a stopped fleet would wait for most of a minute."""
+    """Resetting a stopped fleet does not take most of a minute."""
     still = (Lease("old", owner="ann", idle=41.0), Lease("free"), Lease("done", owner="ann", checkpoint=SHARD_END))
     slept: list[float] = []
     assert living(MemoryStore(), still, 40.0, slept.append) == frozenset()
@@ -141,7 +141,7 @@ def test_old_and_unowned_leases_need_no_watching() -> None:
 
 
 def test_resetting_goes_either_way() -> None:
-    """Back needs another write than forward, and a start is neither."""
+    """Moving back needs another write than moving forward, and a start position is neither."""
     stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
     assert decisions(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
         ("forward", ""),
@@ -154,7 +154,7 @@ def test_resetting_goes_either_way() -> None:
 
 @pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, at_timestamp(5), Position("7", 2), Position("12")])
 def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
-    """Neither a later checkpoint nor the end may hold on to it."""
+    """Neither a later checkpoint nor the end of the shard prevents the reset."""
     for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
         stored = unowned(store, "0", before)
@@ -164,7 +164,7 @@ def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
 
 
 def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
-    """A worker believed dead would find its lease gone in the middle of a batch."""
+    """A worker that was believed dead does not lose its lease in the middle of a batch."""
     store = MemoryStore()
     seen = owned(store, key="0", at=AT_9)
     (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
@@ -188,7 +188,7 @@ class Mortal:
     after: bool
 
     def __getattr__(self, name: str) -> object:
-        """What the store has; everything but the readings counts as a write."""
+        """Wrap the store's methods; everything except reads counts as a write."""
         told = getattr(self.store, name)
         return told if name in {"get", "list", "capabilities"} else partial(self._write, told)
 
@@ -207,7 +207,7 @@ class Mortal:
 def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
     owner: str | None, *, after: bool
 ) -> None:
-    """A lease that is nowhere is made again by the fleet, at LATEST perhaps, and its records are lost."""
+    """A missing lease would be created again by the fleet, perhaps at LATEST, and its records would be lost."""
     for writes in count(1):
         store = MemoryStore()
         rows = [placed(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
@@ -229,7 +229,7 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
 
 
 def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
-    """It would begin where LATEST was when the fleet first started, days ago."""
+    """The lease begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
     store = MemoryStore()
     stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, notes=((LATEST_MS, "5"), ("other", "x"))))))
     (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())
@@ -252,7 +252,7 @@ class Noon:
 
 
 def test_the_fencing_number_goes_on_where_a_lease_goes() -> None:
-    """A fleet in its new store would be refused by the systems that remember the old one's numbers."""
+    """Systems that remember the old fleet's numbers do not reject the fleet in its new store."""
     source, target = MemoryStore(), MemoryStore()
     last = done(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
     tokens = [last.epoch]
@@ -272,7 +272,7 @@ def test_the_fencing_number_goes_on_where_a_lease_goes() -> None:
 
 
 def test_only_the_fencing_number_may_be_left_to_move() -> None:
-    """A copy made again after its fleet went on renewing would be told as done, one number short."""
+    """A second copy, after the fleet went on renewing, must not be reported as done with an outdated number."""
     source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
     assert decisions(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
@@ -280,17 +280,17 @@ def test_only_the_fencing_number_may_be_left_to_move() -> None:
 
 
 class Forgetful(MemoryStore):
-    """Never answers a creation."""
+    """Never responds to a creation."""
 
     def write(self, write: Write) -> Outcome:
-        """A creation is lost on the way."""
+        """Lose a creation on the way."""
         if isinstance(write, CreateLease):
             raise OutcomeUnknown(f"no answer about {write.lease.key}")
         return super().write(write)
 
 
 def test_an_unknown_outcome_is_not_a_refusal() -> None:
-    """The user would be told that nothing was written where something may have been."""
+    """The user is told that the write may have been applied."""
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
         checkpoint_moves.copied(Forgetful(), move)

@@ -32,13 +32,13 @@ SHARDS = (
 
 @pytest.fixture
 def here() -> tuple[str, MemoryStore]:
-    """A new table of this process, and its URL."""
+    """Return the URL of a new table of this process."""
     name = uuid4().hex
     return f"memory://{name}", MemoryStore(name)
 
 
 def filled(url: str, leases: tuple[Lease, ...]) -> Store:
-    """The store at this URL, with these leases."""
+    """Return the store at this URL, with these leases in it."""
     store = open_store(url)
     for lease in leases:
         done(store.write(CreateLease(lease)))
@@ -46,13 +46,13 @@ def filled(url: str, leases: tuple[Lease, ...]) -> Store:
 
 
 def ran(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's own application
-    """Exit status, and all that was printed."""
+    """Return the exit status and everything that was printed."""
     result = CliRunner().invoke(app, arguments)
     return result.exit_code, result.output
 
 
 def copied(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
-    """Exit status, and what became of each lease."""
+    """Return the exit status and the result for each lease."""
     status, output = ran(copy_leases.app, *arguments, "--json")
     return status, [(lease["key"], lease["do"]) for lease in json.loads(output)["leases"]]
 
@@ -65,7 +65,7 @@ def test_leases_go_round_the_clouds_and_come_back_whole(
     moto_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A shard would start over, or before its parents, in the cloud its fleet moves to."""
+    """In the cloud that a fleet moves to, no shard starts over or is read before its parents."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     name = f"round-{uuid4().hex}"
     stops = [
@@ -85,7 +85,7 @@ def test_leases_go_round_the_clouds_and_come_back_whole(
 def test_a_hubs_checkpoints_keep_their_offsets(
     dynalite_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The official workers would not know where to start, and neither would ours on the way back."""
+    """The official workers know where to start, and so do ours on the way back."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     name = f"hub-{uuid4().hex}"
     aws = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
@@ -102,7 +102,6 @@ def test_a_hubs_checkpoints_keep_their_offsets(
 
 
 def test_a_dry_run_writes_nothing(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
-    """What was meant as a question would be an answer."""
     url, target = here
     source = f"sqlite://{tmp_path}/leases.db"
     filled(source, SHARDS).close()
@@ -119,7 +118,7 @@ def test_a_dry_run_writes_nothing(here: tuple[str, MemoryStore], tmp_path: Path)
 
 
 def test_a_later_checkpoint_is_left_and_said(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
-    """Records processed since the last copying would be processed again."""
+    """Records processed since the last copy are not processed again."""
     url, target = here
     source = f"sqlite://{tmp_path}/leases.db"
     filled(source, (Lease("0", checkpoint=AT_9), Lease("1", checkpoint=AT_10)))
@@ -151,7 +150,7 @@ def test_a_later_checkpoint_is_left_and_said(here: tuple[str, MemoryStore], tmp_
 
 
 def test_a_reset_sets_what_it_is_told(here: tuple[str, MemoryStore]) -> None:
-    """An operator who replays one shard would replay the stream."""
+    """An operator who replays one shard does not replay the stream."""
     url, store = here
     filled(url, SHARDS)
     assert ran(reset.app, url, "--to", "7", "--sub", "1", "--key", "s-1")[0] == 0
@@ -177,7 +176,7 @@ def test_a_reset_sets_what_it_is_told(here: tuple[str, MemoryStore]) -> None:
 def test_a_reset_takes_times_and_names_as_people_write_them(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, to: str, stored: Position
 ) -> None:
-    """At night somebody would have to count milliseconds since 1970, and count them wrong."""
+    """No one has to count milliseconds since 1970."""
     url, store = here
     filled(url, SHARDS)
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
@@ -188,7 +187,7 @@ def test_a_reset_takes_times_and_names_as_people_write_them(
 def test_a_reset_shifts_each_lease_from_where_it_stands(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards that are hours apart would all be set to one time, and some of them read far too much again."""
+    """Shards that are hours apart are not all set to one time, which would read some of them again from far back."""
     url, store = here
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
@@ -206,7 +205,7 @@ def test_a_reset_shifts_each_lease_from_where_it_stands(
 def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
     here: tuple[str, MemoryStore], tmp_path: Path
 ) -> None:
-    """Between the review of a dry run and the reset a worker may go on, and its work would be done again unseen."""
+    """A worker may go on between the review of a dry run and the reset; its work must not be repeated unnoticed."""
     url, store = here
     filled(url, SHARDS)
     plan = tmp_path / "plan.json"
@@ -249,7 +248,7 @@ def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
 def test_a_plan_that_cannot_be_read_is_refused_whole(
     here: tuple[str, MemoryStore], tmp_path: Path, text: str, says: str
 ) -> None:
-    """Half of a damaged plan would be carried out."""
+    """A damaged plan is not carried out in part."""
     url, store = here
     filled(url, SHARDS)
     (tmp_path / "plan.json").write_text(text)
@@ -262,7 +261,7 @@ def test_a_plan_that_cannot_be_read_is_refused_whole(
 
 
 def test_the_moves_of_a_pipe_are_one_line_each(here: tuple[str, MemoryStore]) -> None:
-    """A long sequence number would be cut, and a script read the rest of the line as another lease."""
+    """A long sequence number is not cut, and a script does not read the rest of the line as another lease."""
     far, moment = "4959033827149025660855969253836157109592157598913658889", "2023-11-14T22:13:20.000Z"
     filled(here[0], (Lease("s-0", checkpoint=Position(far)),))
     _, output = ran(reset.app, here[0], "--to", moment, "--dry-run")
@@ -274,7 +273,7 @@ def test_the_moves_of_a_pipe_are_one_line_each(here: tuple[str, MemoryStore]) ->
 def test_a_living_owners_lease_is_not_reset_unless_told(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running worker would checkpoint over the reset, and the operator believe it done."""
+    """A running worker would checkpoint over the reset, and the operator would believe it done."""
     url, store = here
     row = [placed(store, Lease("0", owner="ann", checkpoint=AT_9))]
 
@@ -292,7 +291,7 @@ def test_a_living_owners_lease_is_not_reset_unless_told(
 def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two fleets would read one stream, and the operator have been told that all went well."""
+    """Two fleets would read one stream although the operator was told that all went well."""
     url, target = here
     name = uuid4().hex
     source = MemoryStore(name)
@@ -317,7 +316,7 @@ def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
 
 
 def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking whether everything is there would take as long as moving it."""
+    """Asking whether everything has been copied takes much less time than copying."""
     url, _ = here
     name = uuid4().hex
     filled(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
@@ -327,7 +326,7 @@ def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeyp
 
 
 def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None:
-    """A row set anew in FROM would speak again while TO's owner reads; a backup would have half of the leases."""
+    """A row that was reset in FROM would count again while TO's owner reads. A backup would have half of the leases."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
     with closing(open_both(*tables)) as both:
@@ -367,13 +366,13 @@ def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None
     ],
 )
 def test_bad_usage_is_named_and_exits_2(here: tuple[str, MemoryStore], arguments: list[str], says: str) -> None:
-    """A typo would be taken for a wish."""
+    """A typing error is not taken for an option."""
     status, output = ran(reset.app, here[0], *arguments)
     assert (status, says in output) == (2, True), output
 
 
 def test_a_store_that_is_not_there_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
-    """A script could not tell a typing error from a store that is down."""
+    """A script can tell a typing error from a store that is down."""
     missing = f"sqlite://{tmp_path}/missing.db"
     assert [ran(copy_leases.app, missing, "memory://x")[0], ran(reset.app, missing, "--to", "LATEST")[0]] == [1, 1]
     assert [ran(copy_leases.app, "x://y", "memory://x")[0], ran(reset.app, "x://y", "--to", "LATEST")[0]] == [2, 2]

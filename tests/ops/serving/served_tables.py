@@ -12,19 +12,19 @@ EVIL = '<b>x</b>"\\\n'
 
 
 def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
-    """A lease that one of our workers signed, and told how far behind it is."""
+    """Return a lease signed by one of our workers, which reported how far behind it is."""
     now = time.time()
     reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
     return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
 
 
 class Table(MemoryStore):
-    """A table that can be told to fail."""
+    """A table that can be made to fail."""
 
     down = False
 
     def list(self) -> Listing:
-        """As the memory store, unless it is down."""
+        """List the leases, or fail if the table is down."""
         if self.down:
             raise OutcomeUnknown("the line is down")
         return super().list()

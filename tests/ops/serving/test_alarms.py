@@ -1,4 +1,4 @@
-"""Every alarm goes off in the incident that it is for, and none in a healthy fleet: by Prometheus's own tool."""
+"""Every alarm fires in the incident that it is for, and none in a healthy fleet, as Prometheus's own tool sees it."""
 
 import json
 import re
@@ -33,14 +33,14 @@ RULES = Path(__file__).parents[3] / "docs" / "alarms" / "prometheus.yml"
 
 
 def series(incident: Incident) -> list[dict[str, str]]:
-    """What Prometheus would have read of it, minute by minute, as promtool wants it."""
+    """Return what Prometheus would have scraped, minute by minute, in promtool's format."""
     table = ScriptedTable(incident)
     clock = lambda: BEGAN + 60 * table.minute  # noqa: E731  the wall clock of the incident
     watcher = TableWatcher("sqlite:///x", table, Config(), FleetRecord(), every=1.0, wall=clock)
     read: dict[str, dict[int, str]] = defaultdict(dict)
     for minute in range(MINUTES):
         table.minute = minute
-        with suppress(OutcomeUnknown):  # the server tells that its reading is old
+        with suppress(OutcomeUnknown):  # the server reports that its data is old
             watcher.look()
         for line in exposition([(watcher.state(), watcher.fresh)]).splitlines():
             if not line.startswith("#"):
@@ -65,7 +65,7 @@ def series(incident: Incident) -> list[dict[str, str]]:
     ],
 )
 def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, alerts: list[str], tmp_path: Path) -> None:
-    """An alarm that never goes off is found out on the day it was for."""
+    """A rule that never fires is noticed before its incident."""
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the alarms were not tried; it comes with Debian's package prometheus")
     names = re.findall(r"alert: (\w+)", RULES.read_text())
@@ -74,7 +74,7 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, alerts: li
 
 
 def _fires(incident: Incident, alert: str, folder: Path) -> bool:
-    """Whether promtool, expecting no such alert, says that there is one."""
+    """Return whether promtool reports an alert although it expects none."""
     wanted = {"eval_time": f"{MINUTES - 1}m", "alertname": alert, "exp_alerts": []}
     test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [wanted]}
     asked = folder / f"{alert}.yml"
@@ -87,7 +87,7 @@ def _fires(incident: Incident, alert: str, folder: Path) -> bool:
 
 
 def test_every_alarm_names_metrics_that_there_are() -> None:
-    """A rule on a metric that was renamed is silent for ever."""
+    """A rule on a metric that was renamed would be silent forever."""
     text = RULES.read_text()
     told = {line["series"].partition("{")[0] for line in series(healthy)}
     named = set(re.findall(r"leasehold_[a-z_]+", text))

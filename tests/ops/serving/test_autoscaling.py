@@ -1,4 +1,4 @@
-"""The autoscaling examples: Kubernetes's own API server takes them, and what they name is there."""
+"""Kubernetes's own API server accepts the autoscaling examples, and everything that they name exists."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "autoscaling"
 
 
 def example(name: str) -> list[dict[str, Any]]:
-    """The objects of an example."""
+    """Return the objects of an example."""
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
@@ -32,7 +32,7 @@ def scaled() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
-    """An empty cluster's API with KEDA's definitions, where somebody has the minutes that building it takes."""
+    """Start the API server of an empty cluster with KEDA's definitions, if the user allows the minutes to build it."""
     with tried_on_kubernetes("AUTOSCALING IS") as found:
         yield found
 
@@ -41,7 +41,7 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.services
 @pytest.mark.timeout(2000)  # the first time it is built
 def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
-    """An example that is refused is worse than none: its reader looks for the fault in the cluster."""
+    """Readers of an example that is rejected would look for the fault in their cluster."""
     objects = example("keda.yml") + example("hpa.yml")
     assert [api.create(each) for each in objects] == [(201, "")] * 5
 
@@ -57,7 +57,7 @@ def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
     ],
 )
 def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str, value: object, says: str) -> None:
-    """A server that takes everything would prove nothing of the examples."""
+    """A server that accepts everything would prove nothing about the examples."""
     wrong = deepcopy(scaled())
     wrong["metadata"]["name"], wrong["spec"][field] = "wrong", value
     status, said = api.create(wrong)
@@ -65,7 +65,7 @@ def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str,
 
 
 def test_the_metric_is_one_that_the_server_tells() -> None:
-    """Without it KEDA would ask for a number that is not there, and the fleet would never grow."""
+    """If KEDA queried a missing number, the fleet would never grow."""
     table = ScriptedTable(overloaded)
     table.minute = 9
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
@@ -78,7 +78,7 @@ def test_the_metric_is_one_that_the_server_tells() -> None:
 
 
 def test_containers_name_options_that_there_are() -> None:
-    """Without it a renamed option would leave pods that end at once."""
+    """After a rename of an option, pods would end at once."""
     workers, server = (each["spec"]["template"]["spec"] for each in example("keda.yml")[:2])
     for pod, app in ((workers, consume), (server, serve)):
         (container,) = pod["containers"]
@@ -89,7 +89,7 @@ def test_containers_name_options_that_there_are() -> None:
 
 
 def test_both_examples_scale_alike() -> None:
-    """Without it one of them would be forgotten when the other is changed."""
+    """A change to one of them must be made in the other too."""
     (plain,), keda = example("hpa.yml"), scaled()["spec"]
     (trigger,) = keda["triggers"]
     (metric,) = plain["spec"]["metrics"]

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana asks Prometheus what it can answer."""
+"""The dashboard for Grafana queries only what Prometheus can answer."""
 
 import json
 import re
@@ -20,19 +20,19 @@ def panels() -> list[dict[str, Any]]:
 
 
 def questions() -> list[str]:
-    """What its panels ask, a store being chosen."""
+    """Return the queries of its panels, with a store selected."""
     return [target["expr"].replace("$store", "orders") for panel in panels() for target in panel["targets"]]
 
 
 def test_every_panel_names_metrics_that_there_are() -> None:
-    """A panel on a metric that was renamed is empty for ever, and looks like good news."""
+    """A panel on a metric that was renamed would be empty forever, which looks like good news."""
     named = {name for asked in questions() for name in re.findall(r"leasehold_[a-z_]+", asked)}
     assert named - HELP.keys() == set()
     assert len(named) >= len(HELP) - 2
 
 
 def test_no_panel_covers_another() -> None:
-    """Grafana would move it elsewhere, and the page that one knows would look otherwise."""
+    """Grafana would move an overlapping panel, and the page would look different."""
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in panels())
@@ -46,7 +46,7 @@ def test_no_panel_covers_another() -> None:
 
 @pytest.mark.more
 def test_prometheus_can_parse_every_question(tmp_path: Path) -> None:
-    """A panel that is refused shows an error in place of the lag."""
+    """A panel with an invalid query shows an error in place of the lag."""
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the dashboard's questions were not tried; it comes with Debian's package prometheus")
     rules = [{"record": f"asked:{place}", "expr": asked} for place, asked in enumerate(questions())]

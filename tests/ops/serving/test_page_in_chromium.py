@@ -1,4 +1,4 @@
-"""The page as a browser draws it: its content, wide and narrow, and the explanation of a lease."""
+"""The page as a browser renders it: its content, wide and narrow, and the explanation of a lease."""
 
 import struct
 import threading
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.more
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A page of a fleet in which a lease has just moved."""
+    """Serve the page of a fleet in which a lease has just moved, and yield its URL."""
     table = Table()
     for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
         placed(table, row)
@@ -43,7 +43,7 @@ def url() -> Iterator[str]:
 
 
 def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str, tmp_path: Path, url: str) -> None:
-    """The server could be right, and the page empty."""
+    """A correct server does not prove that the page is not empty."""
     with closing(Page(chromium, tmp_path, url)) as page:
         shown = page.until("document.querySelectorAll('#leases tr').length > 1 && document.body.innerText")
         for text in ("12.5 s", "vm-7", "memory://x", "rules minimal"):
@@ -57,7 +57,7 @@ def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str
 
 
 def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium: str, tmp_path: Path, url: str) -> None:
-    """Whoever uses no mouse could look at nothing but the first leases, or lose the focus at every reading."""
+    """Without a mouse, users can see all leases, and keep the focus at every update."""
     keys = "[...document.querySelectorAll('#leases td:first-child')].map(one => one.innerText.trim())"
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until("document.querySelectorAll('#leases tr').length > 1")
@@ -78,7 +78,7 @@ def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium:
 def test_the_page_can_be_drawn_wide_narrow_and_dark(
     chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool
 ) -> None:
-    """A style that fails would leave a blank screen, or text on its own colour; or the curve would not be drawn."""
+    """No style leaves a blank screen or text on its own color, and the curve is always drawn."""
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until(
             "document.querySelectorAll('#leases tr').length > 1 && document.querySelector('#lag polyline') !== null"
@@ -90,7 +90,7 @@ def test_the_page_can_be_drawn_wide_narrow_and_dark(
     assert (ink, curve) == (
         ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
     )
-    assert len(picture) > 40_000  # without a reading it is half of that
+    assert len(picture) > 40_000  # without data it is half of that
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
@@ -98,7 +98,7 @@ def test_the_page_can_be_drawn_wide_narrow_and_dark(
 def test_the_page_is_read_by_those_who_see_little_or_use_no_mouse(
     chromium: str, axe: str, tmp_path: Path, url: str, width: int, *, dark: bool, opened: bool
 ) -> None:
-    """Words too pale to be read, a button without a name, or a table that no key can scroll would stay."""
+    """No text is too pale to read, every button has a name, and every table can be scrolled by keyboard."""
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until("document.querySelectorAll('#leases tr').length > 1")
         page.drawn(width, 1000, dark=dark)

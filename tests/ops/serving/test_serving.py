@@ -1,4 +1,4 @@
-"""The read-only server: what it shows, what monitoring reads, and whom it refuses."""
+"""The read-only server: what it shows, what monitoring reads, and which requests it rejects."""
 
 import http.client
 import json
@@ -38,7 +38,7 @@ from leasehold_lab.contract.actors import done, placed
 
 @pytest.fixture
 def store() -> Table:
-    """Two workers, one of them far behind, and a lease with a name that would be markup."""
+    """Return two workers, one of them far behind, and a lease whose name would be markup."""
     table = Table()
     rows = [held("s-0", "a", 12.5, 3), held("s-1", "a"), held("s-2", "a"), held("s-3", "b"), held(EVIL, "b")]
     for row in rows:
@@ -49,7 +49,7 @@ def store() -> Table:
 
 @pytest.fixture
 def watcher(store: Table) -> TableWatcher:
-    """A watcher that has looked once."""
+    """Return a watcher that has read the table once."""
     found = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
     found.look()
     return found
@@ -72,7 +72,7 @@ def port(watcher: TableWatcher) -> Iterator[int]:
 
 
 def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of an answer."""
+    """Return status, headers and text of a response."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -80,7 +80,7 @@ def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 
 
 def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
-    """A page, a script and a person would see three different fleets."""
+    """A page, a script and a person see the same fleet."""
     (told,) = json.loads(got(port, "/leases.json")[2])
     whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
     assert whole == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
@@ -95,7 +95,7 @@ def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
 
 
 def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port: int) -> None:
-    """Somebody would see that a lease moved, and never why."""
+    """Users see why a lease moved, not only that it did."""
     (row,) = store.get(["s-0"])
     done(store.write(StealLease(row, "c")))
     watcher.look()
@@ -109,7 +109,7 @@ def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port:
 
 
 def test_the_curve_of_lag_has_a_point_for_each_reading_that_told_of_it(watcher: TableWatcher, port: int) -> None:
-    """The page would show a curve of another table, or none."""
+    """The page shows the curve of its own table."""
     assert "polyline" not in got(port, "/lag.svg")[2], "one point is no curve"
     watcher.look()
     watcher.look()
@@ -121,7 +121,6 @@ def test_the_curve_of_lag_has_a_point_for_each_reading_that_told_of_it(watcher: 
 
 
 def test_explanations_are_those_of_the_command(port: int) -> None:
-    """The page would say something else than `leasehold explain`."""
     lease = json.loads(got(port, "/explain?lease=s-3")[2])
     assert lease["should"].startswith("b: it holds 2 where its share is 2")
     worker = json.loads(got(port, "/explain?worker=a")[2])
@@ -133,12 +132,12 @@ def test_explanations_are_those_of_the_command(port: int) -> None:
 
 
 def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
-    """A page of an hour ago would pass for the present."""
+    """A page of an hour ago does not pass for the current state."""
     assert [got(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
     while not watcher.seen.trouble:
-        time.sleep(0.01)  # the thread looks at once, and then tells
+        time.sleep(0.01)  # the thread looks at once, and then notifies
     status, _, text = got(port, "/healthz")
     group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
     assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
@@ -152,7 +151,7 @@ def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int
 
 
 def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
-    """No rule could be written on what is not there, and a name could forge a line."""
+    """Alerting rules can use every figure, and a name cannot forge a line."""
     text = got(port, "/metrics")[2]
     store = 'store="memory://x"'
     for line in (
@@ -168,7 +167,7 @@ def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
 
 
 def test_another_hosts_name_is_refused(port: int) -> None:
-    """A page on the web could read the fleet through a name that it points at this machine."""
+    """A page on the web cannot read the fleet through a name that it points at this machine."""
     assert got(port, "/leases.json", Host="evil.example")[0] == 400
     assert got(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
 
@@ -177,7 +176,7 @@ def test_another_hosts_name_is_refused(port: int) -> None:
     "path", ["/", "/page.css", "/page.js", "/leases.json", "/lag.svg", "/explain?lease=s-3", "/metrics"]
 )
 def test_no_row_is_written_and_no_file_fetched_from_elsewhere(port: int, path: str) -> None:
-    """A page for looking could be made to act, or tell somebody else who looks."""
+    """The page cannot change anything, and does not reveal to another host who reads it."""
     status, headers, text = got(port, path)
     assert (status, headers["content-security-policy"].split(";")[0]) == (200, "default-src 'none'")
     assert "https://" not in text
@@ -185,7 +184,7 @@ def test_no_row_is_written_and_no_file_fetched_from_elsewhere(port: int, path: s
 
 
 def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: TableWatcher, port: int) -> None:
-    """The page would have to be loaded anew to be believed."""
+    """The page does not have to be reloaded."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", "/events")
         answer = connection.getresponse()
@@ -198,7 +197,7 @@ def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: Tabl
 
 
 def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
-    """The first that a page is told, and its bytes."""
+    """Return the first event that a page receives, and its bytes."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", f"/view{query}")
         line = connection.getresponse().readline()
@@ -216,7 +215,7 @@ def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
     ],
 )
 def test_a_page_is_told_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
-    """The lease that is wrong would stand behind a thousand that are not."""
+    """A lease with a problem is not hidden after a thousand healthy ones."""
     told, _ = seen(port, query)
     assert [row["key"] for row in told["rows"]][:3] == keys
     assert [group["store"] for group in told["groups"]] == ["memory://x"]
@@ -224,14 +223,14 @@ def test_a_page_is_told_the_first_leases_in_its_order(port: int, query: str, key
 
 @pytest.mark.parametrize("query", ["?sort=colour", "?most=-1", "?most=20001", "?table=1"])
 def test_a_view_that_there_is_not_is_refused(port: int, query: str) -> None:
-    """A page would wait for ever for an answer that is none."""
+    """A page does not wait forever for a view that does not exist."""
     status, _, body = got(port, f"/view{query}")
     assert status == 404
     assert json.loads(body)["error"].split(":")[0] in {"most", "table"}
 
 
 def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: TableWatcher, port: int) -> None:
-    """Each open page would take 230,000 bytes of every look at a large table."""
+    """An open page no longer receives 230,000 bytes for every look at a large table."""
     for number in range(1000):
         placed(store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number))
     watcher.look()
@@ -242,13 +241,13 @@ def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: Tabl
 
 
 def test_a_page_tells_a_lag_of_nothing_from_one_that_nobody_knows(port: int) -> None:
-    """A lease at the end of its shard would look like one whose owner is silent."""
+    """A lease at the end of its shard does not look like one whose owner is silent."""
     told = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
     assert (told["s-0"], told["s-1"], told["s-9"]) == (12.5, 0.0, None)
 
 
 def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watcher: TableWatcher, port: int) -> None:
-    """Nobody would see whether a lease falls behind or catches up."""
+    """The graph shows whether a lease falls behind or catches up."""
     assert "polyline" not in got(port, "/lag.svg?lease=s-0")[2]
     for behind in (20.0, 30.0):
         name, value = held("s-0", "a", behind).notes[0]
@@ -262,7 +261,7 @@ def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watche
 
 
 def test_the_record_outlives_the_server(tmp_path: Path) -> None:
-    """What moved in the night would be gone with the restart in the morning."""
+    """The moves of the night are still there after a restart in the morning."""
     path = str(tmp_path / "moves.db")
     record = FleetRecord(path)
     record.add("x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5))
@@ -276,14 +275,14 @@ def test_the_record_outlives_the_server(tmp_path: Path) -> None:
 
 
 def test_a_table_that_was_never_read_has_no_figures() -> None:
-    """A zero that nobody measured would keep an alarm silent."""
+    """A zero that was never measured would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
     lines = exposition([(unread.state(), unread.fresh)]).splitlines()
     assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
 
 
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
-    """The command would not find its way from a URL to a page, or leave its port open."""
+    """The command serves its page at the given URL, and leaves no port open."""
     table = SqliteStore(str(tmp_path / "l.db"))
     placed(table, held("s-0", "a"))
     table.close()
@@ -314,7 +313,7 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever pressed it as the address appeared would wait for ever, or read a traceback."""
+    """A user who presses it as the address appears neither waits forever nor sees a traceback."""
     SqliteStore(str(tmp_path / "l.db")).close()
     said: list[str] = []
 
@@ -340,14 +339,14 @@ def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch
 def test_a_page_that_cannot_be_served_is_said_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    """A user would see a traceback, or a page of nothing."""
+    """The user sees neither a traceback nor an empty page."""
     ran = CliRunner().invoke(app, [each.format(tmp_path) for each in arguments])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
 
 
 def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
-    """A user would read a number of the system's, and not which option is to blame."""
+    """The error names the option to change, not only a system error number."""
     SqliteStore(str(tmp_path / "l.db")).close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -359,7 +358,7 @@ def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NO PAGE AT :: IS TRIED: this machine has no IPv6")
 def test_a_page_at_every_address_is_reached_by_ipv4_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes and proxies that know the machine by its IPv4 address would find no page."""
+    """Probes and proxies that know the machine by its IPv4 address find the page."""
     SqliteStore(str(tmp_path / "l.db")).close()
     reached: list[int] = []
 
@@ -376,7 +375,7 @@ def test_a_page_at_every_address_is_reached_by_ipv4_too(tmp_path: Path, monkeypa
 
 
 def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, tmp_path: Path) -> None:
-    """The watcher ended of it: a page of hours ago, and nothing on it that says so."""
+    """The watcher used to end because of it, and the page showed old data without any sign of it."""
     path = tmp_path / "moves.db"
     with closing(FleetRecord(str(path))) as record, closing(sqlite3.connect(path, isolation_level=None)) as other:
         watcher = TableWatcher("memory://x", store, Config(), record, every=60.0)
@@ -398,12 +397,12 @@ def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, 
 
 
 class Odd(Table):
-    """A table that fails with what no store may raise, once."""
+    """A table that fails once with an exception that no store may raise."""
 
     faults: tuple[BaseException, ...] = (MemoryError(), ZeroDivisionError("odd"))
 
     def list(self) -> Listing:
-        """As the memory store, after the faults."""
+        """List the leases after the faults."""
         if self.faults:
             fault, *rest = self.faults
             self.faults = tuple(rest)
@@ -412,7 +411,7 @@ class Odd(Table):
 
 
 def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
-    """Its thread would end alone, and the page stay as it was for as long as the server lives."""
+    """If its thread ended, the page would stay unchanged for as long as the server lives."""
     looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
     troubles = []
     looked.start()
@@ -424,7 +423,7 @@ def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
 
 
 def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that nobody completes would stay, until there is no descriptor for those who ask."""
+    """Connections that are never completed would use up all descriptors."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
     begun = (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
     for text in begun:
@@ -436,7 +435,7 @@ def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyP
 def test_a_second_request_that_is_half_there_is_not_waited_for_either(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likewise on a connection that has asked before."""
+    """The same on a connection that has sent a request before."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
@@ -444,7 +443,7 @@ def test_a_second_request_that_is_half_there_is_not_waited_for_either(
 
 
 def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All descriptors of the process would be taken, and its tables be read no more."""
+    """Clients cannot use up all descriptors, which the process needs to read its tables."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MOST", 5)
     with ExitStack() as stack:
         made = [
@@ -460,7 +459,7 @@ def test_connections_are_limited_and_a_later_request_is_served(port: int, monkey
 
 
 def test_a_page_that_is_open_stays_so(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is one for requests: an answer that goes on for hours is what the page lives from."""
+    """The limit applies to requests; the page depends on a response that goes on for hours."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.1)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=1.0)) as connection:
         connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -469,7 +468,7 @@ def test_a_page_that_is_open_stays_so(port: int, monkeypatch: pytest.MonkeyPatch
 
 
 def told_until_closed(connection: socket.socket) -> bytes:
-    """What comes until the other end closes; a reset is a close."""
+    """Return what arrives until the other end closes; a reset counts as a close."""
     told = b""
     with suppress(ConnectionError):
         while more := connection.recv(65536):
