@@ -1,4 +1,4 @@
-"""One process of local event hubs for these tests, and a hub of its own for each of them."""
+"""One process with local event hubs for these tests, and a separate hub for each test."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips wh
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[Executor]:
-    """Closes sources while the next tests run: the client takes a second for each."""
+    """Close sources while the next tests run, because the client takes a second for each."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
@@ -29,7 +29,7 @@ def closing() -> Iterator[Executor]:
 def here(
     hubs: LocalHubs, closing: Executor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Here]:
-    """A hub with two partitions and consumer groups `$Default`, `second` and `third`, its key in the environment."""
+    """Create a hub with two partitions and consumer groups `$Default`, `second` and `third`; set its key in the environment."""
     name = re.sub(r"\W+", "-", request.node.name)
     hubs.create(name, 2, ("$Default", "second", "third"))
     monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())
