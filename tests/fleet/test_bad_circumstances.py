@@ -1,4 +1,4 @@
-"""A worker on real blobs when things go wrong: storage down, a clock far off, strange blobs, wrong keys."""
+"""A worker on real blobs with storage down, a wrong clock, unknown blobs or wrong keys."""
 
 import logging
 import re
@@ -37,7 +37,7 @@ SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
 
 @define
 class Member:
-    """A worker whose clock the test moves, cycle by cycle."""
+    """A worker whose clock the test advances, cycle by cycle."""
 
     store: EtagStore
     now: float = 1000.0
@@ -48,7 +48,7 @@ class Member:
         self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
 
     def cycle(self) -> list[str]:
-        """Let one go by; what it holds then."""
+        """Run one cycle and return the partitions held."""
         self.now += CONFIG.cycle_seconds
         self.worker.renew(self.now)
         self.worker.hurry()
@@ -56,7 +56,7 @@ class Member:
         return [holding.key for holding in self.worker.holdings]
 
     def until(self, holds: Callable[[], bool], between: Callable[[], None] = lambda: None) -> None:
-        """Let cycles go by until something holds; fails if it does not in twenty."""
+        """Run cycles until the condition holds; fail after twenty."""
         cycles = 0
         while not holds():
             cycles += 1
@@ -77,7 +77,7 @@ def container(blobs: str) -> Iterator[ContainerClient]:
 
 @pytest.fixture
 def peer(container: ContainerClient) -> EtagStore:
-    """What an official peer sees, who owns two partitions of the four and stays in reach of the blobs."""
+    """Return the store of an official peer that owns two partitions of four and always reaches the blobs."""
     store = EtagStore(BlobObjects(container), LAYOUT)
     for key in SHARED:
         done(store.write(CreateLease(Lease(key))))
@@ -98,7 +98,7 @@ def test_storage_down_for_three_cycles(
     blobs: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A worker that let go too soon stops the stream; one that held on longer reads what another reads too."""
+    """A worker that releases too soon stops the stream; one that holds too long reads what another worker reads."""
     wire = Wire(azurite_service.port)
     by_wire = blobs.replace(f":{azurite_service.port}/", f":{wire.port}/")
     with ContainerClient.from_connection_string(by_wire, container.container_name, retry_total=0) as client:
@@ -123,7 +123,7 @@ def test_storage_down_for_three_cycles(
 def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
     container: ContainerClient, peer: EtagStore, skew: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ten minutes ahead every living peer would look dead; ten behind, nobody would ever be taken over."""
+    """With a clock ahead, live peers do not look dead; with one behind, dead peers are still taken over."""
     shifted = BlobObjects(container, SkewWarning(lambda: time.time() + skew))
     ann = Member(EtagStore(shifted, LAYOUT))
     for _ in range(6):
@@ -138,7 +138,7 @@ def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
 def test_strange_blobs_stop_nobody(
     container: ContainerClient, peer: EtagStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One blob put there by hand, or by another tool, would stop the whole group."""
+    """A blob from another tool does not stop the group."""
     for name in ("ownership/readme.txt", "ownership/2", "ownership-old/3"):
         container.upload_blob(f"{PREFIX}/{name}", b"")  # no metadata at all
     broken = container.get_blob_client(f"{PREFIX}/checkpoint/3")
@@ -156,14 +156,14 @@ def test_strange_blobs_stop_nobody(
 
 
 def ended(url: str, *more: str) -> tuple[int, str]:
-    """How the command ends, and what it says."""
+    """Return how the command ends, and its output."""
     done_with = CliRunner().invoke(app, [url, "--events", *more])
     assert done_with.stdout == ""
     return done_with.exit_code, done_with.stderr
 
 
 def test_an_unusable_hub_is_said_by_the_command(hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waited for what will never come would look healthy to whoever watches the process."""
+    """The command ends with an error instead of waiting forever."""
     source = f"eventhubs://{hubs.namespace}/nowhere"
     store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"
     status, said = ended(source, "--store", store, "--no-create")

@@ -165,7 +165,7 @@ def test_a_reader_begins_behind_its_checkpoint(table: TableStreams, url: str) ->
 def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
     table: TableStreams, url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records' times are truncated to seconds, so LATEST includes every record of the second in which it is resolved."""
+    """Record times are cut to seconds, so LATEST includes every record of the second in which it is resolved."""
     table.put("old", {})
     clock.now += 10.7
     table.put("same second", {})

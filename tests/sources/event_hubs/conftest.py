@@ -29,7 +29,7 @@ def closing() -> Iterator[Executor]:
 def here(
     hubs: LocalHubs, closing: Executor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Here]:
-    """Create a hub with two partitions and consumer groups `$Default`, `second` and `third`; set its key in the environment."""
+    """Create a hub with two partitions and three consumer groups, and set its key in the environment."""
     name = re.sub(r"\W+", "-", request.node.name)
     hubs.create(name, 2, ("$Default", "second", "third"))
     monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())

@@ -57,7 +57,7 @@ def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
 def test_the_fence_holds_after_a_copy_into_another_layout(
     here: Here, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new fleet's levels start above those of the old fleet, although its epochs begin again."""
+    """A copied lease keeps its epoch, so the new fleet's owner level is above the old one's."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     here.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")

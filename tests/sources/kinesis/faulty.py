@@ -1,4 +1,4 @@
-"""A client of Kinesis whose PutRecords is throttled, half refused, or left without an answer, by a seed."""
+"""A Kinesis client whose PutRecords is throttled, partly rejected or left without a response, by a seed."""
 
 import random
 from collections import Counter
@@ -30,7 +30,7 @@ class Faulty:
         return getattr(self._client, name)
 
     def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's own
-        """As the service would on a bad day."""
+        """Fail at random as the service may."""
         fault = next(self._faults) if self._chance.random() < self._rate else "none"
         self.happened[fault] += 1
         if fault == "throttled":

@@ -42,19 +42,19 @@ Content = dict[str, dict[RecordPlace, tuple[str, str]]]
 
 @frozen
 class Places:
-    """Where the services are: Kinesis, and DynamoDB for KCL's leases."""
+    """The addresses of Kinesis and, for the KCL's leases, DynamoDB."""
 
     kinesis: str
     dynamodb: str
 
 
 def java_missing() -> str:
-    """What keeps a Java worker from being built here, or nothing."""
+    """Return why a Java worker cannot be built here, or an empty string."""
     return java_kcl.missing()
 
 
 def lying(found: Iterable[Stored]) -> Content:
-    """What lies in the stream, less the aggregates that landed on a wrong shard."""
+    """Return the stream's records, except aggregates that landed on a wrong shard."""
     content: Content = {}
     for each in found:
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop"):
@@ -65,7 +65,7 @@ def lying(found: Iterable[Stored]) -> Content:
 
 
 def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
-    """What a worker of ours, told to decide as KCL does, hands over until it has handed over so many user records."""
+    """Return the user records that our worker dispatches when it decides as the KCL does."""
     source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={at.kinesis}"
     words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
@@ -73,7 +73,7 @@ def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
 
 
 def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str) -> Content:
-    """Likewise by a worker of the Java KCL, polling, on a table of its own."""
+    """Return the user records that a polling Java KCL worker with its own table dispatches."""
     place = (at.kinesis, at.dynamodb, stream, f"{stream}-kcl-{version}")
     # Asked which shards were open at the horizon, kinesis-local names their children too; KCL refuses to begin.
     store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={at.dynamodb}", create=True)
@@ -116,7 +116,7 @@ def size(content: Content) -> int:
 
 
 def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
-    """Each shard's user records; two contents are equal in order too if these are."""
+    """Return each shard's user records, for comparing two results including their order."""
     return {shard: [(place, *told) for place, told in rows.items()] for shard, rows in content.items()}
 
 

@@ -1,4 +1,4 @@
-"""A year of flights through the producer while its stream is reshaped and its requests fail; then judged."""
+"""Produce a year of flights while the stream is resharded and requests fail, then judge the result."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ _PATIENCE_SECONDS = 60
 
 
 def flights(count: int = ROWS) -> Iterator[tuple[str, bytes]]:
-    """Aircraft and line of the first flights; each line is unique."""
+    """Return aircraft and line of the first flights; each line is unique."""
     for number, row in enumerate(flight_rows(count)):
         yield row["tailnum"], ",".join((str(number), *row.values())).encode()
 
 
 @frozen
 class Stored:
-    """One Kinesis record, as it lies in its shard."""
+    """One Kinesis record as stored in its shard."""
 
     shard: str
     hash_range: HashRange
@@ -64,7 +64,7 @@ def produce(
     rate: float,
     pending: int,
 ) -> tuple[str, Faulty, list[Writing], Producer]:
-    """Send all rows, asking for the next shard count at even distances."""
+    """Send all rows, changing the shard count at even intervals."""
     stream = f"flights-{uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards[0])
     _active(client, stream)
@@ -100,7 +100,7 @@ def _active(client: KinesisClient, stream: str) -> None:
 
 
 def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
-    """Everything in the stream, shard by shard, older shards first."""
+    """Return all records of the stream, shard by shard, older shards first."""
     for shard in sorted(client.list_shards(StreamName=stream)["Shards"], key=lambda each: each["ShardId"]):
         name, keys = shard["ShardId"], shard["HashKeyRange"]
         reach = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
@@ -114,7 +114,7 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
 
 
 def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, writings: list[Writing]) -> Verdict:
-    """Compare what lies there with what was sent."""
+    """Compare the stored records with those that were sent."""
     seen: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0
     for each in found:

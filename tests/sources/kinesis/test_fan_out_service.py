@@ -1,4 +1,4 @@
-"""Enhanced fan-out from ferrokinesis: order over renewals, a closed shard, a stream that takes no more consumers."""
+"""Enhanced fan-out from ferrokinesis: order across renewals, a closed shard, and a full list of consumers."""
 
 import time
 from collections.abc import Iterator
@@ -39,27 +39,27 @@ def stream(client: "KinesisClient") -> str:
 
 
 def active(client: "KinesisClient", stream: str) -> None:
-    """Wait until the stream has changed."""
+    """Wait until the stream is active again."""
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
 
 
 def put(client: "KinesisClient", stream: str, count: int) -> list[str]:
-    """Put so many records; their numbers."""
+    """Put this many records; return their sequence numbers."""
     rows: Any = [{"Data": b"data", "PartitionKey": "k"} for _ in range(count)]
     return [each["SequenceNumber"] for each in client.put_records(StreamName=stream, Records=rows)["Records"]]
 
 
 @pytest.fixture
 def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
-    """A reader of the whole shard."""
+    """Return a reader of the whole shard."""
     reader = KinesisSource(client, stream, consumer="app").open(Lease(SHARD), TRIM_HORIZON)
     yield reader
     reader.close()
 
 
 def read(reader: Reader, seen: list[str]) -> bool:
-    """One reading, and the wait that it asks for; whether that was the last."""
+    """Read once and wait as the batch asks; return whether the shard has ended."""
     batch = reader.read()
     seen += [record.sequence_number for record in batch.records]
     time.sleep(batch.wait_seconds)
@@ -69,7 +69,7 @@ def read(reader: Reader, seen: list[str]) -> bool:
 def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """Without it the place to go on from could be right by the script of a test, and wrong by a service."""
+    """A real service confirms the position at which the next subscription starts."""
     asked: list[str] = []
     client.meta.events.register(
         "provide-client-params.kinesis.SubscribeToShard",
@@ -85,7 +85,7 @@ def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
 
 
 def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: "KinesisClient", stream: str) -> None:
-    """Without this a reader that begins at a checkpoint might be sent the stream from its oldest record on."""
+    """A reader that starts at a checkpoint is not sent the stream from its oldest record."""
     sent = put(client, stream, 120)
     seen: list[str] = []
     for number in (sent[0], sent[99]):  # in CBOR, in which a client asks at first
@@ -103,7 +103,7 @@ def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: 
 def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """Without it a reshard would cut a backlog off, since this service names the children in each event."""
+    """This service lists the children in each event, and the backlog is still read."""
     sent = put(client, stream, 120)
     client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
     active(client, stream)
@@ -121,7 +121,7 @@ def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
 def test_a_stream_that_takes_no_more_consumers_is_polled(
     client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it what the service says at its limit could be another word than the one we wait for."""
+    """A real service returns the error code that the reader expects at the limit."""
     arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
     for number in range(20):
         client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")
