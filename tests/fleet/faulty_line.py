@@ -1,4 +1,4 @@
-"""A line to a service on this machine that fails as told, request by request, after the service's own manner."""
+"""A connection to a local service that fails as scripted, request by request, as the real service would."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SECONDS = 30.0
 
 @frozen
 class Refused:
-    """The service answers with an error."""
+    """The service responds with an error."""
 
     code: str
     status: int = 400
@@ -31,28 +31,28 @@ class Refused:
 
 @frozen
 class Reset:
-    """The connection breaks: before the service has the request, or when its answer is on the way."""
+    """The connection breaks, either before the service has the request or while the response is on its way."""
 
     late: bool = False
 
 
 @frozen
 class Said:
-    """The service's answer, with these fields in place of its own."""
+    """The service's response, with these fields replaced."""
 
     fields: dict[str, Any]
 
 
 @frozen
 class Late:
-    """The service is asked after so many seconds."""
+    """The request reaches the service after this many seconds."""
 
     seconds: float
 
 
 @frozen
 class Silent:
-    """Nothing is answered, and after so many seconds the connection breaks.
+    """No response arrives, and after this many seconds the connection breaks.
 
     Attributes:
         late: Whether the service has the request.
@@ -70,9 +70,9 @@ HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-leng
 
 @define
 class Line:
-    """What is to happen to the next requests of each operation, and how often each was asked for.
+    """The faults for the next requests of each operation, and the number of requests to each.
 
-    A request that names no operation is one of its method, or "List".
+    A request that names no operation counts under its method, or as "List".
     """
 
     to: str
@@ -83,18 +83,18 @@ class Line:
     _lock: Lock = field(factory=Lock)
 
     def fail(self, operation: str, *faults: Fault) -> None:
-        """The next requests of this operation end so, one after another."""
+        """Fail the next requests of this operation in these ways, one after another."""
         with self._lock:
             self._faults.setdefault(operation, deque()).extend(faults)
 
     @property
     def waiting(self) -> dict[str, int]:
-        """How many faults nobody has met yet."""
+        """Return how many faults have not happened yet."""
         with self._lock:
             return {operation: len(faults) for operation, faults in self._faults.items() if faults}
 
     def next(self, operation: str) -> Fault | None:
-        """What is to happen to this request."""
+        """Return the fault for this request, if any."""
         with self._lock:
             self.asked[operation] += 1
             faults = self._faults.get(operation)
@@ -181,14 +181,14 @@ AnyLine = TypeVar("AnyLine", bound=Line)
 
 @contextmanager
 def line(to: str) -> Iterator[Line]:
-    """A line to this address."""
+    """Return a faulty connection to this address."""
     with laid(Line(to)) as made:
         yield made
 
 
 @contextmanager
 def laid(made: AnyLine) -> Iterator[AnyLine]:
-    """This line, while the block lasts."""
+    """Run this connection until the block ends."""
     server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": made}))
     server.daemon_threads = True
     made.url = f"http://{HOST}:{server.server_port}"

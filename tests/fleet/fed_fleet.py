@@ -40,7 +40,7 @@ class Puts:
         self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in found]
 
     def all_seen(self, stage: Stage) -> bool:
-        """Whether everything was sent and handed over."""
+        """Return whether everything was sent and dispatched."""
         return self.rows == len(self.sent) == len(stage.distinct)
 
 

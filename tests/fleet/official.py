@@ -1,6 +1,6 @@
-"""Azure's event processors as processes, one for each language: fetched as its lock pins it, with a program of ours.
+"""Azure's event processors as processes, one for each language, at locked versions and with a program of ours.
 
-Each program takes the same words and tells what it does in the lines of `leasehold consume --events`:
+Each program takes the same arguments and writes the event lines of `leasehold consume --events`:
 
     WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 """
@@ -28,9 +28,9 @@ GO_LEAST = (1, 24)
 
 @frozen
 class Make:
-    """One SDK's processor.
+    """The processor of one SDK.
 
-    start  fetches and builds it once; the program and its first words. Raises ServiceError with the reason if it cannot
+    start  downloads and builds it once; returns the program and its first arguments. Raises ServiceError on failure
     group  the consumer group as its workers must write it
     """
 
@@ -104,7 +104,7 @@ MAKES: Mapping[str, Make] = {
 
 
 def check_digests(folder: Path, wanted: str) -> None:
-    """Raises ServiceError unless a folder holds just the files of a `sha256sum` listing, as they were listed."""
+    """Check that a folder contains exactly the files of a `sha256sum` listing. Raises ServiceError."""
     listed = {name: digest for digest, name in (line.split() for line in wanted.splitlines())}
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     if wrong := sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name)):
@@ -112,7 +112,7 @@ def check_digests(folder: Path, wanted: str) -> None:
 
 
 def _built(tree: Path, fill: Callable[[Path], None]) -> Path:
-    """The folder filled for this state of a tree."""
+    """Return the folder filled for this state of a tree."""
     files = sorted(path for path in tree.iterdir() if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return filled(f"{tree.parent.name}/event-processor-{digest}", fill)

@@ -1,4 +1,4 @@
-"""Workers on a stream and a table over lines that fail: what breaks, what is said, and that nothing is lost."""
+"""Workers on a stream and a table over faulty connections: faults are reported, and no record is lost."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ MOST_BYTES = 10 * 1024 * 1024
 
 @define
 class Orders:
-    """A stream of one shard, what was put into it, and who read what of it."""
+    """A stream of one shard, the records put into it, and what each worker read."""
 
     client: "KinesisClient"
     name: str = Factory(lambda: f"faults-{uuid4().hex[:8]}")
@@ -63,13 +63,13 @@ class Orders:
             self.read += [record.data for record in delivery.records]
 
     def drained(self) -> bool:
-        """Whether all has been read."""
+        """Return whether all records have been read."""
         return len(self.read) >= len(self.sent)
 
 
 @contextmanager
 def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> Iterator[list[BaseException]]:
-    """A running worker; what ended it, if anything did before the block."""
+    """Run a worker during the block; yield a list for the error that ended it, if any."""
     ended: list[BaseException] = []
 
     def run() -> None:
@@ -98,39 +98,39 @@ def orders(kinesis_client: "KinesisClient") -> Orders:
 
 @pytest.fixture
 def stream_line(kinesis_url: str) -> Iterator[Line]:
-    """The line to the streams."""
+    """The faulty connection to the streams."""
     with line(kinesis_url) as made:
         yield made
 
 
 @pytest.fixture
 def table_line(dynalite_url: str) -> Iterator[Line]:
-    """The line to the tables."""
+    """The faulty connection to the tables."""
     with line(dynalite_url) as made:
         yield made
 
 
 @pytest.fixture
 def table(table_line: Line, orders: Orders) -> Iterator[Store]:
-    """A table, by that line."""
+    """Return a table behind that connection."""
     with closing(open_store(f"dynamodb://{orders.name}?region=eu-west-1&endpoint={table_line.url}")) as store:
         yield store
 
 
 def source(orders: Orders, by: Line) -> KinesisSource:
-    """The stream, by this line."""
+    """Return the stream behind this connection."""
     return open_url(orders.name, {"region": "eu-west-1", "endpoint": by.url})
 
 
 def rows(store: Store) -> list[tuple[str | None, str]]:
-    """Owner and checkpoint of each lease."""
+    """Return owner and checkpoint of each lease."""
     return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
 
 
 def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
     orders: Orders, stream_line: Line, table_line: Line, table: Store
 ) -> None:
-    """A bad hour of the cloud would cost records, or have them handled twice with nobody gone."""
+    """A bad hour of the cloud neither loses records nor repeats them if no worker died."""
     orders.put(20)
     worker = Worker(store=table, source=source(orders, stream_line), me="ann", config=UNHURRIED)
     with reading(worker, orders.handle) as ended:
@@ -157,7 +157,7 @@ def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
 def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
     orders: Orders, stream_line: Line, table: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream deleted by mistake would take its checkpoints with it, or its successor be read from a strange place."""
+    """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
     orders.put(5)
     handling = Handling(orders.handle, bench_seconds=0.5)
     with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as ended:
@@ -178,7 +178,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
 def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
     orders: Orders, stream_line: Line, table: Store
 ) -> None:
-    """A copied configuration would have every record handled twice for as long as nobody looks."""
+    """A copied configuration does not process every record twice."""
     by = source(orders, stream_line)
     with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as elder:
         until(lambda: rows(table)[:1] and rows(table)[0][0] == "ann", "the elder holds the shard")
@@ -190,7 +190,7 @@ def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
 
 
 def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
-    """A worker that waited for a permission would look healthy to whoever watches the process."""
+    """A missing permission ends the worker, since a waiting one would look healthy."""
     stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
     store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
     table_line.fail("CreateTable", Refused("AccessDeniedException"))
@@ -203,7 +203,7 @@ def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_u
 
 
 def test_the_largest_record_of_a_stream_that_spreads_records_is_read_whole(orders: Orders, stream_line: Line) -> None:
-    """Ten MiB without a partition key, as the service's newest streams allow, would stop a shard or be cut."""
+    """The service's newest streams allow records of 10 MiB without a partition key."""
     orders.put(1)
     data = b"x" * MOST_BYTES
     large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}

@@ -1,4 +1,4 @@
-"""Amazon's own producer (KPL) through a split and a merge: what it calls delivered, and what our reader hands over."""
+"""Amazon's own producer (KPL) through a split and a merge: all that it reports as delivered is dispatched."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ IDENTITY = b"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2
 
 @frozen
 class Put:
-    """A user record on a shard: as the KPL acknowledged it, or as our reader handed it over."""
+    """A user record on a shard, as the KPL acknowledged it or as our reader dispatched it."""
 
     shard: str
     number: str
@@ -49,7 +49,7 @@ class Put:
 
 @contextmanager
 def identities(folder: Path) -> Iterator[int]:
-    """The port of a TLS service that says who the caller is: without an answer the KPL's daemon ends itself."""
+    """Run a TLS service that identifies the caller, because the KPL's daemon ends without one; return its port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -82,7 +82,7 @@ def identities(folder: Path) -> Iterator[int]:
 
 
 def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) -> list[Put]:
-    """What the KPL takes for delivered while a shard splits, and two others merge."""
+    """Return what the KPL reports as delivered while a shard splits and two others merge."""
     classes = java_kcl.compiled(WRITER, "kpl")
     words = (*map(str, ports), STREAM, str(folder), str(COUNT), str(TEN_MS))
     command = (str(shutil.which("java")), *java_kcl.JVM, "-cp", f"{classes}:{classes}/jars/*", "KplWriter", *words)
@@ -108,7 +108,7 @@ def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) 
 
 
 def split(client: "KinesisClient") -> None:
-    """The first open shard becomes two."""
+    """Split the first open shard in two."""
     shard = next(each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"])
     first, last = (int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey"))
     middle = str((first + last) // 2)
@@ -117,7 +117,7 @@ def split(client: "KinesisClient") -> None:
 
 
 def merge(client: "KinesisClient") -> None:
-    """The two open shards with the highest keys become one."""
+    """Merge the two open shards with the highest keys."""
     there = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
     one, two = sorted(there, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
     client.merge_shards(StreamName=STREAM, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
@@ -129,7 +129,7 @@ def shards(client: "KinesisClient") -> list[Any]:
 
 
 def handed_over(endpoint: str, misplaced: Misplaced) -> list[Put]:
-    """All that our readers hand over, each from the beginning of its shard to the tip."""
+    """Return all records of our readers, each from the start of its shard to the tip."""
     source = open_source(f"kinesis://{STREAM}?region=eu-west-1&endpoint={endpoint}&misplaced={misplaced}")
     found = list[Put]()
     for shard in source.shards():
@@ -146,7 +146,7 @@ def handed_over(endpoint: str, misplaced: Misplaced) -> list[Put]:
 
 @pytest.mark.timeout(300)
 def test_no_record_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) -> None:
-    """Each split would cost the users of Amazon's producer records, though it had told them that they are safe."""
+    """Users of Amazon's producer lose no record in a split that the producer reported as delivered."""
     if absent := java_kcl.missing():
         pytest.skip(f"THE KPL IS NOT RUN: no {absent}")
     tls_port = free_port()

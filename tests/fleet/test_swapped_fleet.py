@@ -46,7 +46,7 @@ class Ground:
         return self.commands[-1]
 
     def places(self) -> list[int]:
-        """How many leases FROM speaks for, and TO."""
+        """Return for how many leases the old table and the new one are authoritative."""
         sides = [parted(lease)[0] for lease in self.fleet.stage.leases]
         return [sides.count(FROM), sides.count(TO)]
 

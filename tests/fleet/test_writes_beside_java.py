@@ -1,4 +1,4 @@
-"""The writes of ours and of the real Java worker, on one table and in the same seconds."""
+"""The writes of our worker and of a real Java worker, on one table and at the same time."""
 
 import time
 
@@ -15,7 +15,7 @@ MOST = 2.5
 
 
 def test_workers_of_ours_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Without it who changes from Java would pay four times as much for the table."""
+    """A migration from Java does not make the table more expensive."""
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     java_kcl.built("2.7.2")

@@ -1,4 +1,4 @@
-"""What processors are written with and run by, as their registries have it: libraries, and the real daemon."""
+"""The libraries that processors use and the real daemon, downloaded from their registries."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
 
 
 def kclpy() -> Path:
-    """The folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
+    """Return the folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
 
     def fill(folder: Path) -> None:
         wanted = folder / "wanted.txt"
@@ -42,13 +42,13 @@ def kclpy() -> Path:
 
 
 def kclpy_environment() -> dict[str, str]:
-    """In which a sample of amazon_kclpy is a program of this Python. Raises ServiceError."""
+    """Return the environment in which a sample of amazon_kclpy runs on this Python. Raises ServiceError."""
     folder = kclpy()
     return {"PYTHONPATH": str(folder), "PATH": f"{folder / 'samples'}{os.pathsep}{PATH}"}
 
 
 def node_processor() -> str:
-    """The command of a processor of aws-kcl. Raises ServiceError."""
+    """Return the command of a processor of aws-kcl. Raises ServiceError."""
     node = find_node()
 
     def fill(folder: Path) -> None:
@@ -60,7 +60,7 @@ def node_processor() -> str:
 
 
 def _cloned(folder: Path, name: str) -> None:
-    """Put one of KCL's repositories into a folder, at the commit that is tried here. Raises ServiceError."""
+    """Clone one of the KCL's repositories into a folder, at the tested commit. Raises ServiceError."""
     folder.mkdir(exist_ok=True)
     source = f"{os.environ.get('LEASEHOLD_KCL_REPOSITORIES', REPOSITORIES)}/{name}"
     try:
@@ -76,7 +76,7 @@ def _cloned(folder: Path, name: str) -> None:
 
 
 def node_sample() -> tuple[Path, str]:
-    """The folder of aws-kcl's basic sample, as its repository has it, and the PATH with Node. Raises ServiceError."""
+    """Return the folder of aws-kcl's basic sample from its repository, and the PATH with Node. Raises ServiceError."""
     node = find_node()
 
     def fill(folder: Path) -> None:
@@ -89,7 +89,7 @@ def node_sample() -> tuple[Path, str]:
 
 
 def ruby_sample() -> tuple[Path, dict[str, str]]:
-    """The folder of aws-kclrb's sample, as its repository has it, and where its library is. Raises ServiceError."""
+    """Return the folder of aws-kclrb's sample, as in its repository, and of its library. Raises ServiceError."""
     ruby = shutil.which("ruby")
     if (
         ruby is None
@@ -106,7 +106,7 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
 
 
 def java_daemon(*options: str) -> tuple[str, ...]:
-    """The command of KCL's MultiLangDaemon, without its file; options are the JVM's. Raises ServiceError."""
+    """Return the command of the KCL's MultiLangDaemon without its file; options are the JVM's. Raises ServiceError."""
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         raise ServiceError(f"no {', no '.join(missing)} on the PATH")
     pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"

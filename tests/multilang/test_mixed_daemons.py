@@ -1,4 +1,4 @@
-"""Ours and KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
+"""Our daemon and the KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
 
 import os
 import re
@@ -29,7 +29,7 @@ CHILD_LINE = re.compile(r"shard (\S+), child (\d+): (started|ended)")
 
 @define
 class Fleet:
-    """Daemons of both makes, what was put, and what their children were given."""
+    """Daemons of both makes, the records that were put, and those that children received."""
 
     ground: Ground
     notes: Path
@@ -38,7 +38,7 @@ class Fleet:
     ours: list[Daemon] = field(factory=list)
 
     def owners(self) -> dict[str, str | None]:
-        """The owner of each lease that has not ended; nothing where nobody has made the table yet."""
+        """Return the owner of each lease that has not ended; empty if the table does not exist yet."""
         try:
             store = open_store(self.ground.store, create=False, write=False)
         except StoreError:
@@ -49,11 +49,11 @@ class Fleet:
             store.close()
 
     def read_by(self, *workers: str) -> None:
-        """Wait until each of these has a lease, and nobody else any."""
+        """Wait until these workers, and no others, have a lease each."""
         until(lambda: set(self.owners().values()) == {*workers}, f"{workers}: {self.owners()}", WAIT)
 
     def given(self) -> dict[str, list[tuple[str, int]]]:
-        """The records of each child, by shard and process."""
+        """Return the records of each child, by shard and process."""
         lines = {file.name: file.read_text().splitlines() for file in self.notes.iterdir()}
         return {
             name: [(key, int(number)) for key, number in (line.split() for line in told)]
@@ -61,12 +61,12 @@ class Fleet:
         }
 
     def all_given(self) -> None:
-        """Wait until each record that was put was given to a child."""
+        """Wait until each record was passed to a child."""
         until(lambda: {key for told in self.given().values() for key, _ in told} >= {*self.put}, "every record", WAIT)
 
     @contextmanager
     def of_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """A daemon of Java."""
+        """Start a Java daemon."""
         # So each worker takes leases by itself, as all of KCL 2.x and ours do; else their leader waits for minutes.
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
         file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
@@ -83,7 +83,7 @@ class Fleet:
 
     @contextmanager
     def of_ours(self, worker: str) -> Iterator[Daemon]:
-        """One of ours, by the same file but for its name."""
+        """Start one of our daemons, with the same file except for its name."""
         file = self.ground.file(worker, processor("faithful"), workerId=worker)
         with self.ground.started(str(file), environment={"CHILD_NOTES": str(self.notes)}) as daemon:
             self.ours.append(daemon)
@@ -92,7 +92,7 @@ class Fleet:
 
 @contextmanager
 def putting(fleet: Fleet) -> Iterator[None]:
-    """Records, all the time."""
+    """Put records continuously until the block ends."""
     over = Event()
 
     def put() -> None:
@@ -111,7 +111,7 @@ def putting(fleet: Fleet) -> Iterator[None]:
 
 
 def most_children(daemon: Daemon) -> dict[str, int]:
-    """How many children of each shard there were at once."""
+    """Return the most children that each shard had at one time."""
     there, most = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
         if found := CHILD_LINE.search(line):
@@ -123,7 +123,7 @@ def most_children(daemon: Daemon) -> dict[str, int]:
 def test_both_daemons_share_a_table_and_outlive_each_other(
     kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
-    """Who moves over would lose records on the day on which both run."""
+    """No record is lost during a migration, while both daemons run."""
     try:
         # Several of these share a machine of two cores with the services.
         java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

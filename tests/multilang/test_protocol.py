@@ -1,4 +1,4 @@
-"""The talk with one child, case by case; `test_protocol.py --rewrite` writes the cases with today's answers."""
+"""The conversation with one child, case by case; `test_protocol.py --rewrite` updates the expected responses."""
 
 import json
 import re
@@ -31,7 +31,7 @@ CASES = Path(__file__).with_name("conversations.txt")
 
 
 class Talk:
-    """One case: each line a message of the daemon, a line of the child, or what the store said."""
+    """One case; each line is a message of the daemon, a line of the child, or a result of the store."""
 
     def __init__(self) -> None:
         self.talk = Conversation("shard-1", TRIM_HORIZON)
@@ -119,12 +119,12 @@ def _record(text: str, key: str = "k") -> Record:
 
 
 def status(action: str) -> bytes:
-    """The answer to this action."""
+    """Return the response to this action."""
     return b'{"action":"status","responseFor":"%s"}\n' % action.encode()
 
 
 def rewritten(text: str) -> str:
-    """The cases with today's answers."""
+    """Return the cases with today's responses."""
     made = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
         asked = case.partition("\n----")[0]
@@ -136,7 +136,7 @@ def rewritten(text: str) -> str:
 
 
 def test_conversations() -> None:
-    """Every child of KCL was written against these very lines: another byte or answer would end or mislead it."""
+    """The KCL's children rely on these exact bytes and responses."""
     assert rewritten(CASES.read_text()) == CASES.read_text()
 
 
@@ -153,10 +153,10 @@ LINES = st.sampled_from([
 
 
 class TalkMachine(RuleBasedStateMachine):
-    """A status that moved the checkpoint would skip records; an answer out of range would move the row of another.
+    """Status messages never move the checkpoint, and responses never reach another shard's row.
 
-    Over every order of events: `acknowledged` rises, by stored checkpoints alone, within what was delivered; messages
-    wait for each other; and nothing is said or understood after the end.
+    For every order of events, `acknowledged` only rises, to stored checkpoints within the delivered records; messages
+    wait for each other; and nothing is sent or parsed after the end.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ TestTalk = TalkMachine.TestCase
 
 @pytest.mark.parametrize("arrived", [None, 1_700_000_000.0005])
 def test_a_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
-    """The library of Python takes int() of it: without one the child would end."""
+    """Python's library calls int() on it."""
     talk = Conversation("s", TRIM_HORIZON)
     talk.initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
@@ -277,14 +277,14 @@ def _begun() -> Conversation:
     ids=["a truth value", "deeply nested"],
 )
 def test_a_line_of_another_shape_is_not_understood(line: bytes) -> None:
-    """A child's odd line must neither end its daemon nor be taken for a number."""
+    """A child's malformed line neither ends its daemon nor is parsed as a number."""
     talk = _begun()
     talk.receive_data(line + b"\n")
     assert isinstance(talk.next_event(), NotUnderstood)
 
 
 def test_a_number_of_very_many_digits_is_refused() -> None:
-    """Python refuses to read it."""
+    """Python limits the digits that int() parses."""
     talk = _begun()
     talk.receive_data(status("initialize"))
     talk.next_event()
@@ -295,14 +295,14 @@ def test_a_number_of_very_many_digits_is_refused() -> None:
 
 
 def test_a_carriage_return_ends_a_line() -> None:
-    """Some languages write it at the end of each line."""
+    """Some languages end each line with one."""
     talk = _begun()
     talk.receive_data(status("initialize").strip() + b"\r")
     assert talk.next_event() == Answered("initialize")
 
 
 def test_a_line_that_is_too_long_is_named_once() -> None:
-    """A child that writes without line ends would fill the log."""
+    """A child that writes no line ends does not fill the log."""
     talk = _begun()
     for _ in range(2):
         talk.receive_data(b"x" * (MOST_LINE_BYTES + 1))
@@ -311,7 +311,7 @@ def test_a_line_that_is_too_long_is_named_once() -> None:
 
 
 def test_the_end_of_the_pipe_comes_after_the_checkpoint_before_it() -> None:
-    """A child may ask for its last checkpoint and close."""
+    """A child may request its last checkpoint and close its pipe."""
     talk = _begun()
     talk.receive_data(status("initialize"))
     talk.next_event()

@@ -1,4 +1,4 @@
-"""Children that crash, hang and babble behind workers that come and go: nothing lost, in order, one child a shard."""
+"""Children crash, hang and print noise while workers come and go; nothing is lost, and each shard has one child."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ LINE = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
 
 
 class Daemon:
-    """One worker with its children, until it is told to stop."""
+    """One worker with its children, until it is stopped."""
 
     def __init__(self, store: MemoryStore, source: ListSource, me: str, children: Children) -> None:
         config = Config(lease_seconds=10, initial_position=TRIM_HORIZON)
@@ -48,7 +48,7 @@ class Daemon:
             self._runner.run()
 
     def stop(self) -> None:
-        """In good order."""
+        """Stop in good order."""
         until(lambda: self._runner, "the worker")
         assert self._runner is not None
         self._runner.stop()
@@ -59,7 +59,7 @@ class Daemon:
 def test_no_record_is_lost_by_children_that_misbehave(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each fault alone is borne; two of them at once, in a hand-over or at a shard's end, may not be."""
+    """Combinations are tested too: two faults at once, during a hand-off or at the end of a shard."""
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
     monkeypatch.setattr(module, "LAST_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
@@ -121,7 +121,7 @@ def test_no_record_is_lost_by_children_that_misbehave(
 def test_a_shard_whose_end_no_child_answers_ends_at_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without this its lease would be renewed for ever, and the two halves of a split shard would have no reader."""
+    """The lease is not renewed forever, so the children of a split shard get readers."""
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
     monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
     caplog.set_level(logging.INFO, "leasehold.child")

@@ -1,9 +1,9 @@
-"""A child that misbehaves as chance has it, some times: it crashes, hangs, babbles, and checkpoints late or oddly.
+"""A child that misbehaves at random: it crashes, hangs, prints noise, and checkpoints late or wrongly.
 
     unruly.py FOLDER SEED WORKER
 
-What it is done with it writes down first, a file for each process; so often may all children of a shard misbehave.
-What each child of a shard is asked for, and by which worker, stands in one more file, in the order of reading.
+Before it misbehaves, it writes the fault to a file of its process; the children of a shard share a limited number
+of faults. One more file lists the messages to each child of a shard, with its worker, in the order of reading.
 """
 
 import json
@@ -27,14 +27,14 @@ def tell(told: dict[str, Any]) -> None:
 
 
 def checkpoint(number: str | None) -> str | None:
-    """The error that the daemon answers with."""
+    """Request a checkpoint; return the daemon's error, if any."""
     tell({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
     error: str | None = json.loads(sys.stdin.readline())["error"]
     return error
 
 
 def misbehave(deed: str, draw: random.Random) -> None:
-    """One misdeed, after which there may be no answer."""
+    """Commit one fault, after which there may be no response."""
     match deed:
         case "crash":
             os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
@@ -65,7 +65,7 @@ def misbehave(deed: str, draw: random.Random) -> None:
 
 
 def main(folder: Path, seed: str, worker: str) -> None:
-    """Answer everything, but for misdeeds."""
+    """Respond to every message, apart from faults."""
     shard, draw = "", random.Random()  # noqa: S311  a draw of misdeeds
     for line in sys.stdin:
         message = json.loads(line)
