@@ -13,20 +13,20 @@ from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold_lab.standins.hubs.event_hubs import AMQP_PORT, LocalHubs, event_hubs
 
 FIRST, LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))
-"""Of this machine alone."""
+"""Loopback addresses, reachable from this machine only."""
 
 
 @pytest.fixture(scope="session")
-def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
     with event_hubs({}) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
     """Another process, whose hubs have the same name for the SDKs of all languages."""
     for _ in range(3):
-        address = str(IPv4Address(randrange(FIRST, LAST)))  # noqa: S311  nobody is to be fooled
+        address = str(IPv4Address(randrange(FIRST, LAST)))  # noqa: S311  not a secret
         with suppress(OSError), socket() as probe:
             probe.bind((address, AMQP_PORT))
             break

@@ -65,7 +65,7 @@ class Silent:
 Fault = Refused | Reset | Said | Late | Silent
 
 HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
-"""Headers that concern one connection alone."""
+"""Headers that apply to a single connection only."""
 
 
 @define
@@ -124,7 +124,7 @@ class _Carrier(BaseHTTPRequestHandler):
         else:
             self._carry(body, fault)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  as the server looks them up
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  the server looks up these names
 
     def log_message(self, *_said: object) -> None:
         """Nothing: the test says what went wrong."""
@@ -165,7 +165,7 @@ class _Carrier(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _reset(self) -> None:
-        # Closed at once with nothing lingering, the other side is told that the connection was reset.
+        # Closing without lingering resets the connection for the other side.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         os.close(self.connection.detach())

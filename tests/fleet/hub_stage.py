@@ -83,7 +83,7 @@ class Feed:
         for row in islice(self.rows, most):
             partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
             shelves[partition].append(row)
-            # A partition is to the judge what a key is: the order within it is what must be kept.
+            # The judge treats a partition as a key, because its order must be kept.
             self.sent.append(Sent(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest()))
         for partition, rows in shelves.items():
             self.stream.hubs.put(self.stream.hub, partition, rows)

@@ -11,7 +11,7 @@ from leasehold_lab.demo.stage import Stage
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000
-# A small heap and the quick compiler: several of these share a machine of two cores with the services.
+# Use a small heap and the quick compiler, because several of these share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 PROGRAM = Path(__file__).parents[1] / "java" / "kcl_worker"
 

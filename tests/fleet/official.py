@@ -21,7 +21,7 @@ from leasehold_lab.standins.node import find_node, install
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540
-# A small heap and the quick compiler: several of these share a machine of two cores with the services.
+# Use a small heap and the quick compiler, because several of these share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 GO_LEAST = (1, 24)
 
@@ -47,7 +47,7 @@ def _javascript() -> tuple[str, ...]:
 
     def fill(folder: Path) -> None:
         install(tree, folder)
-        shutil.copy(tree / "worker.cjs", folder)  # beside the packages, where it looks for them
+        shutil.copy(tree / "worker.cjs", folder)  # next to the packages, where Node looks for them
 
     return *node.node, str(_built(tree, fill) / "worker.cjs")
 
@@ -97,10 +97,10 @@ MAKES: Mapping[str, Make] = {
     "asyncio": Make(partial(_python, "official_worker_aio.py")),
     "javascript": Make(_javascript),
     "java": Make(_java),
-    # Go's SDK does not fold the names of its blobs to lower case, as all the others do.
+    # Go's SDK does not convert blob names to lower case, as all others do.
     "go": Make(_go, group="$default"),
 }
-"""By name. Both of Python's come with the tests; the others need what `start` says."""
+"""The processors by name. Python's two come with the tests; the others need what `start` names."""
 
 
 def check_digests(folder: Path, wanted: str) -> None:

@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
         load_balancing_interval=float(interval),
         partition_ownership_expiration_interval=float(expiry),
     )
-    # Closing waits for the receiving thread, which is the one that a signal interrupts.
+    # Closing waits for the receiving thread, which is the thread that a signal interrupts.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=client.close).start())
     tell = partial(told, worker)
     with client, store:

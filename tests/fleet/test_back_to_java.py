@@ -28,7 +28,7 @@ def test_java_reads_at_once_where_the_dead_leaders_row_is_deleted(
         assert fleet.stage.store.list().reports.leader == "java-1"
         dynamodb_local_client.delete_item(TableName=fleet.table, Key={"leaseKey": {"S": "Leader"}})
         fleet.join_java("java-2")
-        # Within a minute; the lock of the dead leader would have lasted for two.
+        # This takes less than a minute; the dead leader's lock would have lasted two.
         fleet.owned_by("java-2")
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict

@@ -16,7 +16,7 @@ from waiters import WAIT, until
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-# It may have to build the service.
+# The first test may have to build the service.
 pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
 
 STREAM = "orders"
@@ -132,10 +132,10 @@ def test_a_fleet_on_fan_out_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_ki
         outlive(fleet, producer)
         merged = producer.open_shards()[-1]["ShardId"]
         assert "AdjacentParentShardId" in producer.open_shards()[-1]
-        # The stand-in may name one parent of two, so that the other's records come later than the child's.
+        # The stand-in may name only one of two parents, so the other's records may come after the child's.
         elsewhere = [each for each in fleet.records() if each["shard"] != merged]
         assert out_of_order(elsewhere, producer.sent) == []
         repeated = Counter(each["sha1"] for each in fleet.records())
         twice = {each["shard"] for each in fleet.records() if repeated[each["sha1"]] > 1}
-        # Only the killed worker may have handed over what it had not checkpointed.
+        # Only the killed worker may have dispatched records without checkpointing them.
         assert twice <= {each["shard"] for each in fleet.events("b-1")}

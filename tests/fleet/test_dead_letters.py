@@ -144,8 +144,8 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
     assert replayed(tmp_path, *again, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
     assert replayed(tmp_path, *again, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
-    # Each is what a folder would hold; from there it goes back into a stream.
-    assert len(rows_of(kinesis_client, other)) == 4  # two were put back
+    # Each is what a folder would contain. From there it goes back into a stream.
+    assert len(rows_of(kinesis_client, other)) == 4  # two were written back
     for row in rows_of(kinesis_client, other)[2:]:
         (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
     back = made(kinesis_client)

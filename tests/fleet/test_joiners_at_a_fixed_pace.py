@@ -57,7 +57,7 @@ class Noted:
         self.capabilities, self.list, self.get, self.close = store.capabilities, store.list, store.get, store.close
 
     def write(self, write: Write) -> Outcome:
-        """Note what was done; a gift once its heir has accepted it, for which a busy machine may be too slow."""
+        """Record the write; a gift counts once the next owner has accepted it, which a busy machine may delay."""
         outcome = self._store.write(write)
         if isinstance(outcome, Done) and not isinstance(write, GiveLease | TakeBackLease):
             self._ledger.note(outcome.lease)

@@ -40,7 +40,7 @@ def test_workers_that_join_together_cost_the_least_moves(hubs: LocalHubs, tmp_pa
                 stage.join(f"ours-{number}")
             assert group.settle() == [4] * 6
             least = least_moves(before, stage.living())
-            # A process that begins later than the others gather for may cost a partition of its own.
+            # A process that starts after the others' gathering time may cost an additional move.
             assert least == 16 <= moves_since(group, begin) <= 18
             verdict = group.finish()
             assert (verdict.faults, verdict.lost) == ((), 0)

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
 PATIENCE_SECONDS = 60.0
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=1.0, initial_position=TRIM_HORIZON)
-# On a busy machine faults may take longer than a short lease, and what expires may be handed over twice.
+# On a busy machine faults may outlast a short lease, and records of an expired lease may be repeated.
 UNHURRIED = evolve(CONFIG, lease_seconds=60.0)
 EXPIRED, SLOW_DOWN = Refused("ExpiredIteratorException"), Refused("ProvisionedThroughputExceededException")
 BROKEN = Refused("InternalFailure", 500)
@@ -75,7 +75,7 @@ def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> 
     def run() -> None:
         try:
             runner.run()
-        except Exception as error:  # noqa: BLE001  for the test to look at
+        except Exception as error:  # noqa: BLE001  the test examines it
             ended.append(error)
 
     runner = Runner(worker, handling)
@@ -167,7 +167,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
         orders.client.delete_stream(StreamName=orders.name)
         until(lambda: "shard shardId-000000000000 stops here" in caplog.text, "the loss is said")
         orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig=AT_ONCE)
-        # The service's own answer to a number of another stream; the stand-in has one of its own.
+        # The service's response to another stream's sequence number; the stand-in's response differs.
         stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
         orders.make()
         orders.put(5)

@@ -159,5 +159,5 @@ def test_no_record_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) ->
     wanted = {each for each in put if each.shard != "failed"}
     lost = {misplaced: len(wanted - {*there}) for misplaced, there in found.items()}
     twice = {misplaced: len(there) - len({each.data for each in there}) for misplaced, there in found.items()}
-    print(f"of {len(wanted)} acknowledged records lost: {lost}; twice: {twice}")  # noqa: T201  the figures say what dropping costs
+    print(f"of {len(wanted)} acknowledged records lost: {lost}; twice: {twice}")  # noqa: T201  the figures show what dropping costs
     assert lost["keep"] == 0

@@ -19,7 +19,7 @@ from leasehold_lab.demo.stage import client, put, staged
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
 FOREIGN_ROWS = {"LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS"}
-"""What Java 3.5 keeps in the table beside its leases."""
+"""The rows that Java 3.5 keeps in the table besides its leases."""
 
 
 def built(version: str) -> None:
@@ -55,7 +55,7 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
     assert (verdict.faults, verdict.lost) == ((), 0), verdict
     readers = {tenure.worker for tenure in stage.reading.tenures if tenure.how == "shard-ended"}
     assert readers <= {"java-1", "ours-2"}
-    # Every duplicate had not been checkpointed when its shard changed hands: the judge names any other.
+    # No duplicate was checkpointed when its shard changed owner; the judge reports all others.
     assert verdict.duplicates <= sum(change.since for change in verdict.owner_changes)
 
 
@@ -86,7 +86,7 @@ def test_workers_of_ours_and_of_java_3_share_outlive_and_reshard_amid_rows_that_
         fleet.stage.join("ours-1")
         fleet.balanced()
         fleet.join_java("java-1")
-        # Its leader leaves the leases of a living owner without metrics alone: ours let go what falls to it (M14).
+        # Its leader does not move leases of a live owner without metrics, so ours release its share (M14).
         fleet.balanced()
         fleet.stage.kill("ours-1")
         fleet.owned_by("java-1")
@@ -116,7 +116,7 @@ def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_
 
         assert reported()
         fleet.join_java("java-1")
-        # As leader it weighs what we carry by the throughput of our rows, and moves some of it to itself.
+        # As leader it weighs our load by the throughput in our rows, and moves some leases to itself.
         assert stage.until(lambda: reported() and fleet.read_by("java-1"), WAIT_SECONDS)
         assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_said()
         verdict = fleet.finish()
@@ -133,7 +133,7 @@ def test_our_worker_lets_a_lease_go_where_java_2_would_stay_at_three_to_one(
         stage.split()
         stage.split()
         listed = stage.stream.shards()
-        # Nothing is written: no child is begun, so that its parent's lease, read to the end, has to stay.
+        # No records are written, so no child is started, and the finished lease of its parent must stay.
         for shard in listed:
             ended = SHARD_END if not shard.open else TRIM_HORIZON
             stage.store.write(

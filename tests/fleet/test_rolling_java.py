@@ -13,10 +13,10 @@ from leasehold.balancer.watch import REPORT_SECONDS, SILENT_SECONDS
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("rolling")]
 
 POLL_SECONDS = LEASE_SECONDS
-"""A worker of KCL 3.x looks for leases that it was given every `failoverTimeMillis`."""
+"""A KCL 3.x worker looks for leases assigned to it every `failoverTimeMillis`."""
 UNREAD_SECONDS = 2 * LEASE_SECONDS + POLL_SECONDS
 DOWN_SECONDS = 8.0
-"""Between the end of a worker and the start of the next, as a scheduler of containers has it."""
+"""The time between the end of a worker and the start of the next, as with a container scheduler."""
 
 
 def built(version: str) -> None:
@@ -97,7 +97,7 @@ def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         fleet.join_java("java-1")
         fleet.balanced()
-        # Four workers have a lease each: what java-2 leaves is one too many with ours, and never with the leader.
+        # Four workers have a lease each. The lease of java-2 is one too many for ours, but never for the leader.
         for worker in ("ours-1", "ours-2"):
             fleet.stage.join(worker)
         fleet.balanced()
@@ -107,7 +107,7 @@ def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
         assert fleet.stage.until(lambda: reported(fleet, "java-2") != before, REPORT_SECONDS)
         fleet.stage.kill("java-2")
         since = time.time()
-        # Before java-2 is forgotten, 60 s after its last report, but not long before: the leader believes that java-3
+        # Shortly before java-2 is forgotten, 60 s after its last report. The leader believes that java-3
         # is alive, too, and may move one of its own leases to it.
         forgotten = int(reported(fleet, "java-2")) + SILENT_SECONDS
         fleet.stage.pause(max(0.0, forgotten - 2 * LEASE_SECONDS - time.time()))

@@ -56,7 +56,7 @@ def judged(group: Group, count: int) -> None:
     took = {worker: group.takeover_seconds(worker) for worker in killed}
     print(took, group.doubled_seconds(), verdict)  # noqa: T201  shown if it fails
     assert (verdict.faults, verdict.produced, verdict.lost) == ((), count, 0)
-    # Checkpoints of either make were resumed by the other, and only what came after them was read again.
+    # Each make resumed the other's checkpoints, and only records after them were read again.
     assert group.passed(verdict) >= BOTH_WAYS
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
 

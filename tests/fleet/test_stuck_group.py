@@ -34,7 +34,7 @@ pytestmark = pytest.mark.services
 EXPIRY, CYCLE = 180.0, 30.0
 NAMESPACE, HUB, GROUP = "ns.servicebus.windows.net", "stuck", "$Default"
 PARTITIONS = [str(number) for number in range(8)]
-# More than twice the patience of M9 and M11.
+# More than twice the waiting time of M9 and M11.
 CYCLES = 12
 
 
@@ -85,7 +85,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
 @pytest.mark.parametrize(
     ("ours", "rules", "ends"),
     [
-        ("a", Minimal(release=True), [3, 3, 2]),  # M11: the official ones take what is let go, and steal nothing
+        ("a", Minimal(release=True), [3, 3, 2]),  # M11: official workers take released leases and steal nothing
         ("a", Minimal(), [4, 2, 2]),
         ("b", Minimal(), [3, 3, 2]),  # M9
         ("b", EventHubs("dotnet"), [3, 3, 2]),  # E4

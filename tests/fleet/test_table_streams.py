@@ -114,7 +114,7 @@ def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
-            assert len(leases) <= 4 * LANES  # those of finished shards have gone
+            assert len(leases) <= 4 * LANES  # the rows of finished shards are deleted
 
 
 ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.java"
@@ -144,7 +144,7 @@ def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_eac
     with served(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         place = (endpoint, dynamodb_local_url, table.arn, name)
-        # The KCL of the adapter reports in a table of its own, so ours are told for whom to let leases go.
+        # The adapter's KCL reports in a separate table, so ours must be told for whom to release leases.
         told = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
         with a_fleet(command(source, store, *told), tmp_path) as fleet:
             writes = Thread(target=written, args=(table, 100_000, 50, over))

@@ -70,7 +70,7 @@ class Wire:
             self._changed.notify_all()
 
     def _accept(self, server: socket.socket) -> None:
-        with suppress(OSError):  # how `accept` learns that the server was closed
+        with suppress(OSError):  # `accept` raises this when the server is closed
             while True:
                 near, (_, port) = server.accept()
                 Thread(target=self._begin, args=(near, port), daemon=True).start()
@@ -80,7 +80,7 @@ class Wire:
         with suppress(OSError):  # the service is down
             far = socket.create_connection((HOST, self.to))
             self._ends[name] += [near, far]
-            if name not in self._apart:  # whoever is parted from now on finds both ends
+            if name not in self._apart:  # from now on `part` finds both ends
                 for start, end in ((near, far), (far, near)):
                     Thread(target=self._carry, args=(start, end, name, start is far), daemon=True).start()
                 return

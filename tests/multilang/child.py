@@ -31,7 +31,7 @@ def note(shard: str, message: dict[str, Any]) -> None:
             notes.write(told)
 
 
-def main(how: str, at: str) -> None:  # noqa: C901  a case for each way to behave
+def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
     """Respond to every message, and misbehave at the given action."""
     shard = ""
     for line in sys.stdin:
@@ -48,7 +48,7 @@ def main(how: str, at: str) -> None:  # noqa: C901  a case for each way to behav
         if how in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if how == "late" and action == at:
-            # The first child of a shard hangs there, and those after it do as they should.
+            # The first child of a shard hangs here; later ones behave.
             mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
             if not mark.exists():
                 mark.touch()

@@ -61,7 +61,7 @@ class Daemon:
         with suppress(Empty):
             while (line := self._lines.get_nowait()) is not None:
                 self.said.append(line)
-            self._lines.put(None)  # for whoever awaits the end
+            self._lines.put(None)  # for `await_end`
         return self.said
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

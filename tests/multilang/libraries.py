@@ -12,9 +12,9 @@ from leasehold.adapters.toolchain import ServiceError, filled
 from leasehold_lab.standins.node import find_node, install
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
-"""The sources: to install it would bring Java's jars, and its Python part needs none of them."""
+"""The sources, because installing the package would download Java's jars, which its Python part does not need."""
 REPOSITORIES = "https://github.com/awslabs"
-"""The packages for Node and Ruby have no samples. LEASEHOLD_KCL_REPOSITORIES names another place, such as a folder."""
+"""The packages for Node and Ruby have no samples. LEASEHOLD_KCL_REPOSITORIES can name a local folder instead."""
 NODES, RUBYS = "amazon-kinesis-client-nodejs", "amazon-kinesis-client-ruby"
 COMMITS = {NODES: "800c210fa491d60da152c1f2dd73fa7c4753553e", RUBYS: "abe69f4df6108d111b89ae66c53d7b8b3792ce3a"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -35,7 +35,7 @@ def kclpy() -> Path:
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as opened:
             opened.extractall(folder, filter="data")
-        # Samples are found by the PATH, as where the library is installed.
+        # Samples are found on the PATH, as if the library were installed.
         (folder / "amazon_kclpy-3.1.3" / "samples" / "sample_kclpy_app.py").chmod(0o755)
 
     return filled(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
@@ -53,7 +53,7 @@ def node_processor() -> str:
 
     def fill(folder: Path) -> None:
         install(NODE_TREE, folder)
-        shutil.copy(NODE_TREE / "processor.cjs", folder)  # beside the packages, where it looks for them
+        shutil.copy(NODE_TREE / "processor.cjs", folder)  # next to the packages, where Node looks for them
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
     return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
@@ -80,7 +80,7 @@ def node_sample() -> tuple[Path, str]:
     node = find_node()
 
     def fill(folder: Path) -> None:
-        install(NODE_TREE, folder)  # what the sample logs with, where it looks for it
+        install(NODE_TREE, folder)  # the sample's logging library, where the sample looks for it
         _cloned(folder / "repository", NODES)
 
     folder = filled(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)

@@ -304,7 +304,7 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
             await asyncio.sleep(0.01)
         first = children.pids["s"]
         left = asyncio.create_task(children.leave("s"))
-        await asyncio.sleep(0)  # it waits for its turn before the lease comes back
+        await asyncio.sleep(0)  # it waits for its turn before the lease returns
         begun = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):
             await batch
@@ -363,5 +363,5 @@ def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
 def test_children_that_ended_before_they_named_their_group_keep_no_processor() -> None:
     """The keeper reads to the end of its pipe. Once, twenty such children were too many, as each doubled its buffer."""
     ended = "".join(f"- {number}\n" for number in range(1, 200))
-    keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  no other process can be asked
+    keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  not accessible otherwise
     assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}

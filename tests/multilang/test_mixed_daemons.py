@@ -23,7 +23,7 @@ from leasehold.stores.urls import open_store
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java"), pytest.mark.timeout(1800)]
 
 WAIT = 300.0
-"""Java lists its leases every two failover times, and starts slowly where several tests share a machine."""
+"""Java lists its leases every two failover times, and starts slowly if several tests share a machine."""
 CHILD_LINE = re.compile(r"shard (\S+), child (\d+): (started|ended)")
 
 
@@ -67,7 +67,7 @@ class Fleet:
     @contextmanager
     def of_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Start a Java daemon."""
-        # So each worker takes leases by itself, as all of KCL 2.x and ours do; else their leader waits for minutes.
+        # Each worker takes leases by itself, like KCL 2.x and ours; otherwise their leader waits for minutes.
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
         file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
         log = self.ground.folder / f"{worker}.log"
@@ -125,7 +125,7 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
 ) -> None:
     """No record is lost during a migration, while both daemons run."""
     try:
-        # Several of these share a machine of two cores with the services.
+        # Several of these share two cores with the services.
         java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     except ServiceError as missing:
         pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {missing}")
@@ -140,9 +140,9 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
             first = stack.enter_context(fleet.of_java("java-1"))
             fleet.read_by("java-1")
             with fleet.of_ours("ours-1") as ours:
-                fleet.read_by("java-1", "ours-1")  # Java hands over to ours
+                fleet.read_by("java-1", "ours-1")  # Java hands off to ours
                 assert ours.end() == 0
-            fleet.read_by("java-1")  # ours hand over to Java
+            fleet.read_by("java-1")  # ours hand off to Java
             second = stack.enter_context(fleet.of_ours("ours-2"))
             fleet.read_by("java-1", "ours-2")
             first.kill()

@@ -22,7 +22,7 @@ from leasehold.balancer.model import at_timestamp
 
 LEAST = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
 
-# Each key that KCL's own tests of its mapping set, with a value as they have it, in two generations.
+# Each key that the KCL's own mapping tests set, with their values, in two generations.
 KCL3 = """
 executableName = sample_kclpy_app.py
 streamArn = arn:aws:kinesis:us-east-5:000000000000:stream/kclpysample

@@ -31,9 +31,9 @@ WAIT = 120.0
 
 T = TypeVar("T")
 Told = tuple[str, int, int]
-"""The key of a record, and its place in the shard."""
+"""The key of a record, and its position in the shard."""
 Children = dict[tuple[str, str], list[Told]]
-"""What each child was given, by shard and process."""
+"""The records that each child received, by shard and process."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
     ground.put(*keys[: count // 2])
     packed: dict[bool, Aggregate] = defaultdict(lambda: Aggregate(1 << 20))
     for key in keys[count // 2 :]:
-        # A user record belongs to the shard in whose range its own key is.
+        # A user record belongs to the shard whose range contains its key.
         upper = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16) >= 2**127
         assert packed[upper].add(b"x", key)
     for upper, aggregate in packed.items():

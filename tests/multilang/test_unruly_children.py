@@ -105,12 +105,12 @@ def test_no_record_is_lost_by_children_that_misbehave(
         given = [pid for _, pid, action in asked if action == "processRecords"]
         turns = [pid for pid, _ in groupby(given)]
         assert len(turns) == len({*turns}), f"shard {each.id}: one child was given records while another was: {asked}"
-    # The next worker may begin as the child that has answered shutdownRequested ends; in one worker they take turns.
+    # The next worker may start while a child that confirmed shutdownRequested ends; in one worker they take turns.
     there = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
         if record.name == "leasehold.child" and (found := LINE.match(record.message)):
             shard_id, pid, what = found.groups()
-            # On a slow machine one is given up before it has asked anything, and so before it has said whose it is.
+            # On a slow machine a child may time out before its first request, and so before it has named its shard.
             lives = there[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
             assert len(lives) <= 1, record.message
@@ -142,7 +142,7 @@ def test_a_shard_whose_end_no_child_answers_ends_at_last(
     until(lambda: all(numbers in given(half.id) for half in halves), "the records of both halves", 120)
     daemon.stop()
 
-    # The second child began at the row's checkpoint: the first had stored none, so it was given everything again.
+    # The first child stored no checkpoint, so the second got all records again.
     assert given(parent.id) == [numbers, numbers]
     lines = [LIFE.fullmatch(record.message) for record in caplog.records]
     lives = [(found[1], found[2]) for found in lines if found]

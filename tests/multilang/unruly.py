@@ -51,7 +51,7 @@ def misbehave(deed: str, draw: random.Random) -> None:
         case "null":
             sys.stdout.write("null\n" + "x" * 100_000 + "\n")
         case "fork":
-            # It holds the pipes of its parent, and is told of no end.
+            # It holds its parent's pipes and is not notified of the end.
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
@@ -66,7 +66,7 @@ def misbehave(deed: str, draw: random.Random) -> None:
 
 def main(folder: Path, seed: str, worker: str) -> None:
     """Respond to every message, apart from faults."""
-    shard, draw = "", random.Random()  # noqa: S311  a draw of misdeeds
+    shard, draw = "", random.Random()  # noqa: S311  random faults
     for line in sys.stdin:
         message = json.loads(line)
         action = message["action"]
@@ -90,7 +90,7 @@ def main(folder: Path, seed: str, worker: str) -> None:
         with done.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[part:]))
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
-            # The last that was delivered, or one of this message that was done.
+            # The last record that was delivered, or a finished one of this message.
             checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
         tell({"action": "status", "responseFor": action})
 

@@ -55,7 +55,7 @@ def test_a_worker_reads_the_changes_and_its_successor_goes_on_behind_them(
 
     before = put("before")
     first = read("a", before if start == TRIM_HORIZON else [])
-    # Its times are cut to the minute, so LATEST may begin up to a minute early.
+    # Its times are cut to the minute, so LATEST may start up to a minute early.
     assert start == LATEST or first == before
     second = put("between")
     assert read("b", second) == second

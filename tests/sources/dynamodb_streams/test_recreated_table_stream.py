@@ -34,7 +34,7 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
     with served(table) as endpoint:
         present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
-        def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  a worker's own
+        def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  the worker's signature
             seen = set[str]()
 
             def handle(delivery: Delivery) -> None:
@@ -56,7 +56,7 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
         left = put("left")
         table.disable()
         former = present.replace("orders", table.arn)
-        later[0] = 2.0  # no two streams of a table are made in one second
+        later[0] = 2.0  # a table cannot get two streams in one second
         table.enable()
         new = put("new")
         assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()

@@ -171,7 +171,7 @@ def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
     table.put("same second", {})
     table.put("new", {})
     source = opened(url)
-    # The stand-in's Date header is this machine's, and without milliseconds.
+    # The stand-in's Date header is this machine's time, without milliseconds.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
     start = source.latest(Lease(only(table)))
     assert start == at_timestamp(1_800_000_010_000)
@@ -214,7 +214,7 @@ def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
     refused, allowed = (reader(each, shard, first.position) for each in (source, going_on))
     if asked_at == "records":
         for each in (refused, allowed):
-            each._limit = 1  # noqa: SLF001  so that it stands before the end
+            each._limit = 1  # noqa: SLF001  so that it stops before the end
             each.read()
         table.shards[shard].trimmed = 3
     with pytest.raises(Trimmed, match=r"its checkpoint \d+ is not there any more: .*if_trimmed=TRIM_HORIZON"):
@@ -228,7 +228,7 @@ def test_the_horizon_passes_a_reader_that_has_read_nothing(table: TableStreams, 
     table.put("a", {})
     table.put("b", {})
     read = reader(opened(url), only(table))
-    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  got before the horizon moved
+    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
     table.shards[only(table)].trimmed = 1
     assert keys(read.read()) == []
     assert keys(read.read()) == ["b"]
@@ -247,7 +247,7 @@ def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableS
     """A busy table is retried; a missing permission is an error that names DynamoDB, not Kinesis."""
     table.put("a", {})
     read = reader(opened(url), only(table))
-    # Boto3 itself asks twice.
+    # boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
     slow, failed = read.read(), read.read()
     assert slow.fault.startswith("DynamoDB Streams asks to slow down on stream 'arn:aws:dynamodb:")

@@ -13,7 +13,7 @@ from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
 
 
 @pytest.fixture(scope="session")
-def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
     with event_hubs({}) as running:
         yield running
 

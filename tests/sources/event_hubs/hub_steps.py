@@ -49,7 +49,7 @@ class Here:
         found: list[EventData] = []
         client = EventHubConsumerClient.from_connection_string(self.hubs.connection_string(self.hub), "$Default")
 
-        def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may hand over None
+        def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may pass None
             found.extend([event] if event else [])
             if len(found) >= wanted:
                 client.close()

@@ -14,7 +14,7 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shar
 pytestmark = pytest.mark.services
 
 LOOKUPS = min(32, (os.cpu_count() or 1) + 4)
-"""Threads that an event loop may start for looking up names, however many partitions there are."""
+"""The number of threads that an event loop may start for name lookups, however many partitions there are."""
 
 
 def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> None:
@@ -104,12 +104,12 @@ def test_the_last_to_open_wins_among_equals_and_goes_on_where_it_was(here: Here)
     fault(first)
     here.send(["b"])
     assert texts(collected(second, 1)) == ["b"]
-    # Called again after its wait, the first goes on just after what it handed out.
+    # After its wait, the first reader continues right after the last record it returned.
     assert texts(collected(first, 1)) == ["b"]
     assert fault(second).wait_seconds == 10.0
 
 
-# The client leaves the socket of a connection cut by the other side to the garbage collector, which says so.
+# The client leaves the socket of a broken connection to the garbage collector, which logs a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broken_link_is_opened_again_without_loss_or_repetition(here: Here, caplog: pytest.LogCaptureFixture) -> None:
     """The service routinely detaches links, for upgrades, throttling or idleness."""
@@ -143,7 +143,7 @@ def test_a_slow_handler_bounds_what_is_in_memory(here: Here) -> None:
     source = here.source(prefetch="20")
     slow, quick = (source.open(Lease(partition), TRIM_HORIZON) for partition in ("0", "1"))
     until(here.readers)
-    # By the time all of the other partition has come, all of this one would have.
+    # When the other partition is read completely, this one would be, too.
     assert texts(collected(quick, 400)) == numbers
     assert here.readers()[0]["sent"] <= 4 * 20
     assert texts(collected(slow, 400)) == numbers

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-# Built from C where it is installed; without it there is no local hub to test.
+# Compiled from C at installation. The local hub needs it.
 pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
 
 from proton import Connection, Link, Message, Transport

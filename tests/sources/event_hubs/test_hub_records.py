@@ -12,7 +12,7 @@ from leasehold.errors import SourceError
 NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
 
 
-def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData:  # noqa: ANN401  of any kind
+def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData:  # noqa: ANN401  any type
     """Return an event as it arrives."""
     message = AmqpAnnotatedMessage(**body, annotations=NOTED | (annotations or {}))
     return EventData._from_message(cast("Any", None), message)  # noqa: SLF001  the client's own way

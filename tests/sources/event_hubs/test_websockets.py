@@ -54,12 +54,12 @@ async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 
 
 @pytest.mark.services
-@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client's way of asking for no TLS, as here
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as needed here
 def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The option works behind a firewall that closes port 5671."""
     here.send(["a", "b", "c"])
     with gateway(here.hubs.service.port) as (port, asked):
-        # The client knows one port for websockets, and asking for it here would want a privileged one.
+        # The client always uses port 443 for websockets, which is privileged here.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
         source = here.source(transport="websockets")
         assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))

@@ -50,4 +50,4 @@ def write() -> int:
 
 
 if __name__ == "__main__":
-    print(write(), "cases")  # noqa: T201  a script says what it did
+    print(write(), "cases")  # noqa: T201  a script prints its result

@@ -70,11 +70,11 @@ class Service:
     scripts: list[Script]
     others: dict[str, Callable[[dict[str, Any]], Any]]
     asked: list[dict[str, Any]] = field(factory=list)
-    """What each SubscribeToShard said, but for the consumer and the shard."""
+    """The starting position of each SubscribeToShard request."""
     sent: int = 0
     """Events written so far."""
     left: Event = field(factory=Event)
-    """Set once a reader has gone away before its script was over."""
+    """Set once a reader has disconnected before the end of its script."""
 
 
 def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> Told:
@@ -193,7 +193,7 @@ class _Answers(BaseHTTPRequestHandler):
                     self._see_whether_the_reader_left()
 
     def _see_whether_the_reader_left(self) -> None:
-        # A reader says nothing more on this connection: what can be read of it is its end.
+        # The reader sends nothing more on this connection, so a read returns only at its end.
         if select([self.connection], [], [], 0.01)[0]:
             raise ConnectionAbortedError
 

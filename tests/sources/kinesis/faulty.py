@@ -26,10 +26,10 @@ class Faulty:
         self.happened: Counter[str] = Counter()
         self.doubtful: list[dict[str, Any]] = []
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the client has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute
         return getattr(self._client, name)
 
-    def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's own
+    def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's signature
         """Fail at random as the service may."""
         fault = next(self._faults) if self._chance.random() < self._rate else "none"
         self.happened[fault] += 1
@@ -45,7 +45,7 @@ class Faulty:
             self._client.put_records(StreamName=StreamName, Records=Records)  # type: ignore[arg-type]  # likewise
         raise ReadTimeoutError(endpoint_url="injected")
 
-    def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's own
+    def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's signature
         through = [self._chance.random() < 0.5 for _ in records]
         kept = [row for row, fine in zip(records, through, strict=True) if fine]
         said = self._client.put_records(StreamName=stream, Records=kept)["Records"] if kept else []  # type: ignore[arg-type]  # likewise

@@ -4,7 +4,7 @@
 shards, sixteen and eight again through requests that fail, and has both read everything.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its results
 
 import argparse
 import hashlib
@@ -35,9 +35,9 @@ from leasehold_lab.demo.stage import Tail
 from leasehold_lab.judge.events import ReadingEvent, RecordPlace, event_of
 from leasehold_lab.standins.services import kinesis_local
 
-SILENCE_SECONDS = 240  # a busy machine takes its time for a KCL's first megabytes
+SILENCE_SECONDS = 240  # on a busy machine a KCL worker starts slowly
 Content = dict[str, dict[RecordPlace, tuple[str, str]]]
-"""By shard, in the order in which they were first handed over: partition key and SHA-1 of each user record."""
+"""Partition key and SHA-1 of each user record by shard, in the order of their first dispatch."""
 
 
 @frozen
@@ -75,7 +75,7 @@ def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
 def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str) -> Content:
     """Return the user records that a polling Java KCL worker with its own table dispatches."""
     place = (at.kinesis, at.dynamodb, stream, f"{stream}-kcl-{version}")
-    # Asked which shards were open at the horizon, kinesis-local names their children too; KCL refuses to begin.
+    # kinesis-local lists the children of shards open at the horizon too, and the KCL then does not start.
     store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={at.dynamodb}", create=True)
     for shard in open_url(stream, {"region": "eu-west-1", "endpoint": at.kinesis}).shards():
         if not shard.parents:

@@ -4,7 +4,7 @@
 with `--jar`, KCL's jar reads them too and every answer is compared.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its results
 
 import argparse
 import random

@@ -25,7 +25,7 @@ from leasehold.stores.writes import CreateLease
 
 pytestmark = pytest.mark.services
 
-HERE, ELSEWHERE = "key-0", "key-1"  # they fall into the second half of the hash keys, and into the first
+HERE, ELSEWHERE = "key-0", "key-1"  # in the second half of the hash keys, and in the first
 Told = tuple[str, int, bytes]
 
 

@@ -34,7 +34,7 @@ def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: py
         return AWSResponse(request.url, 200, HTTPHeaders(), Raw(json.dumps(body).encode()))
 
     client = reading_client("eu-west-1", None)
-    # The stubs do not know that a handler of this event may answer in the service's place.
+    # The stubs do not allow a handler of this event to respond instead of the service.
     client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", answer))
     (row,) = client.get_records(ShardIterator="i-1")["Records"]
     arrived = row["ApproximateArrivalTimestamp"]

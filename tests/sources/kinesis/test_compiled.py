@@ -40,10 +40,10 @@ def test_the_codec_compiles_where_nothing_else_is_installed(
     """Wheels are built in isolation, where a codec that fails to compile only logs a warning."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
-    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # what they share, and what is in C
+    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # plus the shared module and the C module
 
 
-def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
+def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its own classes
     return answer.rows, list(answer.subs), str(answer.reason), answer.dropped
 
 

@@ -16,7 +16,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-# The first of them may have to build the service.
+# The first test may have to build the service.
 pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
 
 SHARD = "shardId-000000000000"
@@ -88,7 +88,7 @@ def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: 
     """A reader that starts at a checkpoint is not sent the stream from its oldest record."""
     sent = put(client, stream, 120)
     seen: list[str] = []
-    for number in (sent[0], sent[99]):  # in CBOR, in which a client asks at first
+    for number in (sent[0], sent[99]):  # the first request of a client is in CBOR
         asking = reading_client("eu-west-1", client.meta.endpoint_url)
         reader = KinesisSource(asking, stream, consumer="app").open(Lease(SHARD), Position(number))
         found: list[str] = []

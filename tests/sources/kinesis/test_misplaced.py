@@ -162,7 +162,7 @@ def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merg
 
 AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].sealed()
 LOWER: HashRange = (0, 2**127 - 1)
-"""The shard of a and c; b and d are of the upper one."""
+"""The shard of a and c; b and d belong to the upper one."""
 
 
 @define

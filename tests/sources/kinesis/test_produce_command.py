@@ -153,7 +153,7 @@ def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
     process.stdin.write(b"one\n")
     process.stdin.flush()
     while not (found := [each.data for each in stored(client, stream)]):
-        pass  # the line is on its way; the stream tells when it is there
+        pass  # the line is being sent; wait until the stream has it
     os.kill(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert (process.returncode, found, said.split(b",")[0]) == (0, [b"one"], b"1 records written")

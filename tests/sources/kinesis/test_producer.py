@@ -24,15 +24,15 @@ FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreport
 class Altered:
     """A client with some methods replaced."""
 
-    def __init__(self, client: KinesisClient, **methods: Any) -> None:  # noqa: ANN401  whatever the test wants
+    def __init__(self, client: KinesisClient, **methods: Any) -> None:  # noqa: ANN401  any method
         self._client = client
         self.__dict__.update(methods)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the client has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute
         return getattr(self._client, name)
 
 
-def altered(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it stands in for a client
+def altered(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it replaces a client
     """Return the client with some of its methods replaced."""
     return Altered(client, **methods)
 
@@ -66,7 +66,7 @@ def test_all_flights_of_a_year(client: KinesisClient) -> None:
     name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
     found = list(stored(client, name))
     verdict = judged(rows, found, faulty, writings)
-    print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  the figures are worth reading
+    print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  figures to read
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")

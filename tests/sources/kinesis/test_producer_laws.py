@@ -165,7 +165,7 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
     whole, added = getattr(Aggregate, method), list[bytes]()
     first = Aggregate.add
 
-    def add(self: Aggregate, data: bytes, *rest: Any) -> bool:  # noqa: ANN401  as there
+    def add(self: Aggregate, data: bytes, *rest: Any) -> bool:  # noqa: ANN401  as in the client
         added[:] = [*(added if self.count else ()), data]
         if method == "add" and data == b"bad":
             raise MemoryError
@@ -307,7 +307,7 @@ def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
     writing = producer.put(b"a", "k")
 
     def fail() -> float:
-        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault in the midst of it may
+        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault inside it might
         raise KeyError("lost")
 
     monkeypatch.setattr(producer, "_turn", fail)
@@ -381,7 +381,7 @@ def in_fork(call: Callable[[], object]) -> str:
         try:
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001  it is told
+            except BaseException as error:  # noqa: BLE001  it is reported
                 os.write(writing, type(error).__name__.encode())
         finally:
             os._exit(0)
@@ -412,7 +412,7 @@ def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) 
     with producing(client, linger_seconds=3600.0) as producer:
         writing = producer.put(b"a", "k")
         if locked:
-            producer._lock.acquire()  # noqa: SLF001  as a thread of its own may
+            producer._lock.acquire()  # noqa: SLF001  as its own thread might
         try:
             raised = in_fork(lambda: DOORS[door](producer, writing))
         finally:

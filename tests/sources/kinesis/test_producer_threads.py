@@ -68,7 +68,7 @@ def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: p
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
     settings = Settings(linger_seconds=0.0, time_to_live_seconds=5.0, on_late="fail")
-    passing = partial(next, count(0.0, 2.0))  # two seconds go by whenever somebody looks at the clock
+    passing = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
     with Producer(client, "orders", settings, requests=1, clock=passing) as producer:
         first = producer.put(b"a", "k", "0")
         assert asked.wait(30.0)
