@@ -109,7 +109,7 @@ class _Carrier(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def carry(self) -> None:
-        """Carry one request, or fail it."""
+        """Forward one request, or fail it."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         fault = self.line.next(_operation(self.command, self.path, self.headers["X-Amz-Target"] or ""))
         if isinstance(fault, Silent) and fault.late:
@@ -127,7 +127,7 @@ class _Carrier(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  the server looks up these names
 
     def log_message(self, *_said: object) -> None:
-        """Nothing: the test says what went wrong."""
+        """Log nothing, because the test reports what went wrong."""
 
     def _carry(self, body: bytes, fault: Fault | None) -> None:
         try:

@@ -66,7 +66,7 @@ def started(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """A Java worker; the place is Kinesis' address, DynamoDB's, the stream and the table."""
+    """Start a Java worker; the place consists of the addresses of Kinesis and DynamoDB, the stream and the table."""
     jars = built(version)
     command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(failover_ms), mode)
     return Child(name, command, folder, program=str(shutil.which("java")))

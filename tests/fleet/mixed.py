@@ -29,7 +29,7 @@ class Mixed:
 
     version        of the Java KCL
     mode           "own", or "2x" for a 3.x worker that shares with 2.x ones
-    lease_seconds  of everybody
+    lease_seconds  of all workers
     """
 
     stage: Stage

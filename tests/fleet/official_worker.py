@@ -48,7 +48,7 @@ def main(words: list[str]) -> None:
 
 
 def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
-    """Say what came, and checkpoint it."""
+    """Print the event, and checkpoint it."""
     told_records(tell, context, events)
     if events:
         context.update_checkpoint(events[-1])

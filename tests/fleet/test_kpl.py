@@ -53,7 +53,7 @@ def identities(folder: Path) -> Iterator[int]:
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            """Say it, whatever was asked."""
+            """Return the identity, whatever was requested."""
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
             self.send_header("content-type", "text/xml")
@@ -62,7 +62,7 @@ def identities(folder: Path) -> Iterator[int]:
             self.wfile.write(IDENTITY)
 
         def log_message(self, *_told: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     told = json.loads((installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
     pem = folder / "server.pem"

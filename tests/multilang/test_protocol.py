@@ -38,7 +38,7 @@ class Talk:
         self.told: list[str] = []
 
     def run(self, line: str) -> None:
-        """Do this, and tell what came of it."""
+        """Execute this line and return the result."""
         name, _, rest = line.partition(" ")
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
@@ -103,7 +103,7 @@ class Talk:
                     self.told.append(f"broken: {why}")
 
     def end(self) -> str:
-        """All of it, and how far the child has come by its own word."""
+        """Return the whole case, and the position up to which the child confirmed."""
         told = f"acknowledged {self.talk.acknowledged.sequence} {self.talk.acknowledged.sub}"
         return "\n".join([*self.told, told + (", over" if self.talk.over else "")])
 
@@ -170,19 +170,19 @@ class TalkMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 4))
     def records(self, count: int) -> None:
-        """A batch, which may be larger than a message."""
+        """Deliver a batch, which may be larger than one message."""
         records = [_record(str(self.number + 1 + each)) for each in range(count)]
         if self._asks(lambda: setattr(self, "number", self.number + self.talk.process_records(records, None))):
             assert self.talk.delivered.order >= self.talk.acknowledged.order or self.talk.acknowledged.ended
 
     @rule(which=st.sampled_from(["shutdown_requested", "lease_lost", "shard_ended"]))
     def end(self, which: str) -> None:
-        """An end."""
+        """Send an end."""
         self._asks(getattr(self.talk, which))
 
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
-        """The store has answered."""
+        """Let the store respond."""
         before, wanted, self.wanted = self.talk.acknowledged, self.wanted, None
         step = self.talk.checkpoint_stored if stored else partial(self.talk.checkpoint_failed, "ThrottlingException")
         assert _refused(step) == (wanted is None)
@@ -191,20 +191,20 @@ class TalkMachine(RuleBasedStateMachine):
 
     @rule(line=LINES, cut=st.integers(0, 99))
     def line(self, line: bytes, cut: int) -> None:
-        """A line of the child, in one part or two."""
+        """Send a line of the child, in one part or two."""
         for part in filter(None, (line[:cut], line[cut:])):
             self.talk.receive_data(part)
         self._look()
 
     @rule()
     def answer(self) -> None:
-        """The answer that is waited for."""
+        """Send the response that is awaited."""
         self.talk.receive_data(status(self.talk.asking or "initialize"))
         self._look()
 
     @rule()
     def close(self) -> None:
-        """The child's end."""
+        """End the child."""
         self.talk.receive_data(b"")
         self._look()
 

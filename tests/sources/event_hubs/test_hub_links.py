@@ -38,11 +38,11 @@ class Wire:
         return False
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 class Client:
-    """An AMQP engine that speaks with a hub."""
+    """An AMQP engine that talks to a hub."""
 
     def __init__(self, wire: Wire, idle_seconds: float | None = None) -> None:
         self._wire, self._read = wire, 0

@@ -39,7 +39,7 @@ class Link:
         return came
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 @define
@@ -53,7 +53,7 @@ class Service:
     answers: list["Future[int]"] = field(factory=list)
 
     def start(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
-        """The answer, or a future that nobody fulfils."""
+        """Return the response, or a future that never completes."""
         work.close()
         self.requests += 1
         answer: Future[int] = Future()
@@ -87,7 +87,7 @@ class World:
         return EPOCH + self.now
 
     def live(self, seconds: float) -> Iterator[Status]:
-        """Read when it is due, tell as owners do, and look at the row at every step."""
+        """Read when due, annotate the row as owners do, and look at the row at every step."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now += STEP_SECONDS
             if self.due <= self.now:

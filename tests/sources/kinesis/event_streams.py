@@ -49,7 +49,7 @@ class Cut:
 
 @frozen
 class Garbled:
-    """An event whose bytes were damaged on their way."""
+    """An event whose bytes were damaged in transit."""
 
 
 @frozen

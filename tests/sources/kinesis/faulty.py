@@ -12,11 +12,11 @@ Rows = list[dict[str, Any]]
 
 
 class Faulty:
-    """Everything else goes to the client as it is.
+    """A client that injects faults into PutRecords and passes all other calls on unchanged.
 
-    rate       the share of requests that something happens to
-    happened   what did, by name
-    doubtful   user payloads of requests whose outcome was hidden
+    rate       the share of requests with a fault
+    happened   the number of faults by name
+    doubtful   user payloads of requests whose result was hidden
     """
 
     def __init__(self, client: KinesisClient, rate: float, seed: int = 1) -> None:

@@ -38,14 +38,14 @@ class Stored:
 
 @frozen
 class Verdict:
-    """What became of the rows.
+    """The result for the rows.
 
     lost, extra   rows sent and not found, found and not sent
-    disordered    keys whose rows are not, at first sight, in the order they were sent in
+    disordered    keys whose rows, by first occurrence, are not in the order in which they were sent
     twice         rows found more than once
-    unexplained   of these, rows that were never part of a request without an answer
-    misreported   rows that are not where the producer says
-    dropped       aggregates that a reader leaves out since they landed on a wrong shard
+    unexplained   those of them that were never in a request without a response
+    misreported   rows that are not where the producer reported them
+    dropped       aggregates that a reader leaves out because they landed on a wrong shard
     """
 
     lost: int

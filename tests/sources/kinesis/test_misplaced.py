@@ -178,7 +178,7 @@ class Canned:
         return {"StreamDescriptionSummary": {}}
 
     def get_records(self, **_asked: object) -> dict[str, object]:
-        """All at once, and no more to come."""
+        """Return all records at once, as the last of the shard."""
         rows = [{"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(at)} for at in range(1, self.count + 1)]
         return {"Records": rows, "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
@@ -219,7 +219,7 @@ class NoRoom:
     """A consumer that the stream has no room for, so that its shards are polled."""
 
     def arn(self) -> None:
-        """None."""
+        """Return None."""
 
 
 def subscribed(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> FanOut:

@@ -122,7 +122,7 @@ class _SlowClient:
 
 
 def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
-    """A reader of the one shard."""
+    """Return a reader of the one shard."""
     clients = service.clients(**more)
     return Poller(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
 
