@@ -131,27 +131,27 @@ class _Carrier(BaseHTTPRequestHandler):
 
     def _carry(self, body: bytes, fault: Fault | None) -> None:
         try:
-            status, answer, said = _asked(self.line.to, self.command, self.path, body, dict(self.headers))
+            status, answer, headers = _asked(self.line.to, self.command, self.path, body, dict(self.headers))
         except (OSError, HTTPException):
             self._reset()  # the service is down
             return
         if isinstance(fault, Reset):
             self._reset()
         elif isinstance(fault, Said):
-            cbor = "cbor" in said["Content-Type"]
-            told = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
-            self._answer(status, cbor2.dumps(told) if cbor else json.dumps(told).encode(), said)
+            cbor = "cbor" in headers["Content-Type"]
+            fields = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
+            self._answer(status, cbor2.dumps(fields) if cbor else json.dumps(fields).encode(), headers)
         else:
-            self._answer(status, answer, said)
+            self._answer(status, answer, headers)
 
     def _refuse(self, fault: Refused) -> None:
         if "X-Amz-Target" in self.headers:
-            told = json.dumps({"__type": fault.code, "message": "as told"}).encode()
-            self._answer(fault.status, told, {"Content-Type": "application/x-amz-json-1.1"})
+            body = json.dumps({"__type": fault.code, "message": "as told"}).encode()
+            self._answer(fault.status, body, {"Content-Type": "application/x-amz-json-1.1"})
         else:
-            said = f"<Code>{fault.code}</Code><Message>as told</Message>"
-            told = f"<?xml version='1.0'?><Error>{said}</Error>".encode()
-            self._answer(fault.status, told, {"Content-Type": "application/xml", "x-ms-error-code": fault.code})
+            element = f"<Code>{fault.code}</Code><Message>as told</Message>"
+            body = f"<?xml version='1.0'?><Error>{element}</Error>".encode()
+            self._answer(fault.status, body, {"Content-Type": "application/xml", "x-ms-error-code": fault.code})
 
     def _answer(self, status: int, body: bytes, said: Mapping[str, str]) -> None:
         self.send_response_only(status)

@@ -33,11 +33,11 @@ class Puts:
 
     def __call__(self, _stage: Stage) -> None:
         """Put the next few records, until all are sent."""
-        found = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
-        found = [(key, data) for key, data in found if int(data) < self.rows]
-        if found:
-            put(self.client, self.stream, found)
-        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in found]
+        rows = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
+        rows = [(key, data) for key, data in rows if int(data) < self.rows]
+        if rows:
+            put(self.client, self.stream, rows)
+        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
 
     def all_seen(self, stage: Stage) -> bool:
         """Return whether everything was sent and dispatched."""

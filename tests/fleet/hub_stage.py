@@ -116,11 +116,11 @@ class Group:
 
     def readers(self) -> dict[str, list[str]]:
         """Return, by partition, all workers that read it now according to their events."""
-        found = defaultdict[str, list[str]](list)
+        by_partition = defaultdict[str, list[str]](list)
         for tenure in self.stage.reading.tenures:
             if tenure.end == float("inf"):
-                found[tenure.shard].append(tenure.worker)
-        return found
+                by_partition[tenure.shard].append(tenure.worker)
+        return by_partition
 
     def shares(self) -> list[int]:
         """Return how many partitions each live worker reads alone, highest first."""

@@ -61,7 +61,7 @@ class Mixed:
 
     def gifts(self) -> list[tuple[str, str, bool]]:
         """Return the shards that passed from ours to Java's, with the worker, and whether it started to read."""
-        found = []
+        passed = []
         rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
         for shard, of_shard in groupby(rows, key=lambda row: row.shard):
             owned = [(owner or "", next(stay).t) for owner, stay in groupby(of_shard, key=lambda row: row.owner)]
@@ -71,8 +71,8 @@ class Mixed:
                         (reader.worker, reader.shard) == (after, shard) and reader.begin >= since - 1
                         for reader in self.stage.reading.tenures
                     )
-                    found.append((shard, after, read))
-        return found
+                    passed.append((shard, after, read))
+        return passed
 
     def join_java(self, name: str) -> None:
         started = java_worker(

@@ -70,10 +70,10 @@ def _java() -> tuple[str, ...]:
 
 def _go() -> tuple[str, ...]:
     _need("go")
-    said = _run("go", "version")
-    found = re.search(r"go(\d+)\.(\d+)", said)
-    if found is None or (int(found[1]), int(found[2])) < GO_LEAST:
-        raise ServiceError(f"Go {'.'.join(map(str, GO_LEAST))} or later is needed, and this is {said.strip()}")
+    output = _run("go", "version")
+    version = re.search(r"go(\d+)\.(\d+)", output)
+    if version is None or (int(version[1]), int(version[2])) < GO_LEAST:
+        raise ServiceError(f"Go {'.'.join(map(str, GO_LEAST))} or later is needed, and this is {output.strip()}")
     tree = TESTS / "go" / "event_processor"
 
     def fill(folder: Path) -> None:
@@ -106,8 +106,8 @@ MAKES: Mapping[str, Make] = {
 def check_digests(folder: Path, wanted: str) -> None:
     """Check that a folder contains exactly the files of a `sha256sum` listing. Raises ServiceError."""
     listed = {name: digest for digest, name in (line.split() for line in wanted.splitlines())}
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    if wrong := sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name)):
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    if wrong := sorted(name for name in listed.keys() | digests.keys() if listed.get(name) != digests.get(name)):
         raise ServiceError(f"not what was tested: {', '.join(wrong)}")
 
 

@@ -112,11 +112,11 @@ def test_storage_down_for_three_cycles(
         wire.mend()
         assert (ann.cycle(), owners(peer)) == (["2", "3"], SHARED)
         wire.cut()
-    said = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    assert "no look at the leases, the next in " in said
-    assert f"container '{container.container_name}': the service cannot be reached" in said
-    assert "lease 2 could not be renewed: " in said
-    assert "lease 2: dropped, not confirmed for 12 s: others may have it" in said
+    warnings = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert "no look at the leases, the next in " in warnings
+    assert f"container '{container.container_name}': the service cannot be reached" in warnings
+    assert "lease 2 could not be renewed: " in warnings
+    assert "lease 2: dropped, not confirmed for 12 s: others may have it" in warnings
 
 
 @pytest.mark.parametrize("skew", [600.0, -600.0])
@@ -148,9 +148,9 @@ def test_strange_blobs_stop_nobody(
         held = ann.cycle()
         renew(peer)
     assert held == ["2"]
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     mend = "until it is mended no lease is made for shards of its line, and none is deleted"
-    assert told == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
+    assert warnings == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
     broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
 
@@ -166,14 +166,14 @@ def test_an_unusable_hub_is_said_by_the_command(hubs: LocalHubs, blobs: str, mon
     """The command ends with an error instead of waiting forever."""
     source = f"eventhubs://{hubs.namespace}/nowhere"
     store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"
-    status, said = ended(source, "--store", store, "--no-create")
-    assert (status, said) == (
+    status, output = ended(source, "--store", store, "--no-create")
+    assert (status, output) == (
         1,
         "leasehold consume: container 'absent': it does not exist; create it, or allow it to be created\n",
     )
-    status, said = ended(source, "--store", store)
-    assert (status, "there is no such hub or consumer group" in said) == (1, True)
+    status, output = ended(source, "--store", store)
+    assert (status, "there is no such hub or consumer group" in output) == (1, True)
     monkeypatch.setenv(CONNECTION_STRING, blobs.replace("AccountKey=E", "AccountKey=F"))
-    status, said = ended(source, "--store", store)
-    assert (status, "container 'absent': the service refused" in said, "Fby8" in said) == (1, True, False)
-    assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in said
+    status, output = ended(source, "--store", store)
+    assert (status, "container 'absent': the service refused" in output, "Fby8" in output) == (1, True, False)
+    assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in output

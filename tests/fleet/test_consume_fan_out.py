@@ -102,12 +102,12 @@ def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
     """Return the keys of which a record was first dispatched before an earlier one."""
     numbers = {digest: number for number, row in enumerate(sent) for digest in digests([row])}
     latest: dict[str, int] = {}
-    found = []
+    keys = []
     for number, key in ((numbers[each["sha1"]], each["partition_key"]) for each in records):
         if number > latest.get(key, number % KEYS - KEYS) + KEYS:
-            found.append(key)
+            keys.append(key)
         latest[key] = max(number, latest.get(key, 0))
-    return found
+    return keys
 
 
 @pytest.fixture

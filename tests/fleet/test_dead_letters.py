@@ -117,9 +117,9 @@ def test_poison_becomes_letters_which_a_replay_hands_over(
             Bucket=stream, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
         )
         letters = f"s3://{stream}/orders/dead?region=eu-west-1&endpoint={moto_url}"
-    said = consumed(tmp_path, url(kinesis_url, stream), letters)
+    output = consumed(tmp_path, url(kinesis_url, stream), letters)
     assert noted(tmp_path, "handled") == all_but_poison()
-    assert said.count("went to the dead letter: ValueError") == len(POISON)
+    assert output.count("went to the dead letter: ValueError") == len(POISON)
     assert replayed(tmp_path, letters, "--handler", "app:handle") == {"done": 0, "failed": 2, "strange": 0}
     assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
@@ -134,8 +134,8 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
     other = made(kinesis_client)
     consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, other))
     (tmp_path / "box").mkdir()
-    told = [json.loads(row) for row in rows_of(kinesis_client, other)]
-    assert [(each["data"], each["text"], each["stream"]) for each in told] == [
+    letters = [json.loads(row) for row in rows_of(kinesis_client, other)]
+    assert [(each["data"], each["text"], each["stream"]) for each in letters] == [
         ("Nw==", "poison 7", stream),
         ("MjM=", "poison 23", stream),
     ]

@@ -64,9 +64,9 @@ def identities(folder: Path) -> Iterator[int]:
         def log_message(self, *_told: object) -> None:
             """Log nothing."""
 
-    told = json.loads((installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
+    certificate = json.loads((installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
     pem = folder / "server.pem"
-    pem.write_text(f"{told['key']}\n{told['cert']}\n")
+    pem.write_text(f"{certificate['key']}\n{certificate['cert']}\n")
     server = ThreadingHTTPServer((HOST, 0), Answer)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
@@ -131,17 +131,17 @@ def shards(client: "KinesisClient") -> list[Any]:
 def handed_over(endpoint: str, misplaced: Misplaced) -> list[Put]:
     """Return all records of our readers, each from the start of its shard to the tip."""
     source = open_source(f"kinesis://{STREAM}?region=eu-west-1&endpoint={endpoint}&misplaced={misplaced}")
-    found = list[Put]()
+    puts = list[Put]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
         over = False
         while not over:
             batch = reader.read()
-            found += [Put(shard.id, each.sequence_number, each.data.decode()) for each in batch.records]
+            puts += [Put(shard.id, each.sequence_number, each.data.decode()) for each in batch.records]
             over = batch.ended or batch.behind_seconds == 0.0
         reader.close()
     source.close()
-    return found
+    return puts
 
 
 @pytest.mark.timeout(300)
@@ -155,9 +155,9 @@ def test_no_record_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) ->
         client.create_stream(StreamName=STREAM, ShardCount=3)
         client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
         put = acknowledged(client, (tls_port, sts), tmp_path)
-        found = {each: handed_over(kinesis.url, each) for each in get_args(Misplaced)}
+        by_setting = {each: handed_over(kinesis.url, each) for each in get_args(Misplaced)}
     wanted = {each for each in put if each.shard != "failed"}
-    lost = {misplaced: len(wanted - {*there}) for misplaced, there in found.items()}
-    twice = {misplaced: len(there) - len({each.data for each in there}) for misplaced, there in found.items()}
+    lost = {misplaced: len(wanted - {*there}) for misplaced, there in by_setting.items()}
+    twice = {misplaced: len(there) - len({each.data for each in there}) for misplaced, there in by_setting.items()}
     print(f"of {len(wanted)} acknowledged records lost: {lost}; twice: {twice}")  # noqa: T201  the figures show what dropping costs
     assert lost["keep"] == 0

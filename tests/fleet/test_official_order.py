@@ -24,8 +24,8 @@ def faults(*tenures: list[ReadingEvent]) -> set[str]:
     processes = sorted({event.process for event in events})
     incidents = [Incident(0.0, "start", process) for process in processes]
     history = RunHistory(sent=sent, events=events, incidents=incidents, parents={"3": ()}, end=events[-1].t)
-    kept = in_order_where_official(history.events, ["official-2"])
-    return {breach.what for breach in verdict_on(evolve(history, events=kept)).faults}
+    ordered = in_order_where_official(history.events, ["official-2"])
+    return {breach.what for breach in verdict_on(evolve(history, events=ordered)).faults}
 
 
 def test_an_official_worker_may_swap_records_within_its_tenure() -> None:

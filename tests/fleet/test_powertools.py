@@ -154,9 +154,9 @@ class Functions:
         """Return one worker's finished calls; a killed worker's last line may be cut."""
         path = self.folder / f"{worker}.calls"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        found = [json.loads(line) for line in lines]
-        whole = [[*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in found]
-        return [Call(each["at"], each["texts"], failed) for each, failed in zip(found, whole, strict=True)]
+        ended = [json.loads(line) for line in lines]
+        whole = [[*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in ended]
+        return [Call(each["at"], each["texts"], failed) for each, failed in zip(ended, whole, strict=True)]
 
     def handled(self) -> list[str]:
         """Return the records that calls have handled, in the order of calls."""

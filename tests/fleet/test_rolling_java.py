@@ -51,8 +51,8 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
     longest = 0.0
     readings = fleet.stage.history.events
     for shard in {event.shard for event in readings}:
-        told = [each.t for each in readings if each.shard == shard and each.event == "record"]
-        times = [since, *sorted(t for t in told if t >= since)]
+        dispatched = [each.t for each in readings if each.shard == shard and each.event == "record"]
+        times = [since, *sorted(t for t in dispatched if t >= since)]
         longest = max([longest, *(after - before for before, after in pairwise(times))])
     return longest
 

@@ -20,7 +20,7 @@ def test_the_row_of_a_shard_that_does_not_exist_goes_after_one_try(kinesis_url: 
         stage.store.write(CreateLease(Lease(GHOST, checkpoint=Position("49"), hash_range=(0, 1))))
         stage.tick()
         assert stage.until(lambda: GHOST not in {lease.key for lease in stage.leases}, 2 * WAIT_SECONDS), stage.leases
-        said = "".join(log.read_text() for log in sorted(stage.folder.glob("ours-*.log")))
-        assert said.count(f"ERROR leasehold.reading: shard {GHOST} stops here") <= 1, said
+        log_lines = "".join(log.read_text() for log in sorted(stage.folder.glob("ours-*.log")))
+        assert log_lines.count(f"ERROR leasehold.reading: shard {GHOST} stops here") <= 1, log_lines
         assert stage.balanced()
         stage.end()

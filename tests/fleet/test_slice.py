@@ -33,13 +33,13 @@ def active(client: "KinesisClient", stream: str) -> None:
 
 def arrivals(client: "KinesisClient", stream: str) -> dict[str, float]:
     """Return each record's arrival time in milliseconds, by the digest of its data."""
-    found: dict[str, float] = {}
+    by_digest: dict[str, float] = {}
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
         for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
             digest = hashlib.sha1(row["Data"], usedforsecurity=False).hexdigest()
-            found[digest] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
-    return found
+            by_digest[digest] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
+    return by_digest
 
 
 def digest_of(number: int) -> str:
@@ -89,12 +89,12 @@ def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
     killed.communicate()
     workers = [started("b-1"), started("c-1")]
     try:
-        told = [worker.communicate(timeout=WAIT)[1] for worker in workers]
+        outputs = [worker.communicate(timeout=WAIT)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], told
-    assert all("the slice is read; " in said for said in told)
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert all("the slice is read; " in output for output in outputs)
     assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == wanted
     opened = open_store(store)
     leases = opened.list().leases

@@ -59,11 +59,11 @@ def numbers(records: list[dict[str, Any]]) -> set[int]:
 
 def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
     """Return the demo's verdict on the dispatched changes; a lost change is known only by its number."""
-    told = {int(each["sequence_number"]): each for each in fleet.records()}
+    dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
         sent=[
-            Sent(told[number]["partition_key"], number, told[number]["sha1"])
-            if number in told
+            Sent(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
+            if number in dispatched
             else Sent("", number, "")
             for number in sorted(made)
         ],
@@ -109,8 +109,8 @@ def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
             drained(fleet, ["a-1", "c-1"], table, lambda: put)
             assert len(put) == SECONDS * RATE
             assert out_of_order(fleet.records()) == []
-            found = verdict(fleet, table, put)
-            assert (found.produced, found.lost, found.strangers, found.faults) == (len(put), 0, 0, ())
+            result = verdict(fleet, table, put)
+            assert (result.produced, result.lost, result.strangers, result.faults) == (len(put), 0, 0, ())
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
@@ -145,8 +145,8 @@ def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_eac
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         place = (endpoint, dynamodb_local_url, table.arn, name)
         # The adapter's KCL reports in a separate table, so ours must be told for whom to release leases.
-        told = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
-        with a_fleet(command(source, store, *told), tmp_path) as fleet:
+        options = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
+        with a_fleet(command(source, store, *options), tmp_path) as fleet:
             writes = Thread(target=written, args=(table, 100_000, 50, over))
             writes.start()
             try:

@@ -33,8 +33,8 @@ class Fleet:
 
     def records(self) -> list[dict[str, Any]]:
         """Return every dispatched record, in order of time."""
-        said = [event for worker in self.processes for event in self.events(worker) if event["event"] == "record"]
-        return sorted(said, key=lambda event: event["t"])
+        events = [event for worker in self.processes for event in self.events(worker) if event["event"] == "record"]
+        return sorted(events, key=lambda event: event["t"])
 
     def seen(self) -> set[str]:
         """Return what was dispatched at least once."""

@@ -67,9 +67,9 @@ def test_a_counter_never_falls() -> None:
 @pytest.mark.parametrize("verb", ["claim", "steal", "checkpoint", "give"])
 def test_a_claim_or_checkpoint_finds_every_checkpoint_that_was_answered(verb: WriteVerb) -> None:
     """Every later write sees the confirmed checkpoints before it, so none is lost or goes back."""
-    found = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
+    faults = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
     expected = f"of s-0: (1, 10, 0) was answered to a#1, and (1, 9, 0) to the later {verb} of a#2"
-    assert found == [f"checkpoint went back: {expected}"]
+    assert faults == [f"checkpoint went back: {expected}"]
 
 
 def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> None:
@@ -107,13 +107,13 @@ def test_only_what_has_expired_by_its_owners_clock_is_claimed() -> None:
         return evolve(done(t, "b#1", "claim", 3), seen=seen)
 
     lives = [Incident(0, "start", "a#1"), Incident(0, "start", "b#1")]
-    kept = done(1, "a#1", "claim", 1), done(3, "a#1", "renew", 2)
+    renewed = done(1, "a#1", "claim", 1), done(3, "a#1", "renew", 2)
     expected = "two holders: b#1 claimed s-0, which a#1 held for 0.994 s more by its renew"
-    assert said(*kept, claimed(8.0), naps=lives) == [expected]
-    assert said(*kept, claimed(9.0), naps=lives) == []
-    assert said(*kept, claimed(8.0, None), naps=lives) == []
-    assert said(*kept, claimed(8.0), naps=[*lives, Incident(5, "crash", "a#1")]) == []
-    assert said(*kept, evolve(claimed(8.0), verb="steal"), naps=lives) == []
+    assert said(*renewed, claimed(8.0), naps=lives) == [expected]
+    assert said(*renewed, claimed(9.0), naps=lives) == []
+    assert said(*renewed, claimed(8.0, None), naps=lives) == []
+    assert said(*renewed, claimed(8.0), naps=[*lives, Incident(5, "crash", "a#1")]) == []
+    assert said(*renewed, evolve(claimed(8.0), verb="steal"), naps=lives) == []
 
 
 def test_a_lease_that_was_deleted_is_judged_no_more() -> None:

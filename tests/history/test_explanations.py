@@ -81,8 +81,8 @@ def test_a_gap_is_explained_by_what_befell_its_readers_or_everybody(incident: In
     Up to three seconds of the wait may lie outside, before the incident and after its effects together.
     """
     assert said(left_unread(incident, until=reached + 2.9 - (incident.t - 20))) == ()
-    (found,) = said(left_unread(incident, until=reached + 3.2))
-    assert found.endswith(f"s lie outside {incident.note or f'{incident.what} {incident.subject}'}")
+    (fault,) = said(left_unread(incident, until=reached + 3.2))
+    assert fault.endswith(f"s lie outside {incident.note or f'{incident.what} {incident.subject}'}")
 
 
 @pytest.mark.parametrize(
@@ -103,15 +103,15 @@ def test_a_gap_that_no_fault_of_its_readers_explains_is_found(incidents: tuple[I
 
 def test_a_nap_reaches_no_further_than_the_lease_of_the_sleeping_worker() -> None:
     """Other workers must take over a lease once its sleeping owner's lease has expired."""
-    found = said(left_unread(Incident(20, "nap", "a#1", 60), until=60.0))
-    assert found == (GAP.format("40.0", "30.0", "nap a#1"),)
+    faults = said(left_unread(Incident(20, "nap", "a#1", 60), until=60.0))
+    assert faults == (GAP.format("40.0", "30.0", "nap a#1"),)
 
 
 def test_faults_that_overlap_are_counted_once() -> None:
     """Ten incidents at one time explain no longer gap than one."""
     incidents = [Incident(20 + part / 10, "trouble", "a", 0, f"reset {part}") for part in range(10)]
-    (found,) = said(left_unread(*incidents, until=50.0))
-    assert found.startswith(
+    (fault,) = said(left_unread(*incidents, until=50.0))
+    assert fault.startswith(
         "unread: a record of s-0 waited for 30.0 s from 20.000, of which 19.1 s lie outside reset 0,"
     )
 
@@ -128,8 +128,8 @@ def test_a_fault_of_the_reader_of_a_parent_keeps_its_child_waiting() -> None:
     """A child shard cannot be read before the end of its parent."""
     events = [begins(0, "a#1"), begins(40, "b#1", "s-1"), record(40, "b#1", 1, "s-1")]
     assert said(history(events, (20.0,), Incident(19, "trouble", "a", 15, "the stream parted"))) == ()
-    (found,) = said(history(events, (20.0,), Incident(19, "trouble", "c", 15, "the stream parted")))
-    assert "20.0 s lie outside all faults" in found
+    (fault,) = said(history(events, (20.0,), Incident(19, "trouble", "c", 15, "the stream parted")))
+    assert "20.0 s lie outside all faults" in fault
 
 
 def test_a_repetition_wants_a_fault() -> None:
@@ -138,25 +138,25 @@ def test_a_repetition_wants_a_fault() -> None:
         *(begins(0, "a#1"), record(10, "a#1", 1), record(11, "a#1", 2), ends(12, "a#1")),
         *(begins(13, "b#1"), record(14, "b#1", 2)),
     ]
-    told = "handed over again: b#1 handed over 2 of s-0 after a#1 had, 3.0 s later; no fault explains it"
-    assert said(history(events, (9.0, 10.0))) == (told,)
+    fault = "handed over again: b#1 handed over 2 of s-0 after a#1 had, 3.0 s later; no fault explains it"
+    assert said(history(events, (9.0, 10.0))) == (fault,)
     assert said(history(events, (9.0, 10.0), Incident(2, "trouble", "a", 0, "lost replies"))) == ()
-    assert said(history(events, (9.0, 10.0), Incident(0, "trouble", "a", 0, "lost replies"))) == (told,)
+    assert said(history(events, (9.0, 10.0), Incident(0, "trouble", "a", 0, "lost replies"))) == (fault,)
     assert said(history(events, (9.0, 10.0)), Limits()) == ()
 
 
 def test_a_record_that_never_came_is_lost_and_waits_no_more() -> None:
     """A record that was skipped is reported as lost, and not also as unread."""
     events = [begins(0, "a#1"), record(10, "a#1", 1), record(30, "a#1", 3)]
-    (found,) = said(history(events, (9.0, 20.0, 29.0)))
-    assert found == "lost: 1 records were never handed over, the first is number 2 of k"
+    (fault,) = said(history(events, (9.0, 20.0, 29.0)))
+    assert fault == "lost: 1 records were never handed over, the first is number 2 of k"
 
 
 def test_the_longest_wait_is_told_with_what_explains_it() -> None:
     """A good run's longest wait shows how close it came to the limit."""
     run = left_unread(Incident(21, "trouble", "a", 9, "the store parted"))
-    found = Explanations(run, by_shard(reading_of(run).tenures), LIMITS).longest()
-    assert found == RecordWait("s-0", 20.0, 40.0, ("the store parted",), 1.0)
+    wait = Explanations(run, by_shard(reading_of(run).tenures), LIMITS).longest()
+    assert wait == RecordWait("s-0", 20.0, 40.0, ("the store parted",), 1.0)
     timeless = RunHistory(sent=[Sent("k", 1, "digest 1")], events=[begins(0, "a"), record(1, "a", 1)])
     assert Explanations(timeless, {}, LIMITS).longest() is None
 

@@ -75,8 +75,8 @@ def verdict(
 ) -> RunVerdict:
     """Return the judge's verdict on a history."""
     end = max((event.t for event in events), default=0.0)
-    given = RunHistory((), sent, events, [], list(rows), list(incidents), parents or {}, end=end)
-    return verdict_on(given)
+    run = RunHistory((), sent, events, [], list(rows), list(incidents), parents or {}, end=end)
+    return verdict_on(run)
 
 
 def said(verdict: RunVerdict) -> tuple[str, ...]:
@@ -140,25 +140,25 @@ def stored(t: float, number: int) -> ObservedRow:
 
 def test_a_record_that_was_not_checkpointed_may_come_again() -> None:
     """Duplicates after a crash are counted but are no fault."""
-    found = verdict(sent(1, 2, 3, 4, 5), crash(2, 3), incidents=[Incident(15, "crash", "a")], rows=[stored(12, 1)])
-    assert (found.duplicates, found.faults) == (2, ())
-    assert found.owner_changes == (ReaderChange(30, "s-0", "a", "b", "cut", duplicates=2, since=2, replayed=0),)
+    result = verdict(sent(1, 2, 3, 4, 5), crash(2, 3), incidents=[Incident(15, "crash", "a")], rows=[stored(12, 1)])
+    assert (result.duplicates, result.faults) == (2, ())
+    assert result.owner_changes == (ReaderChange(30, "s-0", "a", "b", "cut", duplicates=2, since=2, replayed=0),)
 
 
 def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
     """A new owner must start after the checkpoint, and must not read a finished shard."""
     for row in (stored(12, 2), ObservedRow(12, "s-0", None, SHARD_END)):
-        found = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
+        result = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
         why = "b handed over 1 records of s-0 again that were checkpointed when it took it"
-        assert said(found) == (f"handed over again: {why}",)
+        assert said(result) == (f"handed over again: {why}",)
 
 
 def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_have() -> None:
     """Records of a recreated hub are not mistaken for duplicates of old records with the same numbers."""
     second = [evolve(each, place=(each.place[0] - 2, 0)) for each in records(40, "b", 3, 4)]
     events = [begins(0, "a"), *records(10, "a", 1, 2), ends(20, "a"), begins(30, "b"), *second, ends(50, "b")]
-    found = verdict(sent(1, 2, 3, 4), events, rows=[stored(12, 2)])
-    assert (said(found), found.duplicates, found.owner_changes[0].duplicates) == ((), 0, 0)
+    result = verdict(sent(1, 2, 3, 4), events, rows=[stored(12, 2)])
+    assert (said(result), result.duplicates, result.owner_changes[0].duplicates) == ((), 0, 0)
 
 
 @pytest.mark.parametrize("verb", ["reset", "annotate"])
@@ -193,17 +193,17 @@ def test_a_loss_is_excused_only_where_nobody_could_remember(
     ]
     incidents = [Incident(starts, "start", "a#0"), Incident(1, "start", "b#1"), Incident(ends, "crash", "b#1")]
     run = RunHistory(sent=sent(1), writes=writes, incidents=incidents, end=100.0)
-    told = {breach.what for breach in judge(run, Limits(lease_seconds={"a": 10.0, "b": 10.0}))}
-    assert ("lost" not in told) is excused
+    breaches = {breach.what for breach in judge(run, Limits(lease_seconds={"a": 10.0, "b": 10.0}))}
+    assert ("lost" not in breaches) is excused
 
 
 def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
     """If the table was emptied, starting at the recreated row is no fault."""
     emptied = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
-    told: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
+    common: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
     seen = [stored(12, 2), stored(25, 1)]
-    assert "handed over again" not in " ".join(said(verdict_on(RunHistory(rows=seen, **told))))
-    assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **told))))
+    assert "handed over again" not in " ".join(said(verdict_on(RunHistory(rows=seen, **common))))
+    assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **common))))
 
 
 @pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
@@ -237,14 +237,14 @@ def test_the_longest_time_without_a_reader_is_found() -> None:
 
 
 def _gap(events: list[ReadingEvent], parents: dict[str, tuple[str, ...]], end: float) -> tuple[float, str]:
-    found = verdict([], events, incidents=[Incident(end, "end")], parents=parents)
-    return found.unowned_seconds_max, found.unowned_shard
+    result = verdict([], events, incidents=[Incident(end, "end")], parents=parents)
+    return result.unowned_seconds_max, result.unowned_shard
 
 
 def test_a_killed_process_reads_no_more() -> None:
     """The time between a crash and the takeover counts as unowned."""
-    found = verdict(sent(1, 2, 3, 4, 5), crash(), incidents=[Incident(15, "crash", "a")])
-    assert (found.unowned_seconds_max, found.unowned_shard) == (15.0, "s-0")
+    result = verdict(sent(1, 2, 3, 4, 5), crash(), incidents=[Incident(15, "crash", "a")])
+    assert (result.unowned_seconds_max, result.unowned_shard) == (15.0, "s-0")
 
 
 def test_moves_are_counted_between_the_living_only() -> None:
@@ -260,15 +260,15 @@ def test_moves_are_counted_between_the_living_only() -> None:
         Incident(30, "crash", "a"),
         Incident(50, "end"),
     ]
-    found = verdict([], events, incidents=incidents)
-    assert (found.moves, found.moves_least) == (2, 2)
+    result = verdict([], events, incidents=incidents)
+    assert (result.moves, result.moves_least) == (2, 2)
 
 
 def test_moves_beyond_the_least_show() -> None:
     """A fleet that passes leases in circles has more moves than the minimum."""
     events = [begins(1, "a"), begins(1, "b", "s-1"), ends(20, "a"), begins(21, "b"), ends(30, "b"), begins(31, "a")]
-    found = verdict([], events, incidents=[Incident(0, "start", "a"), Incident(0, "start", "b"), Incident(50, "end")])
-    assert (found.moves, found.moves_least) == (2, 0)
+    result = verdict([], events, incidents=[Incident(0, "start", "a"), Incident(0, "start", "b"), Incident(50, "end")])
+    assert (result.moves, result.moves_least) == (2, 0)
 
 
 def test_no_token_is_read_under_by_two() -> None:
@@ -339,14 +339,14 @@ def test_a_record_superseded_by_a_later_token_is_counted() -> None:
     """`fenced` counts the records that a handler comparing tokens would reject."""
     tokens = {"a": 3, "b": 5}
     late = [begins(0, "a"), *records(10, "a", 1, 2), begins(30, "b"), *records(40, "b", 3), *records(60, "a", 3)]
-    found = verdict(sent(1, 2, 3), [evolve(event, token=tokens[event.worker]) for event in late])
-    assert (found.fenced, found.faults) == (1, ())
+    result = verdict(sent(1, 2, 3), [evolve(event, token=tokens[event.worker]) for event in late])
+    assert (result.fenced, result.faults) == (1, ())
 
 
 def test_a_child_waits_for_its_parent() -> None:
     events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1)]
-    found = verdict([*sent(1), *sent(9)], events, parents={"s-0": (), "s-1": ("s-0",)})
-    assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(found)
+    result = verdict([*sent(1), *sent(9)], events, parents={"s-0": (), "s-1": ("s-0",)})
+    assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(result)
 
 
 @pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
@@ -377,8 +377,8 @@ def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str
     events += [evolve(event, t=30.5, event="finished") for event in records(30, "b", 2)]
     born = [Incident(0.0, "start", "a"), Incident(21.0, "start", "b")]
     history = RunHistory((), sent(1, 2), events, written, incidents=born, end=40.0)
-    found = [each.what for each in judge(history, Limits()) if each.what == "unfinished"]
-    assert found == ([] if holder is None else ["unfinished"])
+    breaches = [each.what for each in judge(history, Limits()) if each.what == "unfinished"]
+    assert breaches == ([] if holder is None else ["unfinished"])
 
 
 @pytest.mark.parametrize("anew", [0.0, 8.0])
@@ -422,5 +422,5 @@ def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
     incidents = [Incident(0.0, "start", "a"), Incident(0.0, "start", "b")]
     for counted in (True, False):
         run = RunHistory(writes=written, incidents=incidents, end=50.0)
-        said = {each.what for each in judge(run, Limits(settled=40.0, counts_ended=counted))}
-        assert ("uneven" in said) is not counted
+        breaches = {each.what for each in judge(run, Limits(settled=40.0, counts_ended=counted))}
+        assert ("uneven" in breaches) is not counted

@@ -132,5 +132,5 @@ def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: flo
         events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in (1.0, 3.0 + UNREAD_SECONDS)],
         end=4.0 + UNREAD_SECONDS,
     )
-    found = judge(history, Limits(lease_seconds={"a-0": lease}))
-    assert [breach.what for breach in found if breach.what == "held unread"] == told
+    breaches = judge(history, Limits(lease_seconds={"a-0": lease}))
+    assert [breach.what for breach in breaches if breach.what == "held unread"] == told

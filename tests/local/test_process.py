@@ -52,29 +52,29 @@ def test_a_silent_service_is_given_up() -> None:
 
 def test_another_port_is_tried_when_somebody_was_faster() -> None:
     """Two test processes may pick the same port."""
-    given: list[int] = []
+    ports: list[int] = []
 
     def command(port: int) -> Command:
-        given.append(port)
-        if len(given) == 1:
+        ports.append(port)
+        if len(ports) == 1:
             return _python("import sys; sys.exit('bind: EADDRINUSE')")(port)
         return _python(SERVES)(port)
 
     with serving("late", command) as service:
-        assert (len(given), service.port, answers(service.port)) == (2, given[-1], True)
+        assert (len(ports), service.port, answers(service.port)) == (2, ports[-1], True)
 
 
 def test_ports_are_not_tried_for_ever() -> None:
     """Starting stops after three ports."""
-    given: list[int] = []
+    ports: list[int] = []
 
     def command(port: int) -> Command:
-        given.append(port)
+        ports.append(port)
         return _python("import sys; sys.exit('Address already in use')")(port)
 
     with pytest.raises(ServiceError, match="Address already in use"), serving("late", command):
         pass
-    assert len(given) == 3
+    assert len(ports) == 3
 
 
 def test_a_failure_carries_the_words_of_a_service_that_died_meanwhile() -> None:

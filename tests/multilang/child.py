@@ -26,9 +26,9 @@ def say(text: str) -> None:
 def note(shard: str, message: dict[str, Any]) -> None:
     """Record a message if the environment names a folder, because a killed daemon prints no more lines."""
     if folder := os.environ.get("CHILD_NOTES"):
-        told = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
+        lines = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
         with Path(folder, f"{shard}.{os.getpid()}").open("a") as notes:
-            notes.write(told)
+            notes.write(lines)
 
 
 def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior

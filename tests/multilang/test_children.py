@@ -110,8 +110,8 @@ def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptu
 
     _run(children, story)
     assert stored == [Position("5")]
-    told = [record for record in caplog.records if "checkpoint" in record.message]
-    assert [record.message.rpartition(" ")[2] for record in told] == ["None", "IllegalArgumentException"]
+    checkpointed = [record for record in caplog.records if "checkpoint" in record.message]
+    assert [record.message.rpartition(" ")[2] for record in checkpointed] == ["None", "IllegalArgumentException"]
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
@@ -177,8 +177,8 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
-    told = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
-    assert told == [
+    messages = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
+    assert messages == [
         "started",
         f"a line on its standard output is no message (no JSON); said once: debug {'x' * 100}",
         "ended with status 0, and 6000 lines on its standard output were no messages",

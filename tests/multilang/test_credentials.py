@@ -44,6 +44,6 @@ def test_a_role_reads_the_stream_and_a_profile_keeps_the_leases(
     ) as daemon:
         daemon.await_line(lambda line: "INFO checkpoint None" in line)
         assert daemon.end() == 0
-    asked = aws.asked()[before:]
-    assert {action.partition(":")[0] for action, _, _ in asked} == {"kinesis", "dynamodb"}
-    assert [each for each in asked if not each[2]] == []
+    calls = aws.asked()[before:]
+    assert {action.partition(":")[0] for action, _, _ in calls} == {"kinesis", "dynamodb"}
+    assert [each for each in calls if not each[2]] == []

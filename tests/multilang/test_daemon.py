@@ -77,12 +77,12 @@ def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> N
         search = RecordSearch(2)
         part = records[:1] if blamed else records[:4]
         assert search.failed(part) is None
-        found = search.failed(part)
+        culprit = search.failed(part)
         if blamed:
-            assert found == records[0]
+            assert culprit == records[0]
             search.dead_lettered(records[0])
         else:
-            assert found is None
+            assert culprit is None
             for each in search.parts(records[:4], (0, 0, 0)):
                 search.passed(each)
         assert search.failed(records[4:]) is None
@@ -90,15 +90,15 @@ def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> N
 
 def test_the_attempts_are_enough_for_a_search() -> None:
     """A search ends before its shard is put on cooldown, so it does not start again elsewhere."""
-    search, deaths, found = RecordSearch(ATTEMPTS), 0, None
+    search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
     records = _records(MOST_RECORDS)
-    while found is None:
+    while culprit is None:
         for part in search.parts(records, (0, 0, 0)):
             if part[-1] is records[-1]:
-                deaths, found = deaths + 1, search.failed(part)
+                deaths, culprit = deaths + 1, search.failed(part)
                 break
             search.passed(part)
-    assert found == records[-1]
+    assert culprit == records[-1]
     handling = ChildHandler(Children(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None).handling
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
     assert deaths < handling.attempts

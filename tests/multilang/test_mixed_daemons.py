@@ -56,13 +56,17 @@ class Fleet:
         """Return the records of each child, by shard and process."""
         lines = {file.name: file.read_text().splitlines() for file in self.notes.iterdir()}
         return {
-            name: [(key, int(number)) for key, number in (line.split() for line in told)]
-            for name, told in lines.items()
+            name: [(key, int(number)) for key, number in (line.split() for line in record_lines)]
+            for name, record_lines in lines.items()
         }
 
     def all_given(self) -> None:
         """Wait until each record was passed to a child."""
-        until(lambda: {key for told in self.given().values() for key, _ in told} >= {*self.put}, "every record", WAIT)
+        until(
+            lambda: {key for records in self.given().values() for key, _ in records} >= {*self.put},
+            "every record",
+            WAIT,
+        )
 
     @contextmanager
     def of_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
@@ -112,12 +116,12 @@ def putting(fleet: Fleet) -> Iterator[None]:
 
 def most_children(daemon: Daemon) -> dict[str, int]:
     """Return the most children that each shard had at one time."""
-    there, most = defaultdict[str, int](int), dict[str, int]()
+    there, peaks = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
-        if found := CHILD_LINE.search(line):
-            there[found[1]] += 1 if found[3] == "started" else -1
-            most[found[1]] = max(most.get(found[1], 0), there[found[1]])
-    return most
+        if match := CHILD_LINE.search(line):
+            there[match[1]] += 1 if match[3] == "started" else -1
+            peaks[match[1]] = max(peaks.get(match[1], 0), there[match[1]])
+    return peaks
 
 
 def test_both_daemons_share_a_table_and_outlive_each_other(
@@ -160,7 +164,7 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
             fleet.read_by("java-2", "ours-3")
         fleet.all_given()
         assert last.end() == 0
-    given = fleet.given()
-    assert [told for told in given.values() if told != sorted(told, key=lambda each: each[1])] == []
+    by_child = fleet.given()
+    assert [records for records in by_child.values() if records != sorted(records, key=lambda each: each[1])] == []
     assert {count for daemon in fleet.ours for count in most_children(daemon).values()} == {1}
-    assert {shard.partition(".")[0] for shard in given} == {f"shardId-00000000000{number}" for number in range(6)}
+    assert {shard.partition(".")[0] for shard in by_child} == {f"shardId-00000000000{number}" for number in range(6)}

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.services
 
 
 def _shard(line: str) -> str:
-    found = re.search(r"shardId-[0-9]{12}", line)
-    assert found is not None
-    return found[0]
+    match = re.search(r"shardId-[0-9]{12}", line)
+    assert match is not None
+    return match[0]
 
 
 def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> None:
@@ -38,8 +38,8 @@ def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Gr
         (last,) = ground.put("d")
         shard = _shard(daemon.await_line(lambda line: "got processRecords" in line))
         assert daemon.end() == 0
-        found = daemon.checkpoints()
-        assert (found[shard], found.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
+        positions = daemon.checkpoints()
+        assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
         ends = [each.partition(" ")[2] for each in daemon.children_said() if "initialize" not in each][-4:]
         assert sorted(ends) == ["leaseLost 0", "leaseLost 0", "shutdownRequested 0", "shutdownRequested 0"]
 

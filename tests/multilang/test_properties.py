@@ -103,8 +103,8 @@ def test_every_key_has_a_fate() -> None:
         value = wrong.get(key, "DefaultCredentialsProvider" if "Credentials" in key else "1")
         if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
             value = "false"
-        given = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
-        assert key in {each.key for each in understood_properties(given).support if each.fate != "unknown"}
+        properties = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
+        assert key in {each.key for each in understood_properties(properties).support if each.fate != "unknown"}
 
 
 def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
@@ -239,9 +239,9 @@ def test_the_table_names_what_is_unknown_and_shows_no_value() -> None:
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
 def test_any_file_is_understood_or_refused_by_name(given: dict[str, str]) -> None:
     """Every error names the key."""
-    told: object
+    expected: object
     try:
-        told = {each.key for each in understood_properties(LEAST | given).support}
+        expected = {each.key for each in understood_properties(LEAST | given).support}
     except ValueError as error:
-        told = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
-    assert told in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())
+        expected = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
+    assert expected in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())

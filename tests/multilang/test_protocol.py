@@ -38,7 +38,7 @@ class Talk:
         self.told: list[str] = []
 
     def run(self, line: str) -> None:
-        """Execute this line and return the result."""
+        """Execute this line of the case."""
         name, _, rest = line.partition(" ")
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
@@ -63,9 +63,9 @@ class Talk:
         self._tell()
 
     def _initialize(self, rest: str) -> None:
-        at, *most = rest.split()
+        at, *options = rest.split()
         if self.talk.asking is None:
-            mosts = (int(each.removeprefix("most=")) for each in most)
+            mosts = (int(each.removeprefix("most=")) for each in options)
             self.talk = Conversation("shard-1", _position(at), *mosts)
         self.talk.initialize()
 
@@ -78,8 +78,8 @@ class Talk:
 
     def _checkpoint(self, rest: str) -> None:
         sequence, *sub = rest.split()
-        told = {"action": "checkpoint", "sequenceNumber": sequence if sequence.isdigit() else json.loads(sequence)}
-        self._hear(json.dumps(told | ({"subSequenceNumber": json.loads(*sub)} if sub else {})).encode() + b"\n")
+        message = {"action": "checkpoint", "sequenceNumber": sequence if sequence.isdigit() else json.loads(sequence)}
+        self._hear(json.dumps(message | ({"subSequenceNumber": json.loads(*sub)} if sub else {})).encode() + b"\n")
 
     def _hear(self, *parts: bytes) -> None:
         for part in parts:
@@ -127,11 +127,11 @@ def rewritten(text: str) -> str:
     """Return the cases with today's responses."""
     made = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
-        asked = case.partition("\n----")[0]
+        script = case.partition("\n----")[0]
         talk = Talk()
-        for line in asked.splitlines()[1:]:
+        for line in script.splitlines()[1:]:
             talk.run(line)
-        made.append(f"{asked}\n----\n{talk.end()}\n")
+        made.append(f"{script}\n----\n{talk.end()}\n")
     return "\n".join(made)
 
 
@@ -236,9 +236,9 @@ class TalkMachine(RuleBasedStateMachine):
         assert talk.acknowledged == acknowledged
         assert talk.over == self.over
         for line in talk.data_to_send().splitlines():
-            told = json.loads(line)
-            assert told["action"] == "checkpoint" or told["action"] == self.asking
-            assert len(told.get("records", ())) <= 3
+            message = json.loads(line)
+            assert message["action"] == "checkpoint" or message["action"] == self.asking
+            assert len(message.get("records", ())) <= 3
 
 
 def _refused(step: Callable[[], object]) -> bool:

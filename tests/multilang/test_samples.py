@@ -78,8 +78,8 @@ def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> Children:
     """Return what each child wrote about its records to standard error; a line may arrive in parts."""
     texts = defaultdict[tuple[str, str], str](str)
     for line in daemon.heard():
-        if found := LINE.search(line):
-            texts[found[1], found[2]] += found[3]
+        if match := LINE.search(line):
+            texts[match[1], match[2]] += match[3]
     return {
         child: [(key, int(number), int(sub)) for key, number, sub in record.findall(text)]
         for child, text in texts.items()
@@ -91,10 +91,10 @@ def told_in_file(file: Path) -> Children:
 
     The sample writes no sub-sequence number. The number in the key serves instead, since it rises within an aggregate.
     """
-    found: Children = defaultdict(list)
+    by_child: Children = defaultdict(list)
     for pid, shard, number, key in OF_NODES_SAMPLE.findall(file.read_text() if file.exists() else ""):
-        found[shard, pid].append((key, int(number), int(key.partition("-")[2])))
-    return found
+        by_child[shard, pid].append((key, int(number), int(key.partition("-")[2])))
+    return by_child
 
 
 def read_through_a_split(
@@ -107,7 +107,9 @@ def read_through_a_split(
     """
 
     def await_all_of(keys: list[str]) -> None:
-        until(lambda: {key for told in children().values() for key, _, _ in told} >= {*keys}, "every record", WAIT)
+        until(
+            lambda: {key for records in children().values() for key, _, _ in records} >= {*keys}, "every record", WAIT
+        )
 
     before = put_both_ways(ground, "before", 40)
     await_all_of(before)
@@ -118,13 +120,13 @@ def read_through_a_split(
     after = put_both_ways(ground, "after", 40)
     await_all_of(after)
     assert daemon.end() == 0
-    found = children()
-    assert [[each[1:] for each in told] for told in found.values()] == [
-        sorted(each[1:] for each in told) for told in found.values()
+    by_child = children()
+    assert [[each[1:] for each in records] for records in by_child.values()] == [
+        sorted(each[1:] for each in records) for records in by_child.values()
     ]
-    assert sorted(key for told in found.values() for key, _, _ in told) == sorted(before + after)
-    assert {shard for shard, _ in found} == {f"shardId-00000000000{number}" for number in range(3)}
-    assert len(found) == 3
+    assert sorted(key for records in by_child.values() for key, _, _ in records) == sorted(before + after)
+    assert {shard for shard, _ in by_child} == {f"shardId-00000000000{number}" for number in range(3)}
+    assert len(by_child) == 3
     assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
 
 

@@ -100,16 +100,18 @@ def test_no_record_is_lost_by_children_that_misbehave(
         )
     worker_of = dict[str, str]()
     for each in source.listed:
-        asked = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
-        worker_of |= {pid: worker for worker, pid, _ in asked}
-        given = [pid for _, pid, action in asked if action == "processRecords"]
-        turns = [pid for pid, _ in groupby(given)]
-        assert len(turns) == len({*turns}), f"shard {each.id}: one child was given records while another was: {asked}"
+        messages = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
+        worker_of |= {pid: worker for worker, pid, _ in messages}
+        pids = [pid for _, pid, action in messages if action == "processRecords"]
+        turns = [pid for pid, _ in groupby(pids)]
+        assert len(turns) == len({*turns}), (
+            f"shard {each.id}: one child was given records while another was: {messages}"
+        )
     # The next worker may start while a child that confirmed shutdownRequested ends; in one worker they take turns.
     there = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
-        if record.name == "leasehold.child" and (found := LINE.match(record.message)):
-            shard_id, pid, what = found.groups()
+        if record.name == "leasehold.child" and (match := LINE.match(record.message)):
+            shard_id, pid, what = match.groups()
             # On a slow machine a child may time out before its first request, and so before it has named its shard.
             lives = there[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
@@ -145,7 +147,7 @@ def test_a_shard_whose_end_no_child_answers_ends_at_last(
     # The first child stored no checkpoint, so the second got all records again.
     assert given(parent.id) == [numbers, numbers]
     lines = [LIFE.fullmatch(record.message) for record in caplog.records]
-    lives = [(found[1], found[2]) for found in lines if found]
+    lives = [(match[1], match[2]) for match in lines if match]
     assert [what for shard_, what in lives if shard_ == "p"] == [
         "started",
         "ended with status -9",

@@ -74,8 +74,8 @@ def main(folder: Path, seed: str, worker: str) -> None:
             shard = message["shardId"]
             begun = len(list(folder.glob(f"{shard}.*")))
             draw = random.Random(f"{seed} {shard} {begun}")  # noqa: S311  likewise
-        with (folder / f"asked-{shard}").open("a") as asked:
-            asked.write(f"{worker} {os.getpid()} {action}\n")
+        with (folder / f"asked-{shard}").open("a") as log:
+            log.write(f"{worker} {os.getpid()} {action}\n")
         done = folder / f"{shard}.{os.getpid()}"
         done.touch()
         numbers = [each["sequenceNumber"] for each in message.get("records", ())]

@@ -73,12 +73,12 @@ def keys(batch: Batch) -> list[str]:
 
 def whole(read: ChangePoller) -> list[Record]:
     """Return all records up to the end of a closed shard."""
-    found: list[Record] = []
+    records: list[Record] = []
     while True:
         batch = read.read()
-        found += batch.records
+        records += batch.records
         if batch.ended:
-            return found
+            return records
 
 
 def test_a_change_comes_whole_and_decodes_to_python_values(table: TableStreams, url: str) -> None:
@@ -105,9 +105,9 @@ def test_other_data_is_no_change(data: bytes) -> None:
 
 def test_a_change_from_kinesis_data_streams_for_dynamodb_decodes_too() -> None:
     """Such records have milliseconds, no sequence number, and a differently cased key in `userIdentity`."""
-    told = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
+    change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
     by = {"principalId": "dynamodb.amazonaws.com"}
-    data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": told}).encode()
+    data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": change}).encode()
     made = datetime.fromtimestamp(1_800_000_000.5, UTC)
     assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", made, "dynamodb.amazonaws.com")
 

@@ -46,19 +46,19 @@ class Here:
 
     def received(self, wanted: int, at: str | int | datetime, *, inclusive: bool = False) -> list[EventData]:
         """Return the first events that the official client receives from partition 0."""
-        found: list[EventData] = []
+        events: list[EventData] = []
         client = EventHubConsumerClient.from_connection_string(self.hubs.connection_string(self.hub), "$Default")
 
         def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may pass None
-            found.extend([event] if event else [])
-            if len(found) >= wanted:
+            events.extend([event] if event else [])
+            if len(events) >= wanted:
                 client.close()
 
         limit = threading.Timer(PATIENCE_SECONDS, client.close)
         limit.start()
         client.receive(arrived, partition_id="0", starting_position=at, starting_position_inclusive=inclusive)
         limit.cancel()
-        return found
+        return events
 
     def readers(self, partition: int = 0) -> list[dict[str, Any]]:
         """Return the readers of this partition as the hub sees them."""

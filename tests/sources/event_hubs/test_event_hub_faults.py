@@ -135,12 +135,12 @@ class _Said(EventHubError):
 )
 def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
     """Temporary faults are retried; lasting ones stop the shard."""
-    told = explained(error, ACCESS, "3")
-    assert isinstance(told, SourceUnavailable) == (kind is SourceUnavailable)
+    explanation = explained(error, ACCESS, "3")
+    assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
     with pytest.raises(SourceError, match=said):
-        raise told
-    assert "partition 3" in str(told)
-    assert "hidden" not in str(told)
+        raise explanation
+    assert "partition 3" in str(explanation)
+    assert "hidden" not in str(explanation)
 
 
 class _Credential:
@@ -163,8 +163,8 @@ def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() ->
     refused = _Credential(ClientAuthenticationError("no such identity"))
     with pytest.raises(AuthenticationError, match="no such identity") as raised:
         asyncio.run(AsyncCredential(refused).get_token("scope"))
-    told = explained(raised.value, Access("place", "hub", "$Default"))
-    assert "role 'Azure Event Hubs Data Receiver'" in str(told)
+    explanation = explained(raised.value, Access("place", "hub", "$Default"))
+    assert "role 'Azure Event Hubs Data Receiver'" in str(explanation)
 
 
 @pytest.mark.services
@@ -230,23 +230,23 @@ def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatc
     reader = poller.PartitionReader(
         cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10, clock=lambda: now[0]
     )
-    told = []
+    unlinked = []
     for number, passed in enumerate((0.0, 25.0, 30.0)):
         now[0] += passed
         Feed.events[:] = [Record(b"", str(number))] if passed else []
-        told.append(reader.read().unlinked_seconds)
+        unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
-    told.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().unlinked_seconds)
     taken = EventHubError("taken")
     taken.error = "link:stolen"
     monkeypatch.setattr(Feed, "fault", taken)
-    told.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", None)
-    told.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().unlinked_seconds)
     now[0] += 7.0
     Feed.events[:] = [Record(b"", "5")]
-    told.append(reader.read().unlinked_seconds)
-    assert told == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
+    unlinked.append(reader.read().unlinked_seconds)
+    assert unlinked == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
 
 
 def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +268,8 @@ def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -
     """A slice ends only after its last events had time to arrive."""
     now = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
-    told = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
-    monkeypatch.setattr(source, "Background", lambda: SimpleNamespace(ask=lambda work: work.close() or told))
+    properties = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
+    monkeypatch.setattr(source, "Background", lambda: SimpleNamespace(ask=lambda work: work.close() or properties))
     monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
     hub = source.EventHubsSource(ACCESS)
     assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]

@@ -89,8 +89,8 @@ def test_a_stolen_link_is_said_and_harms_nobody(here: Here) -> None:
     assert texts(collected(loser, 2)) == ["a", "b"]
     new_owner = here.reader(epoch=3)
     assert texts(collected(new_owner, 2)) == ["a", "b"]
-    said = fault(loser)
-    assert (said.records, said.read_to, said.wait_seconds) == ((), None, 10.0)
+    batch = fault(loser)
+    assert (batch.records, batch.read_to, batch.wait_seconds) == ((), None, 10.0)
     assert [reader["epoch"] for reader in here.readers()] == [3]
 
 

@@ -35,8 +35,8 @@ def kept_out(here: Here, reader: PartitionReader, level: int) -> None:
     """Check that the reader fails on each try, gets no events and does not disturb others."""
     here.send(["more"])
     for _ in range(2):
-        said = fault(reader)
-        assert (said.records, said.wait_seconds) == ((), 10.0)
+        batch = fault(reader)
+        assert (batch.records, batch.wait_seconds) == ((), 10.0)
     assert levels(here) == [level]
 
 
@@ -95,18 +95,18 @@ def test_a_reader_without_a_level_is_turned_away_beside_an_owner(here: Here) -> 
     collected_by_owner = here.reader(epoch=3)
     here.send(["a"])
     collected(collected_by_owner, 1)
-    told: list[Exception] = []
+    errors: list[Exception] = []
     client = EventHubConsumerClient.from_connection_string(
         here.hubs.connection_string(here.hub), "$Default", retry_total=0
     )
 
     def failed(_context: object, error: Exception) -> None:
-        told.append(error)
+        errors.append(error)
         client.close()
 
     with client:
         client.receive(lambda _context, _event: None, partition_id="0", on_error=failed, starting_position="-1")
-    assert "non-epoch receiver is not allowed" in str(told[0])
+    assert "non-epoch receiver is not allowed" in str(errors[0])
     assert levels(here) == [3]
 
 
@@ -138,5 +138,9 @@ def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pyt
         f"event hub {here.hub!r}, partition 0: 2 events behind number 0 are gone, past retention"
     ]
     with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
-        told = client.get_partition_properties("0")
-    assert (told["beginning_sequence_number"], told["last_enqueued_sequence_number"], told["is_empty"]) == (3, 3, False)
+        properties = client.get_partition_properties("0")
+    assert (
+        properties["beginning_sequence_number"],
+        properties["last_enqueued_sequence_number"],
+        properties["is_empty"],
+    ) == (3, 3, False)

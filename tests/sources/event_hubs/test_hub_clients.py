@@ -46,8 +46,8 @@ def test_the_client_starts_where_it_asks_to(here: Here) -> None:
     here.send(["a", "b", "c", "d"])
     third = collected(here.source(group="second").open(Lease("0"), TRIM_HORIZON), 4)[2].event
     assert third.offset != str(third.sequence_number)
-    found = here.received(2, third.sequence_number, inclusive=True)
-    assert (found[0].body_as_str(), found[0].offset) == ("c", third.offset)
+    events = here.received(2, third.sequence_number, inclusive=True)
+    assert (events[0].body_as_str(), events[0].offset) == ("c", third.offset)
 
 
 def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here) -> None:

@@ -39,10 +39,12 @@ def test_a_table_of_another_group_is_refused_and_left_alone(here: Here) -> None:
     store, first = MemoryStore(), f"{here.hubs.namespace}/{here.hub}/$default"
     made = turn(here, store)
     assert [(lease.key, lease.stream) for lease in made.leases] == [("0", first), ("1", first)]
-    told = f"lease '0': the hub and group it names is {first}, not {here.hubs.namespace}/{here.hub}/second: give each"
+    message = (
+        f"lease '0': the hub and group it names is {first}, not {here.hubs.namespace}/{here.hub}/second: give each"
+    )
     with pytest.raises(SourceError) as raised:
         turn(here, store, group="second")
-    assert str(raised.value).startswith(told.replace("$Default", "$default"))
+    assert str(raised.value).startswith(message.replace("$Default", "$default"))
     assert store.list() == made
     assert turn(here, store).leases[0].stream == first
 

@@ -75,8 +75,8 @@ def _token(resource: str, key: str = KEY) -> Message:
 
 
 def _status(token: Message) -> int:
-    said = cast("dict[str, int]", authorised(token, KEY).properties)
-    return said["status-code"]
+    properties = cast("dict[str, int]", authorised(token, KEY).properties)
+    return properties["status-code"]
 
 
 @pytest.mark.parametrize("mode", [Link.SND_SETTLED, Link.SND_UNSETTLED, Link.SND_MIXED])

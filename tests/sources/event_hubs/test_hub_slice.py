@@ -13,16 +13,16 @@ pytestmark = pytest.mark.services
 def read(here: Here, cut: Slice, partition: str, start: Position) -> list[str]:
     """Return the events of a partition's part of the slice, once its reader has ended."""
     reader = cut.source(here.plain).open(Lease(partition), start)
-    found: list[str] = []
+    bodies: list[str] = []
 
     def ended() -> bool:
         batch = reader.read()
-        found.extend(texts(batch.records))
+        bodies.extend(texts(batch.records))
         return batch.ended
 
     until(ended)
     reader.close()
-    return found
+    return bodies
 
 
 def test_a_partition_ends_where_the_slice_does(here: Here) -> None:

@@ -114,13 +114,13 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
     """An idle link alone is no proof of progress, so a hanging hub does not show lag 0."""
     assert {status.word for status in world.live(100 + after)} == {"OK"}
     world.service.hangs = True
-    *_, said = world.live(61)
-    assert (said.word, "nothing was heard of it for" in said.says) == ("STALLED", True)
-    *_, said = world.live(60)
-    assert (said.word, "no answer within 30 s" in said.says, Link.opened) == ("STALLED", True, 1)
+    *_, last = world.live(61)
+    assert (last.word, "nothing was heard of it for" in last.says) == ("STALLED", True)
+    *_, last = world.live(60)
+    assert (last.word, "no answer within 30 s" in last.says, Link.opened) == ("STALLED", True, 1)
     world.service.hangs = False
-    *_, said = world.live(100)
-    assert said.ok
+    *_, last = world.live(100)
+    assert last.ok
 
 
 def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
@@ -141,11 +141,11 @@ def test_a_link_that_brings_nothing_of_what_is_there_is_opened_again(world: Worl
     """The partition's properties show that events exist, although the link receives none."""
     list(world.live(40))
     world.service.last = 3
-    *_, said = world.live(100)
-    assert (said.ok, Link.opened) == (False, 2)
+    *_, last = world.live(100)
+    assert (last.ok, Link.opened) == (False, 2)
     Link.events[:] = [Record(b"", str(number)) for number in (1, 2, 3)]
-    *_, said = world.live(40)
-    assert (said.word, Link.events) == ("OK", [])
+    *_, last = world.live(40)
+    assert (last.word, Link.events) == ("OK", [])
 
 
 def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world: World) -> None:
@@ -163,12 +163,12 @@ def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
     """A busy service may also reject the request for properties."""
     list(world.live(29))
     world.service.refusal = OSError("busy")
-    *_, said = world.live(80)
-    assert (said.word, "busy: nothing was heard" in said.says) == ("STALLED", True)
+    *_, last = world.live(80)
+    assert (last.word, "busy: nothing was heard" in last.says) == ("STALLED", True)
     assert world.service.requests <= 80 / poller.ASK_SECONDS + 1
     world.service.refusal = None
-    *_, said = world.live(60)
-    assert said.ok
+    *_, last = world.live(60)
+    assert last.ok
 
 
 def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:

@@ -20,12 +20,12 @@ PATH = "/$servicebus/websocket"
 @contextmanager
 def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     """Run a gateway from websockets to AMQP; return its port and the protocols that clients requested."""
-    asked: list[str] = []
+    protocols: list[str] = []
 
     async def carry(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=["AMQPWSB10"])
         await socket.prepare(request)
-        asked.append(socket.ws_protocol or "")
+        protocols.append(socket.ws_protocol or "")
         coming, going = await asyncio.open_connection(HOST, to)
         back = asyncio.create_task(_back(coming, socket))
         async for message in socket:
@@ -41,7 +41,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     loop.ask(runner.setup())
     loop.ask(web.TCPSite(runner, HOST, port).start())
-    yield port, asked
+    yield port, protocols
     loop.ask(runner.cleanup())
     loop.close()
 
@@ -58,7 +58,7 @@ async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The option works behind a firewall that closes port 5671."""
     here.send(["a", "b", "c"])
-    with gateway(here.hubs.service.port) as (port, asked):
+    with gateway(here.hubs.service.port) as (port, protocols):
         # The client always uses port 443 for websockets, which is privileged here.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
         source = here.source(transport="websockets")
@@ -67,7 +67,7 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
         assert texts(collected(reader, 3)) == ["a", "b", "c"]
         reader.close()
         source.close()
-    assert set(asked) == {"AMQPWSB10"}
+    assert set(protocols) == {"AMQPWSB10"}
 
 
 @pytest.mark.services
@@ -76,7 +76,7 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
 def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
     here.send(["a", "b"])
-    with gateway(here.hubs.service.port) as (port, asked):
+    with gateway(here.hubs.service.port) as (port, protocols):
         direct = given == "NO_PROXY"
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
         proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
@@ -90,7 +90,7 @@ def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pyte
         assert texts(collected(reader, 2)) == ["a", "b"]
         reader.close()
         source.close()
-    assert set(asked) == {"AMQPWSB10"}
+    assert set(protocols) == {"AMQPWSB10"}
 
 
 @pytest.mark.parametrize(

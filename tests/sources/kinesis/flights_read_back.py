@@ -86,20 +86,20 @@ def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str
 
 def _handed_over(worker: Child, count: int) -> Content:
     content: Content = {}
-    told = Tail(worker.out, event_of)
+    tail = Tail(worker.out, event_of)
     try:
         silent = time.monotonic()
-        while (had := size(content)) < count:
+        while (count_read := size(content)) < count:
             assert worker.running, worker.said
             assert time.monotonic() < silent + SILENCE_SECONDS, (
-                f"{worker.name}: {had} of {count} records, then silence\n{worker.said}"
+                f"{worker.name}: {count_read} of {count} records, then silence\n{worker.said}"
             )
-            _take(content, told.more())
-            silent = time.monotonic() if size(content) > had else silent
+            _take(content, tail.more())
+            silent = time.monotonic() if size(content) > count_read else silent
             time.sleep(0.1)
         worker.ask_to_end()
         worker.wait()
-        _take(content, told.more())
+        _take(content, tail.more())
     finally:
         worker.kill()
     return content
@@ -117,30 +117,30 @@ def size(content: Content) -> int:
 
 def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
     """Return each shard's user records, for comparing two results including their order."""
-    return {shard: [(place, *told) for place, told in rows.items()] for shard, rows in content.items()}
+    return {shard: [(place, *fields) for place, fields in rows.items()] for shard, rows in content.items()}
 
 
 def _main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--count", type=int, default=ROWS, help="flights (%(default)s)")
-    asked.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
-    asked.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=ROWS, help="flights (%(default)s)")
+    parser.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
+    parser.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
+    options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))
     with kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
         client, at = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
         stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
-        found = list(stored(client, stream))
-        print(judged(rows, found, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
-        there = lying(found)
-        print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(found)} Kinesis records")
+        records = list(stored(client, stream))
+        print(judged(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
+        there = lying(records)
+        print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(records)} Kinesis records")
         for reader in (*options.kcl, "ours"):
             began = time.monotonic()
             where = at, stream, size(there), Path(folder)
             content = read_by_ours(*where) if reader == "ours" else read_by_java(*where, reader)
-            said = "the same" if in_order(content) == in_order(there) else "OTHERS"
-            print(f"{reader}: {size(content)} user records, {said}, {time.monotonic() - began:.0f} s", flush=True)
+            verdict = "the same" if in_order(content) == in_order(there) else "OTHERS"
+            print(f"{reader}: {size(content)} user records, {verdict}, {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

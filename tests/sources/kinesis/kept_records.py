@@ -47,5 +47,5 @@ def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any
 
 def refused(code: str) -> ClientError:
     """Return the service's rejection of a whole request."""
-    told: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
-    return ClientError(told, "PutRecords")
+    response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    return ClientError(response, "PutRecords")

@@ -128,14 +128,16 @@ def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, w
     doubtful = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
     twice = [data for data, count in times.items() if count > 1]
     places = {(data, place) for _, data, place in seen}
-    told = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
+    results = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
     return Verdict(
         lost=len(sent - times.keys()),
         extra=len(times.keys() - sent),
         disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in seen))),
         twice=len(twice),
         unexplained=sum(data not in doubtful for data in twice),
-        misreported=sum((data, (w.shard, w.sequence_number, w.sub_sequence_number)) not in places for data, w in told),
+        misreported=sum(
+            (data, (w.shard, w.sequence_number, w.sub_sequence_number)) not in places for data, w in results
+        ),
         dropped=dropped,
     )
 

@@ -47,13 +47,13 @@ def test_columns_say_what_records_say() -> None:
     batch, in_columns = read(*ROWS)
     rows = in_columns(batch.records)
     assert rows.schema == SCHEMA
-    told = rows.to_pylist()
+    columns = rows.to_pylist()
     names = ("data", "shardId", "streamName", "partitionKey", "explicitHashKey", "sequenceNumber", "subSequenceNumber")
-    assert [tuple(each[name] for name in names) for each in told] == [
+    assert [tuple(each[name] for name in names) for each in columns] == [
         (each.data, "shard-0", "orders", each.partition_key, None, each.sequence_number, each.sub_sequence_number)
         for each in batch.records
     ]
-    times = [each["approximateArrivalTimestamp"] for each in told]
+    times = [each["approximateArrivalTimestamp"] for each in columns]
     assert [each and each.timestamp() for each in times] == [1_767_312_000.123, None, None]
 
 

@@ -73,17 +73,17 @@ def test_a_source_that_is_closed_closes_its_connections(monkeypatch: pytest.Monk
 def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """One retry saves a wait of the poller; more would block a thread inside boto3."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
-    asked: list[str] = []
+    requests: list[str] = []
 
     def fail(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
-        asked.append(request.url)
+        requests.append(request.url)
         return AWSResponse(request.url, 500, HTTPHeaders(), Raw(b"{}"))
 
     client = reading_client("eu-west-1", None)
     client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", fail))
     with pytest.raises(ClientError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
@@ -93,17 +93,17 @@ def test_every_form_of_a_time_is_understood(told: object) -> None:
 
 def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
     """A retry would block the reading thread for another timeout."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def wait(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
-        asked.append(request.url)
+        requests.append(request.url)
         raise ReadTimeoutError(endpoint_url=request.url)
 
     client = reading_client("eu-west-1", None)
     client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", wait))
     with pytest.raises(ReadTimeoutError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,4 +52,4 @@ def test_the_table_says_what_the_jar_says() -> None:
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
     answers = kcl_jar.verdicts((case.data, case.first, case.last) for case, _ in TABLE)
-    assert answers == [kept for _, kept in TABLE]
+    assert answers == [records for _, records in TABLE]

@@ -355,38 +355,38 @@ def test_closing_while_a_slow_handler_is_waited_for_ends_the_thread() -> None:
 
 def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver closes before it wakes its thread, so the thread never waits for room again."""
-    asked = list[None]()
+    acquired = list[None]()
 
     class Handing(Semaphore):
         """A semaphore whose release returns once the waiting thread waits again or ends."""
 
         def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-            asked.append(None)
+            acquired.append(None)
             return super().acquire(blocking, timeout)
 
         def release(self, n: int = 1) -> None:
-            before = len(asked)
+            before = len(acquired)
             super().release(n)
-            until(lambda: len(asked) > before or feed.over, "the thread goes on")
+            until(lambda: len(acquired) > before or feed.over, "the thread goes on")
 
     monkeypatch.setattr(fan_out, "Semaphore", Handing)
     feed = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
-    until(lambda: len(asked) > EVENTS_WAITING, "there is no more room")
+    until(lambda: len(acquired) > EVENTS_WAITING, "there is no more room")
     feed.close()
     until(lambda: feed.over, "the thread is gone")
 
 
 def test_a_subscription_that_is_granted_after_its_end_is_left_unread() -> None:
     """If the lease was lost in the meantime, the thread closes the subscription without waiting for an event."""
-    stream, asked, granted = Counted(50), Event(), Event()
+    stream, begun, granted = Counted(50), Event(), Event()
 
     def subscribe() -> "Stream":
-        asked.set()
+        begun.set()
         assert granted.wait(30)
         return cast("Stream", stream)
 
     feed = SubscriptionReceiver(subscribe)
-    assert asked.wait(30)
+    assert begun.wait(30)
     feed.close()
     granted.set()
     until(lambda: feed.over, "the thread is gone")
@@ -527,9 +527,10 @@ def test_where_there_is_no_room_for_a_consumer_shards_are_polled_with_one_warnin
         stage.clock.now += 1
     batches = [next_batch(reader) for reader in readers]
     assert [(numbers(batch), batch.wait_seconds) for batch in batches] == [([("5", 0)], 0.5)] * 2
-    said = [each.message for each in caplog.records if each.levelno == logging.WARNING]
-    assert [text for text in said if "CBOR" not in text] == said[:1]  # the warning that this service speaks JSON
-    assert said[0].startswith("stream orders takes no consumer 'app', so its shards are polled: ")
+    warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    # The other warning is that this service speaks JSON.
+    assert [text for text in warnings if "CBOR" not in text] == warnings[:1]
+    assert warnings[0].startswith("stream orders takes no consumer 'app', so its shards are polled: ")
 
 
 def test_a_consumer_that_was_deregistered_is_registered_anew(staged: Callable[..., Stage]) -> None:

@@ -70,18 +70,18 @@ def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """A real service confirms the position at which the next subscription starts."""
-    asked: list[str] = []
+    positions: list[str] = []
     client.meta.events.register(
         "provide-client-params.kinesis.SubscribeToShard",
-        lambda params, **_: asked.append(params["StartingPosition"]["Type"]),
+        lambda params, **_: positions.append(params["StartingPosition"]["Type"]),
     )
     sent: list[str] = []
     seen: list[str] = []
-    while len(asked) < 3:
+    while len(positions) < 3:
         sent += put(client, stream, 5)
         read(reader, seen)
     until(lambda: read(reader, seen) or len(seen) >= len(sent), "all of it came")
-    assert (seen, asked) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+    assert (seen, positions) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
 
 
 def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: "KinesisClient", stream: str) -> None:
@@ -128,6 +128,6 @@ def test_a_stream_that_takes_no_more_consumers_is_polled(
     sent = put(client, stream, 5)
     seen: list[str] = []
     until(lambda: read(reader, seen) or len(seen) >= 5, "it was polled")
-    said = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
-    assert (seen, len(said)) == (sent, 1)
-    assert said[0].startswith(f"stream {stream} takes no consumer 'app', so its shards are polled: ")
+    messages = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
+    assert (seen, len(messages)) == (sent, 1)
+    assert messages[0].startswith(f"stream {stream} takes no consumer 'app', so its shards are polled: ")

@@ -22,9 +22,9 @@ def test_java_and_ours_read_a_reshaped_stream_alike(
         pytest.skip(f"the Java KCL is not run: no {absent}")
     rows = list(flights(8000))
     stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
-    found = list(stored(client, stream))
-    assert evolve(judged(rows, found, faulty, writings), twice=0, dropped=0) == FINE
-    there, at = lying(found), Places(kinesis_url, dynamodb_local_url)
+    records = list(stored(client, stream))
+    assert evolve(judged(rows, records, faulty, writings), twice=0, dropped=0) == FINE
+    there, at = lying(records), Places(kinesis_url, dynamodb_local_url)
     assert len(there) == 2 + 4 + 2
     ours = read_by_ours(at, stream, size(there), tmp_path)
     java = read_by_java(at, stream, size(there), tmp_path, VERSION)

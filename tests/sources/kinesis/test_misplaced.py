@@ -44,24 +44,24 @@ def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
     whole = deaggregate(data, "outer", None, None)
     if not whole.aggregated:
         return list(whole)
-    kept = list[UserRecord]()
+    users = list[UserRecord]()
     for user in whole:
         place = hash_of(user.partition_key or "") if user.explicit_hash_key is None else number(user.explicit_hash_key)
         if place is None:
             break
-        kept += [user] if hash_range[0] <= place <= hash_range[1] else []
-    return kept
+        users += [user] if hash_range[0] <= place <= hash_range[1] else []
+    return users
 
 
 def check(data: bytes, hash_range: HashRange) -> None:
     """Compare both settings with each other and with the expected records."""
-    kept, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
-    assert list(kept) == by_hand(data, hash_range)
-    assert len(kept) + kept.dropped == len(dropping) + dropping.dropped
+    keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
+    assert list(keeping) == by_hand(data, hash_range)
+    assert len(keeping) + keeping.dropped == len(dropping) + dropping.dropped
     if dropping.reason is Reason.OUT_OF_RANGE:
-        assert (list(dropping), kept.dropped > 0) == ([], True)
+        assert (list(dropping), keeping.dropped > 0) == ([], True)
     else:
-        assert (list(kept), kept.reason) == (list(dropping), dropping.reason)
+        assert (list(keeping), keeping.reason) == (list(dropping), dropping.reason)
 
 
 @pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
@@ -248,8 +248,8 @@ def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Mispl
 def test_a_malformed_aggregate_is_told_so_although_it_is_misplaced_too() -> None:
     """Strict mode reports the broken producer."""
     broken = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
-    found = deaggregate(broken, "a", None, LOWER)
-    assert (list(found), found.reason, found.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
+    users = deaggregate(broken, "a", None, LOWER)
+    assert (list(users), users.reason, users.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
 
 
 @pytest.mark.parametrize("opened", [poller, subscribed, in_columns])

@@ -320,8 +320,8 @@ def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCa
     answer(stub, "i-2", "i-3", row(12))
     reader = poller(stub, Position("5"))
     assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
-    said = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
-    assert [each.message.startswith(said) for each in caplog.records] == [True]
+    warning = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
+    assert [each.message.startswith(warning) for each in caplog.records] == [True]
 
 
 def _raising(error: Exception) -> Callable[..., object]:
@@ -485,26 +485,26 @@ def test_aggregates_are_kept_where_the_service_spreads_records(
 
 def test_events_carry_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions may distinguish streams by ARN. The account is unknown until the service was asked."""
-    told = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
-    summary = {"StreamARN": told, "StreamCreationTimestamp": ARRIVED}
+    arn = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
+    summary = {"StreamARN": arn, "StreamCreationTimestamp": ARRIVED}
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
     orders = source(stub)
     assert orders.arn("orders") == f"arn:aws:kinesis:{stub.client.meta.region_name}::stream/orders"
     identity = orders.identity()
-    assert orders.arn("orders") == told
+    assert orders.arn("orders") == arn
     streams = KinesisStreams([orders])
     assert streams.reads(Lease("k", stream=identity))
-    assert streams.arn(identity) == told
+    assert streams.arn(identity) == arn
 
 
 def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The account's quota is 20 per second: 1,000 workers of ten shards sent 186,000 requests before all had read."""
-    now, asked = [0.0], list[float]()
+    now, calls = [0.0], list[float]()
 
     def described(**_: object) -> dict[str, Any]:
-        asked.append(now[0])
+        calls.append(now[0])
         if now[0] < 100.0:
             raise ClientError({"Error": {"Code": "LimitExceededException"}}, "DescribeStreamSummary")
         return {"StreamDescriptionSummary": {}}
@@ -514,11 +514,11 @@ def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards
     for shard in range(10):
         with pytest.raises(SourceUnavailable):
             stream.open(Lease(f"s-{shard}"), TRIM_HORIZON)
-    assert asked == [0.0]
+    assert calls == [0.0]
     now[0] = 100.0
     for shard in range(10):
         stream.open(Lease(f"s-{shard}"), TRIM_HORIZON)
-    assert asked == [0.0, 100.0]
+    assert calls == [0.0, 100.0]
 
 
 def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) -> None:

@@ -41,8 +41,8 @@ def test_lines_are_produced_by_column_member_and_whole(
     file.write_bytes(b"a,1\nb,2\n\na,3")
     assert _leasehold("produce", source, str(file), "--key", "field:1")[0] == 0
     assert _leasehold("produce", source, "--key", "json:c", given=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
-    status, said, _ = _leasehold("produce", source, given=b"whole\n")
-    assert (status, said.split(",")[0]) == (0, "1 records written")
+    status, output, _ = _leasehold("produce", source, given=b"whole\n")
+    assert (status, output.split(",")[0]) == (0, "1 records written")
     rows = Counter(
         (user.partition_key, user.data)
         for each in stored(client, stream)
@@ -152,11 +152,11 @@ def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     process.stdin.flush()
-    while not (found := [each.data for each in stored(client, stream)]):
+    while not (written := [each.data for each in stored(client, stream)]):
         pass  # the line is being sent; wait until the stream has it
     os.kill(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert (process.returncode, found, said.split(b",")[0]) == (0, [b"one"], b"1 records written")
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, written, output.split(b",")[0]) == (0, [b"one"], b"1 records written")
 
 
 def _line(data: bytes, **fields: str) -> bytes:
@@ -204,12 +204,12 @@ def test_records_are_taken_apart_line_by_line() -> None:
 
 
 def test_a_record_that_the_range_drops_is_counted() -> None:
-    given = _line(AGGREGATE)
-    asked = ("deaggregate", "--hash-range", "0", "9", "--json")
-    status, out, err = _leasehold(*asked, "--misplaced", "drop", given=given)
+    line = _line(AGGREGATE)
+    command = ("deaggregate", "--hash-range", "0", "9", "--json")
+    status, out, err = _leasehold(*command, "--misplaced", "drop", given=line)
     assert (status, out) == (0, "")
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 2}, "compiled": False}
-    status, out, err = _leasehold(*asked, given=given)
+    status, out, err = _leasehold(*command, given=line)
     (row,) = map(json.loads, out.splitlines())
     assert (status, row["data"], row["sub_sequence_number"]) == (0, "Mg==", 1)
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 1}, "compiled": False}

@@ -51,12 +51,12 @@ def test_flights_keep_their_order_through_splits_merges_and_faults(client: Kines
     """No row is lost, reordered or repeated when a stream is resharded under load."""
     rows = list(flights(8000))
     name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
-    found = list(stored(client, name))
-    verdict = judged(rows, found, faulty, writings)
+    records = list(stored(client, name))
+    verdict = judged(rows, records, faulty, writings)
     assert evolve(verdict, twice=0, dropped=0) == FINE
     assert producer.metrics["UserRecordsPut"] == len(rows)
     assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
-    assert len({each.shard for each in found}) == 2 + 4 + 2
+    assert len({each.shard for each in records}) == 2 + 4 + 2
 
 
 @pytest.mark.more
@@ -64,15 +64,17 @@ def test_all_flights_of_a_year(client: KinesisClient) -> None:
     """A year of rows is stored correctly, and the KCL reads the same rows as we do."""
     rows = list(flights())
     name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
-    found = list(stored(client, name))
-    verdict = judged(rows, found, faulty, writings)
+    records = list(stored(client, name))
+    verdict = judged(rows, records, faulty, writings)
     print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  figures to read
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
-    kept = kcl_jar.verdicts((each.data, *each.hash_range) for each in found)
-    ours = [deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop").rows for each in found]
-    assert [[row[2] for row in rows] for rows in kept] == [[row[2] for row in rows] for rows in ours]
+    users = kcl_jar.verdicts((each.data, *each.hash_range) for each in records)
+    ours = [
+        deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop").rows for each in records
+    ]
+    assert [[row[2] for row in rows] for rows in users] == [[row[2] for row in rows] for rows in ours]
 
 
 def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> None:
@@ -81,13 +83,13 @@ def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> 
         writings = [producer.put(b"%d" % place, f"k{place % 5}", None if place % 2 else "7") for place in range(40)]
         assert not any(writing.done for writing in writings)
         assert producer.flush(timeout=30)
-        told = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
+        payloads = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
     there = {
         Written(each.shard, each.sequence_number, user.sub_sequence_number): user.data
         for each in stored(client, stream)
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
     }
-    assert told == there
+    assert payloads == there
 
 
 def test_a_stream_that_spreads_its_records_is_refused(client: KinesisClient, stream: str) -> None:

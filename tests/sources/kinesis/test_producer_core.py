@@ -181,8 +181,8 @@ def test_a_record_waits_for_company_and_no_longer() -> None:
 
 def test_a_full_aggregate_does_not_wait() -> None:
     core = a_core(linger_seconds=60.0, least_bytes=1000)
-    told = [core.put(an_entry(ticket)) for ticket in range(12)]
-    assert told == [True, *[False] * 8, True, False, False]
+    results = [core.put(an_entry(ticket)) for ticket in range(12)]
+    assert results == [True, *[False] * 8, True, False, False]
     assert len(core.request(0.0)) == 1
 
 
@@ -219,9 +219,9 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
     shards = [
         Shard(f"s{at}", hash_range=(at * step, last if at == count - 1 else (at + 1) * step - 1)) for at in range(count)
     ]
-    found = mapped(shards)
-    assert found is not None
-    core, served = Core(found, Settings(linger_seconds=0.0)), Counter[str]()
+    shard_map = mapped(shards)
+    assert shard_map is not None
+    core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
         now = 10.0 * turn
         for at in range(count):
@@ -274,6 +274,6 @@ def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
     """Two shards never claim the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
-    found = mapped([Shard("p", hash_range=HASH_KEYS), *children])
-    assert found is not None
-    assert [found.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]
+    shard_map = mapped([Shard("p", hash_range=HASH_KEYS), *children])
+    assert shard_map is not None
+    assert [shard_map.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

@@ -34,15 +34,15 @@ SECONDS = 30.0
 
 def outcomes(writings: list[Writing]) -> list[str]:
     """Wait for each record; return the class of its error, or an empty string."""
-    found = []
+    errors = []
     for writing in writings:
         try:
             writing.result(SECONDS)
         except ProducerError as error:
-            found.append(type(error).__name__)
+            errors.append(type(error).__name__)
         else:
-            found.append("")
-    return found
+            errors.append("")
+    return errors
 
 
 # Types
@@ -229,10 +229,10 @@ def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object
     client, answers = cast("Any", Taking()), iter([answer])
 
     def put_records(**request: object) -> object:
-        for told in answers:
-            if isinstance(told, Exception):
-                raise told
-            return told
+        for response in answers:
+            if isinstance(response, Exception):
+                raise response
+            return response
         return Taking.put_records(client, **request)
 
     client.put_records = put_records
@@ -247,14 +247,14 @@ def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object
 @contextmanager
 def silence() -> Iterator[tuple[Kept, Event]]:
     """Return a client whose requests get no response until the block ends; the event is set once one is sent."""
-    asked, over = Event(), Event()
+    begun, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        asked.set()
+        begun.set()
         over.wait(SECONDS)
 
     try:
-        yield Kept(hang), asked
+        yield Kept(hang), begun
     finally:
         over.set()
 
@@ -263,10 +263,10 @@ def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_se
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A timeout is no success, and does not wait for the current request."""
-    with silence() as (client, asked):
+    with silence() as (client, requested):
         producer = producing(client)
         writings = [producer.put(b"%d" % place, "k") for place in range(7)]
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         assert not producer.close(0.0)
         assert outcomes(writings) == ["ProducerError"] * 7
     assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
@@ -277,11 +277,11 @@ def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_se
 def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_threads() -> None:
     """Its records are written even if its owner dropped it."""
     before = set(threading.enumerate())
-    with silence() as (client, asked):
+    with silence() as (client, requested):
         producer = producing(client, linger_seconds=0.0)
         writings = [producer.put(b"%d" % place, "k") for place in range(7)]
         threads = set(threading.enumerate()) - before
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         del producer
         gc.collect()
         assert all(thread.is_alive() for thread in threads)
@@ -322,10 +322,10 @@ def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
 
 def test_a_flush_goes_on_when_another_one_ends() -> None:
     """Each flush disables lingering until its own end."""
-    asked, over = Event(), Event()
+    begun, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        asked.set()
+        begun.set()
         over.wait(SECONDS)
 
     client, ended = Kept(hang), list[bool]()
@@ -333,7 +333,7 @@ def test_a_flush_goes_on_when_another_one_ends() -> None:
     producer.put(b"a", "k")
     waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
     waiting.start()
-    assert asked.wait(SECONDS)
+    assert begun.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
     over.set()
@@ -386,10 +386,10 @@ def in_fork(call: Callable[[], object]) -> str:
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        found = told.read()
+    with os.fdopen(reading) as pipe:
+        result = pipe.read()
     os.waitpid(child, 0)
-    return found
+    return result
 
 
 DOORS: dict[str, Callable[[Producer, Writing], object]] = {
@@ -442,10 +442,10 @@ def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
 ) -> None:
     """All producers share one timeout, and each that could not send everything logs one line."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
-    with silence() as (client, asked):
+    with silence() as (client, requested):
         stuck = producing(client)
         writings = [stuck.put(b"%d" % place, "k") for place in range(100)]
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         module._drain_at_exit()  # noqa: SLF001
         assert outcomes(writings) == ["ProducerError"] * 100
     with pytest.raises(ProducerError, match="closed"):

@@ -216,11 +216,11 @@ def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_error_has_the_same_fields_in_both_forms() -> None:
-    told = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
+    fault = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
     caught = []
     for wire, form in (("cbor", in_cbor), ("json", in_json)):
         client = client_of("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
-        attached(client, form(SHARDS), form(told, 400))
+        attached(client, form(SHARDS), form(fault, 400))
         client.list_shards(StreamName="orders")
         with pytest.raises(ClientError) as error:
             client.put_records(StreamName="orders", Records=PutRows([{"Data": b"x", "PartitionKey": "k"}]))
@@ -280,11 +280,11 @@ def test_services_store_what_was_put(service: str, form: str, request: pytest.Fi
     with Producer(client, name, Settings(linger_seconds=0.0)) as producer:
         for data, key in put:
             producer.put(data, key)
-    found = [
+    stored_records = [
         (user.data, user.partition_key)
         for each in stored(client, name)
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
     ]
-    assert sorted(found) == sorted(put)
+    assert sorted(stored_records) == sorted(put)
     assert forms == {form}
     client.close()

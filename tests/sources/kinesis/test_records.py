@@ -45,8 +45,8 @@ def placing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def row(number: int, data: bytes) -> dict[str, object]:
     """Return a record as the service sends it."""
-    told = {"Data": data, "SequenceNumber": str(number), "PartitionKey": f"k{number}"}
-    return told | {"ApproximateArrivalTimestamp": MILLISECONDS + number}
+    fields = {"Data": data, "SequenceNumber": str(number), "PartitionKey": f"k{number}"}
+    return fields | {"ApproximateArrivalTimestamp": MILLISECONDS + number}
 
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
@@ -138,8 +138,8 @@ def test_a_record_that_is_done_is_left_out(done: tuple[int, int, int], left: int
 def test_explicit_hash_keys_come_with_their_records(done: tuple[int, int, int] | None, left: list[str | None]) -> None:
     """A handler that writes records on can choose the same shard as the producer."""
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
-    found = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
-    assert [each.explicit_hash_key for each in found] == left
+    records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
+    assert [each.explicit_hash_key for each in records] == left
 
 
 def test_a_record_without_a_partition_key_is_accepted() -> None:
@@ -158,18 +158,18 @@ def test_reading_makes_no_object_for_a_record() -> None:
 
 def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the records of an aggregate that `deaggregate` keeps whole in either mode, else None."""
-    found, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
-    assert (found == dropping) or found.reason != "aggregated"
-    if found.reason != "aggregated":
+    keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
+    assert (keeping == dropping) or keeping.reason != "aggregated"
+    if keeping.reason != "aggregated":
         return None
-    told = enumerate(zip(found.keys, found.hash_keys, found.datas, strict=True))
-    return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in told)
+    users = enumerate(zip(keeping.keys, keeping.hash_keys, keeping.datas, strict=True))
+    return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in users)
 
 
 def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the same records, read lazily; None if lazy reading does not apply."""
-    found = kept_whole(data, "7", 1.5, hash_range)
-    return None if found is None else cast("tuple[Record, ...]", tuple(found))
+    records = kept_whole(data, "7", 1.5, hash_range)
+    return None if records is None else cast("tuple[Record, ...]", tuple(records))
 
 
 def test_a_record_read_where_it_lies_is_the_one_of_deaggregate() -> None:
@@ -244,8 +244,8 @@ def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
     for beyond in (-1, 2):
         with pytest.raises(IndexError):
             views[beyond]
-    told = columns_of(views)
-    assert (_values(told), told.sealed) == (_values(expected), True)
+    columns = columns_of(views)
+    assert (_values(columns), columns.sealed) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)
     columns_of(cast("list[RecordTypeDef]", rows))
     assert rows == []

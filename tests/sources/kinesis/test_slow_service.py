@@ -250,14 +250,14 @@ def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
     service = SlowService(slow={"describe_stream_consumer": 12.0})
     patience = CallPatience(service.clients(), insists=True)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=patience)
-    found: list[str | None] = []
+    arns: list[str | None] = []
     for _ in range(3):
         service.clock.now += 1.0
         try:
-            found.append(consumer.arn())
+            arns.append(consumer.arn())
         except SourceUnavailable:
-            found.append(None)
-    assert (found, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
+            arns.append(None)
+    assert (arns, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
 
 
 def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
@@ -369,8 +369,8 @@ def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> Non
     reader = reader_of(service)
     reader.read()
     service.delay = 12.0
-    told: Any = {"Error": {"Code": "ExpiredIteratorException"}}
-    service.raises["get_records"] = ClientError(told, "GetRecords")
+    error: Any = {"Error": {"Code": "ExpiredIteratorException"}}
+    service.raises["get_records"] = ClientError(error, "GetRecords")
     assert [len(reader.read().records) for _ in range(4)] == [0, 0, 0, 1]
     assert [name for name, _ in service.asked][-2:] == ["get_shard_iterator", "get_records"]
 
@@ -464,8 +464,8 @@ class _Late(BaseHTTPRequestHandler):
             self.go_on.wait(30.0)
             self.close_connection = True
             return
-        told: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
-        body = json.dumps({"ShardIterator": "i"} if operation == "GetShardIterator" else told).encode()
+        response: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
+        body = json.dumps({"ShardIterator": "i"} if operation == "GetShardIterator" else response).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/x-amz-json-1.1")
         self.send_header("Content-Length", str(len(body)))
@@ -503,7 +503,7 @@ def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     made: list[float] = []
-    with late_server(patient=3) as (url, asked):
+    with late_server(patient=3) as (url, operations):
 
         def make(seconds: float) -> Any:  # noqa: ANN401  a client
             made.append(seconds)
@@ -514,5 +514,5 @@ def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyP
         batches = [reader.read() for _ in range(4)]
         clients.close()
     assert [batch.behind_seconds for batch in batches] == [None, None, None, 0.0]
-    assert asked == [*["GetShardIterator"] * 4, "GetRecords"]
+    assert operations == [*["GetShardIterator"] * 4, "GetRecords"]
     assert made == [0.02, 0.04, 0.08, 30.0]

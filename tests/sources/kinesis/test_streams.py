@@ -121,8 +121,10 @@ def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pyte
         stub.add_client_error("describe_stream_summary", "LimitExceededException")
         with pytest.raises(SourceUnavailable):
             source.incarnation()
-    said = "stream orders: aggregates are filtered by hash range, and the stream is not told from one that is made anew"
-    assert caplog.messages == [f"{said} under its name, for want of kinesis:DescribeStreamSummary"]
+    warning = (
+        "stream orders: aggregates are filtered by hash range, and the stream is not told from one that is made anew"
+    )
+    assert caplog.messages == [f"{warning} under its name, for want of kinesis:DescribeStreamSummary"]
 
 
 def _summary(name: str, made: int) -> dict[str, Any]:

@@ -38,8 +38,8 @@ def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1
     """Return an aggregate of as many of these as fit, and their number."""
     aggregate, count = Aggregate(limit), 0
     for data, key, tag, hash_key in rows:
-        told = (b"", 0) if tag is None else (tag.context, tag.row)
-        if not aggregate.add(data, key, hash_key, *told):
+        label = (b"", 0) if tag is None else (tag.context, tag.row)
+        if not aggregate.add(data, key, hash_key, *label):
             break
         count += 1
     made = aggregate.sealed()
@@ -57,11 +57,11 @@ def test_tags_are_read_back_and_count_as_bytes(
     if count == 1 and rows[0][2] is None:
         assert users.tags == ()  # a single record is not aggregated
         return
-    kept = rows[:count]
+    packed = rows[:count]
     assert list(zip(users.datas, users.keys, users.hash_keys, strict=True)) == [
-        (row[0], row[1], row[3]) for row in kept
+        (row[0], row[1], row[3]) for row in packed
     ]
-    assert [*users.tags] == ([row[2] for row in kept] if any(row[2] for row in kept) else [])
+    assert [*users.tags] == ([row[2] for row in packed] if any(row[2] for row in packed) else [])
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
@@ -127,14 +127,16 @@ def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_h
 ) -> None:
     """Rows are neither repeated nor left out after a checkpoint in the middle of a batch."""
     records = [sealed(rows)[0] for rows in aggregates]
-    had = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    read = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
     tags = [tag for data in records for tag in deaggregate(data).tags if tag is not None]
-    assert len(had) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
-    if not had:
+    assert len(read) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
+    if not read:
         return
-    cut = draw.draw(st.integers(0, len(had) - 1))
-    rest = [each for batch in Asked(Poller, records, had[cut].position).batches(size) for each in batch.records]
-    assert [(each.position.order, each.token) for each in rest] == [(e.position.order, e.token) for e in had[cut + 1 :]]
+    cut = draw.draw(st.integers(0, len(read) - 1))
+    rest = [each for batch in Asked(Poller, records, read[cut].position).batches(size) for each in batch.records]
+    assert [(each.position.order, each.token) for each in rest] == [
+        (e.position.order, e.token) for e in read[cut + 1 :]
+    ]
 
 
 @settings(max_examples=60)
@@ -145,14 +147,14 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
     plain = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
-    buffer, found = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
+    buffer, cut = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
     for batch in Asked(ArrowPoller, records, TRIM_HORIZON).batches(size):
         chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
         buffer.put(chunk)
     tokens = list[str]()
     while (taken := buffer.take(most, 1 << 40)) is not None:
-        found += zip(
+        cut += zip(
             taken.rows["data"].to_pylist(),
             zip(
                 map(int, taken.rows["sequenceNumber"].to_pylist()),
@@ -162,7 +164,7 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
             strict=True,
         )
         tokens.append(taken.ends.token)
-    assert found == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
+    assert cut == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
     if plain and tokens:
         assert tokens[-1] == Asked(Poller, records, TRIM_HORIZON).batches(99)[-1].token
 

@@ -155,12 +155,12 @@ each_way = pytest.mark.parametrize("way", WAYS)
 @each_way
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException", "KMSDisabledException"])
 def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
-    told = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
-    client, _ = quick(in_cbor(PLAIN), in_cbor(told, 400), way=way)
+    error = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
+    client, _ = quick(in_cbor(PLAIN), in_cbor(error, 400), way=way)
     ask(client)
     with pytest.raises(ClientError) as quickly_told:
         ask(client)
-    slow = Spoken([in_json({**told, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
+    slow = Spoken([in_json({**error, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
     with pytest.raises(ClientError) as slowly_told:
         slow.get_records(ShardIterator="i-1")
     for caught in (quickly_told, slowly_told):
