@@ -103,7 +103,7 @@ def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
     numbers = {digest: number for number, row in enumerate(sent) for digest in digests([row])}
     latest: dict[str, int] = {}
     keys = []
-    for number, key in ((numbers[each["sha1"]], each["partition_key"]) for each in records):
+    for number, key in ((numbers[record["sha1"]], record["partition_key"]) for record in records):
         if number > latest.get(key, number % KEYS - KEYS) + KEYS:
             keys.append(key)
         latest[key] = max(number, latest.get(key, 0))

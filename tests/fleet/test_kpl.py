@@ -137,7 +137,7 @@ def handed_over(endpoint: str, misplaced: Misplaced) -> list[Put]:
         over = False
         while not over:
             batch = reader.read()
-            puts += [Put(shard.id, each.sequence_number, each.data.decode()) for each in batch.records]
+            puts += [Put(shard.id, record.sequence_number, record.data.decode()) for record in batch.records]
             over = batch.ended or batch.behind_seconds == 0.0
         reader.close()
     source.close()

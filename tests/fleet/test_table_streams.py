@@ -47,14 +47,14 @@ def command(source: str, store: str, *more: str) -> list[str]:
 def out_of_order(records: list[dict[str, Any]]) -> list[str]:
     """Return the items of which a change was first dispatched before an earlier one."""
     first = defaultdict[str, dict[int, None]](dict)
-    for each in records:
-        first[each["partition_key"]].setdefault(int(each["sequence_number"]))
+    for record in records:
+        first[record["partition_key"]].setdefault(int(record["sequence_number"]))
     return [key for key, numbers in first.items() if [*numbers] != sorted(numbers)]
 
 
 def numbers(records: list[dict[str, Any]]) -> set[int]:
     """Return the changes that were dispatched at least once."""
-    return {int(each["sequence_number"]) for each in records}
+    return {int(record["sequence_number"]) for record in records}
 
 
 def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:

@@ -68,7 +68,7 @@ def reader(source: TableStream, shard: str, start: Position = TRIM_HORIZON) -> C
 
 def keys(batch: Batch) -> list[str]:
     """Return the items of a batch, in order."""
-    return [each.change.keys["id"] for each in batch.records]
+    return [record.change.keys["id"] for record in batch.records]
 
 
 def whole(read: ChangePoller) -> list[Record]:

@@ -70,7 +70,7 @@ def at_work(store: Store, source: Source, me: str, handling: Handling) -> Iterat
 
 def told(delivery: Delivery) -> list[Told]:
     """Return the sequence number, sub-sequence number and data of each record."""
-    return [(each.sequence_number, each.sub_sequence_number, each.data) for each in delivery.records]
+    return [(record.sequence_number, record.sub_sequence_number, record.data) for record in delivery.records]
 
 
 def checkpoint(store: Store) -> Position:

@@ -111,7 +111,7 @@ def next_batch(reader: FanOut) -> Batch:
 
 def numbers(batch: Batch) -> list[tuple[str, int]]:
     """Return the position of each record."""
-    return [(each.sequence_number, each.sub_sequence_number) for each in batch.records]
+    return [(record.sequence_number, record.sub_sequence_number) for record in batch.records]
 
 
 def test_records_come_whole_with_what_metrics_are_made_of(staged: Callable[..., Stage]) -> None:
@@ -462,7 +462,7 @@ def test_a_consumer_is_registered_once_and_waited_for(
         stage.clock.now += 1
     assert numbers(next_batch(reader)) == [("5", 0)]
     assert registry.asked == ["describe app", "register app", "describe app", "describe app"]
-    assert [each.levelname for each in caplog.records] == []
+    assert [record.levelname for record in caplog.records] == []
 
 
 def test_a_consumer_is_looked_for_once_a_second(staged: Callable[..., Stage]) -> None:

@@ -196,7 +196,9 @@ def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "k
 def test_records_keep_their_numbers_within_the_aggregate(start: Position, left: list[int]) -> None:
     """A checkpoint inside a misplaced aggregate means the same record to us and to the KCL."""
     batch = poller(1, start).read()
-    assert [(each.sub_sequence_number, each.data) for each in batch.records] == [(sub, b"%d" % sub) for sub in left]
+    assert [(record.sub_sequence_number, record.data) for record in batch.records] == [
+        (sub, b"%d" % sub) for sub in left
+    ]
     assert batch.read_to == Position("1", 3)
 
 

@@ -98,7 +98,7 @@ AT_FIVE = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": 
 
 def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
     """Return the sequence number, sub-sequence number and data of each record."""
-    return [(each.sequence_number, each.sub_sequence_number, each.data) for each in records]
+    return [(record.sequence_number, record.sub_sequence_number, record.data) for record in records]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
     batch = poller(stub, Position("5", 1)).read()
     assert told(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
-    assert [each.aggregated for each in batch.records] == [True, False]
+    assert [record.aggregated for record in batch.records] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_whole_aggregate_comes_until_its_last_user_record_is_done(
     batch = poller(stub, start, whole=True).read()
     positions = {"5": ("5", 2, whole), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
     assert told(batch.records) == [positions[number] for number in records]
-    assert not any(each.aggregated for each in batch.records)
+    assert not any(record.aggregated for record in batch.records)
     assert batch.read_to == Position("7", 1)
 
 
@@ -321,7 +321,7 @@ def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCa
     reader = poller(stub, Position("5"))
     assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
     warning = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
-    assert [each.message.startswith(warning) for each in caplog.records] == [True]
+    assert [record.message.startswith(warning) for record in caplog.records] == [True]
 
 
 def _raising(error: Exception) -> Callable[..., object]:

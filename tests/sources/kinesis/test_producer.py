@@ -56,7 +56,7 @@ def test_flights_keep_their_order_through_splits_merges_and_faults(client: Kines
     assert evolve(verdict, twice=0, dropped=0) == FINE
     assert producer.metrics["UserRecordsPut"] == len(rows)
     assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
-    assert len({each.shard for each in records}) == 2 + 4 + 2
+    assert len({record.shard for record in records}) == 2 + 4 + 2
 
 
 @pytest.mark.more
@@ -70,9 +70,10 @@ def test_all_flights_of_a_year(client: KinesisClient) -> None:
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
-    users = kcl_jar.verdicts((each.data, *each.hash_range) for each in records)
+    users = kcl_jar.verdicts((record.data, *record.hash_range) for record in records)
     ours = [
-        deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop").rows for each in records
+        deaggregate(record.data, record.partition_key, None, record.hash_range, misplaced="drop").rows
+        for record in records
     ]
     assert [[row[2] for row in rows] for rows in users] == [[row[2] for row in rows] for rows in ours]
 

@@ -269,7 +269,7 @@ def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_se
         assert requested.wait(SECONDS)
         assert not producer.close(0.0)
         assert outcomes(writings) == ["ProducerError"] * 7
-    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "stream 'orders': the producer was closed after 0 s with 7 records not sent"
     ]
 
@@ -450,7 +450,7 @@ def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
         assert outcomes(writings) == ["ProducerError"] * 100
     with pytest.raises(ProducerError, match="closed"):
         stuck.put(b"b", "k")
-    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "stream 'orders': the program ended without close(), and 100 records were not sent"
     ]
     caplog.clear()

@@ -81,7 +81,7 @@ def test_records_stand_in_their_order_however_they_came() -> None:
     records = unpacked(*ROWS)
     assert tuple(records) == USERS
     assert tuple(records) == USERS  # iteration is repeatable
-    assert [type(each) for each in records] == [Record] * 7
+    assert [type(record) for record in records] == [Record] * 7
 
 
 def test_records_are_a_sequence_as_a_tuple_is() -> None:

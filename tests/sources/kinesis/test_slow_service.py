@@ -171,7 +171,9 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
     said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
-    assert [each.message for each in caplog.records][:2] == [said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])]
+    assert [record.message for record in caplog.records][:2] == [
+        said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])
+    ]
 
 
 def test_each_client_that_was_made_is_closed_once() -> None:
