@@ -1,4 +1,4 @@
-"""A process of hubs for this folder, with what workers need in their environment to reach it and the blobs."""
+"""A process with hubs for this folder, and the workers' environment for reaching it and the blobs."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,20 +13,20 @@ from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold_lab.standins.hubs.event_hubs import AMQP_PORT, LocalHubs, event_hubs
 
 FIRST, LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))
-"""Of this machine alone."""
+"""Loopback addresses, reachable from this machine only."""
 
 
 @pytest.fixture(scope="session")
-def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
     with event_hubs({}) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
-    """Another process, whose hubs have one name for the SDKs of all languages."""
+def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
+    """Another process, whose hubs have the same name for the SDKs of all languages."""
     for _ in range(3):
-        address = str(IPv4Address(randrange(FIRST, LAST)))  # noqa: S311  nobody is to be fooled
+        address = str(IPv4Address(randrange(FIRST, LAST)))  # noqa: S311  not a secret
         with suppress(OSError), socket() as probe:
             probe.bind((address, AMQP_PORT))
             break
@@ -38,14 +38,14 @@ def hubs_of_one_name(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001 
 
 @pytest.fixture
 def blobs(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The blob service, in the environment."""
+    """The blob service, set in the environment."""
     monkeypatch.setenv(BLOB_CONNECTION, azurite_connection)
     return azurite_connection
 
 
 @pytest.fixture
 def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
-    """The hubs, in the environment too."""
+    """The hubs, set in the environment."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, running_hubs.connection_string())
     return running_hubs
@@ -53,7 +53,7 @@ def hubs(running_hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def meeting_hubs(hubs_of_one_name: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> LocalHubs:
-    """Those for all languages, in the environment too."""
+    """The hubs for all languages, set in the environment."""
     assert blobs
     monkeypatch.setenv(HUB_CONNECTION, hubs_of_one_name.connection_string())
     return hubs_of_one_name

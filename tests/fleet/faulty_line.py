@@ -1,4 +1,4 @@
-"""A line to a service on this machine that fails as told, request by request, after the service's own manner."""
+"""A connection to a local service that fails as scripted, request by request, as the real service would."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SECONDS = 30.0
 
 @frozen
 class Refused:
-    """The service answers with an error."""
+    """The service responds with an error."""
 
     code: str
     status: int = 400
@@ -31,28 +31,28 @@ class Refused:
 
 @frozen
 class Reset:
-    """The connection breaks: before the service has the request, or when its answer is on the way."""
+    """The connection breaks, either before the service has the request or while the response is on its way."""
 
     late: bool = False
 
 
 @frozen
 class Said:
-    """The service's answer, with these fields in place of its own."""
+    """The service's response, with these fields replaced."""
 
     fields: dict[str, Any]
 
 
 @frozen
 class Late:
-    """The service is asked after so many seconds."""
+    """The request reaches the service after this many seconds."""
 
     seconds: float
 
 
 @frozen
 class Silent:
-    """Nothing is answered, and after so many seconds the connection breaks.
+    """No response arrives, and after this many seconds the connection breaks.
 
     Attributes:
         late: Whether the service has the request.
@@ -65,14 +65,14 @@ class Silent:
 Fault = Refused | Reset | Said | Late | Silent
 
 HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
-"""Headers that concern one connection alone."""
+"""Headers that apply to a single connection only."""
 
 
 @define
 class Line:
-    """What is to happen to the next requests of each operation, and how often each was asked for.
+    """The faults for the next requests of each operation, and the number of requests to each.
 
-    A request that names no operation is one of its method, or "List".
+    A request that names no operation counts under its method, or as "List".
     """
 
     to: str
@@ -83,18 +83,18 @@ class Line:
     _lock: Lock = field(factory=Lock)
 
     def fail(self, operation: str, *faults: Fault) -> None:
-        """The next requests of this operation end so, one after another."""
+        """Fail the next requests of this operation in these ways, one after another."""
         with self._lock:
             self._faults.setdefault(operation, deque()).extend(faults)
 
     @property
     def waiting(self) -> dict[str, int]:
-        """How many faults nobody has met yet."""
+        """Return how many faults have not happened yet."""
         with self._lock:
             return {operation: len(faults) for operation, faults in self._faults.items() if faults}
 
     def next(self, operation: str) -> Fault | None:
-        """What is to happen to this request."""
+        """Return the fault for this request, if any."""
         with self._lock:
             self.asked[operation] += 1
             faults = self._faults.get(operation)
@@ -109,7 +109,7 @@ class _Carrier(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def carry(self) -> None:
-        """Carry one request, or fail it."""
+        """Forward one request, or fail it."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         fault = self.line.next(_operation(self.command, self.path, self.headers["X-Amz-Target"] or ""))
         if isinstance(fault, Silent) and fault.late:
@@ -124,34 +124,34 @@ class _Carrier(BaseHTTPRequestHandler):
         else:
             self._carry(body, fault)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  as the server looks them up
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = carry  # noqa: N815  the server looks up these names
 
     def log_message(self, *_said: object) -> None:
-        """Nothing: the test says what went wrong."""
+        """Log nothing, because the test reports what went wrong."""
 
     def _carry(self, body: bytes, fault: Fault | None) -> None:
         try:
-            status, answer, said = _asked(self.line.to, self.command, self.path, body, dict(self.headers))
+            status, answer, headers = _asked(self.line.to, self.command, self.path, body, dict(self.headers))
         except (OSError, HTTPException):
             self._reset()  # the service is down
             return
         if isinstance(fault, Reset):
             self._reset()
         elif isinstance(fault, Said):
-            cbor = "cbor" in said["Content-Type"]
-            told = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
-            self._answer(status, cbor2.dumps(told) if cbor else json.dumps(told).encode(), said)
+            cbor = "cbor" in headers["Content-Type"]
+            fields = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
+            self._answer(status, cbor2.dumps(fields) if cbor else json.dumps(fields).encode(), headers)
         else:
-            self._answer(status, answer, said)
+            self._answer(status, answer, headers)
 
     def _refuse(self, fault: Refused) -> None:
         if "X-Amz-Target" in self.headers:
-            told = json.dumps({"__type": fault.code, "message": "as told"}).encode()
-            self._answer(fault.status, told, {"Content-Type": "application/x-amz-json-1.1"})
+            body = json.dumps({"__type": fault.code, "message": "as told"}).encode()
+            self._answer(fault.status, body, {"Content-Type": "application/x-amz-json-1.1"})
         else:
-            said = f"<Code>{fault.code}</Code><Message>as told</Message>"
-            told = f"<?xml version='1.0'?><Error>{said}</Error>".encode()
-            self._answer(fault.status, told, {"Content-Type": "application/xml", "x-ms-error-code": fault.code})
+            element = f"<Code>{fault.code}</Code><Message>as told</Message>"
+            body = f"<?xml version='1.0'?><Error>{element}</Error>".encode()
+            self._answer(fault.status, body, {"Content-Type": "application/xml", "x-ms-error-code": fault.code})
 
     def _answer(self, status: int, body: bytes, said: Mapping[str, str]) -> None:
         self.send_response_only(status)
@@ -165,7 +165,7 @@ class _Carrier(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _reset(self) -> None:
-        # Closed at once with nothing lingering, the other side is told that the connection was reset.
+        # Closing without lingering resets the connection for the other side.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         os.close(self.connection.detach())
@@ -181,14 +181,14 @@ AnyLine = TypeVar("AnyLine", bound=Line)
 
 @contextmanager
 def line(to: str) -> Iterator[Line]:
-    """A line to this address."""
+    """Return a faulty connection to this address."""
     with laid(Line(to)) as made:
         yield made
 
 
 @contextmanager
 def laid(made: AnyLine) -> Iterator[AnyLine]:
-    """This line, while the block lasts."""
+    """Run this connection until the block ends."""
     server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Carrier,), {"line": made}))
     server.daemon_threads = True
     made.url = f"http://{HOST}:{server.server_port}"

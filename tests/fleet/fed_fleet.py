@@ -1,4 +1,4 @@
-"""Worker processes on a local stream that gets numbered records at each tick: what fleets over any store begin with."""
+"""Worker processes on a local stream that receives numbered records at each tick, for fleets over any store."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +22,7 @@ KEYS = 17
 
 @define
 class Puts:
-    """Numbered records for a stream, `a_tick` at each until there are `rows`, those of one key in order."""
+    """Puts numbered records into a stream, `a_tick` at each tick until there are `rows`, in order for each key."""
 
     client: "KinesisClient"
     stream: str
@@ -32,27 +32,27 @@ class Puts:
     sent: list[Sent] = field(factory=list)
 
     def __call__(self, _stage: Stage) -> None:
-        """The next few, until all are sent."""
-        found = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
-        found = [(key, data) for key, data in found if int(data) < self.rows]
-        if found:
-            put(self.client, self.stream, found)
-        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in found]
+        """Put the next few records, until all are sent."""
+        rows = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
+        rows = [(key, data) for key, data in rows if int(data) < self.rows]
+        if rows:
+            put(self.client, self.stream, rows)
+        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
 
     def all_seen(self, stage: Stage) -> bool:
-        """Whether everything was sent and handed over."""
+        """Return whether everything was sent and dispatched."""
         return self.rows == len(self.sent) == len(stage.distinct)
 
 
 @define
 class FedFleet:
-    """Workers on a stage, and what they are to read."""
+    """Workers on a stage, and the records they are to read."""
 
     stage: Stage
     puts: Puts
 
     def judged(self) -> None:
-        """Insist that nothing was lost, and that only what came after a checkpoint was read again."""
+        """Check that nothing was lost, and that only records after a checkpoint were read again."""
         verdict = self.stage.verdict(self.puts.sent)
         assert (verdict.faults, verdict.produced, verdict.lost) == ((), self.puts.rows, 0)
         assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
@@ -70,9 +70,9 @@ def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
     rows: int,
     a_tick: int,
 ) -> Iterator[FedFleet]:
-    """Nobody at work yet, of a stream with four shards; nobody left behind.
+    """Run a fleet without workers on a stream with four shards, and stop all workers at the end.
 
-    table     the leases, as the test looks at them
+    table     the leases, as the test reads them
     store     their URL, for the workers
     settings  the workers' other options
     """

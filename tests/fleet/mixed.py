@@ -1,4 +1,4 @@
-"""Our workers and Java's on one stream and one table, a producer beside them, and everything recorded."""
+"""Our workers and Java's on one stream and one table, with a producer, and everything recorded."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ class Mixed:
 
     version        of the Java KCL
     mode           "own", or "2x" for a 3.x worker that shares with 2.x ones
-    lease_seconds  of everybody
+    lease_seconds  of all workers
     """
 
     stage: Stage
@@ -47,21 +47,21 @@ class Mixed:
         return self.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
 
     def java_said(self) -> str:
-        """The whole log of the Java workers."""
+        """Return the whole log of the Java workers."""
         return "".join(log.read_text() for log in sorted(self.stage.folder.glob("java-*.log")))
 
     def watched(self, _stage: Stage) -> None:
-        """Take in what the producer has put."""
+        """Record what the producer has put."""
         self.sent += self.produced.more()
 
     def read_by(self, worker: str) -> bool:
-        """Whether a worker owns something, and has begun to read all of it."""
+        """Return whether a worker owns leases and has started to read all of them."""
         mine = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
         return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
-        """What passed from ours to Java's so far: the shard, the worker, and whether that one began to read it."""
-        found = []
+        """Return the shards that passed from ours to Java's, with the worker, and whether it started to read."""
+        passed = []
         rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
         for shard, of_shard in groupby(rows, key=lambda row: row.shard):
             owned = [(owner or "", next(stay).t) for owner, stay in groupby(of_shard, key=lambda row: row.owner)]
@@ -71,8 +71,8 @@ class Mixed:
                         (reader.worker, reader.shard) == (after, shard) and reader.begin >= since - 1
                         for reader in self.stage.reading.tenures
                     )
-                    found.append((shard, after, read))
-        return found
+                    passed.append((shard, after, read))
+        return passed
 
     def join_java(self, name: str) -> None:
         started = java_worker(
@@ -87,11 +87,11 @@ class Mixed:
         self.stage.admit(started)
 
     def balanced(self) -> None:
-        """Wait until every open shard is read, and no living worker has two more than another."""
+        """Wait until every open shard is read, and no live worker has two more than another."""
         self._wait("balanced", self.stage.balanced)
 
     def owned_by(self, worker: str) -> None:
-        """Wait until one worker reads everything, whoever else there is."""
+        """Wait until one worker reads everything, even if others are running."""
 
         def alone() -> bool:
             current = {lease.shard for lease in self.stage.leases if not lease.ended}
@@ -101,7 +101,7 @@ class Mixed:
         self._wait(f"all read by {worker}", alone)
 
     def finish(self) -> RunVerdict:
-        """Stop producing, let everything arrive, let everybody drain; the verdict."""
+        """Stop producing, let everything arrive and all workers drain; return the verdict."""
         self.producer.ask_to_end()
         assert self.producer.wait() == 0, self.producer.said
         self.stage.tick()
@@ -131,7 +131,7 @@ class Mixed:
 
 @contextmanager
 def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: int = LEASE_SECONDS) -> Iterator[Mixed]:
-    """A stream of four shards that is written to, a table, and nobody at work yet."""
+    """Run a fleet without workers on a stream of four shards that is written to, and a table."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
     with staged(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
         command = ("-m", "leasehold_lab.demo.producer", kinesis, stage.stream.name, str(RATE))

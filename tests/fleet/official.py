@@ -1,6 +1,6 @@
-"""Azure's event processors as processes, one for each language: fetched as its lock pins it, with a program of ours.
+"""Azure's event processors as processes, one for each language, at locked versions and with a program of ours.
 
-Each program takes the same words and tells what it does in the lines of `leasehold consume --events`:
+Each program takes the same arguments and writes the event lines of `leasehold consume --events`:
 
     WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 """
@@ -21,16 +21,16 @@ from leasehold_lab.standins.node import find_node, install
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540
-# A small heap and the quick compiler: several of these share a machine of two cores with the services.
+# Use a small heap and the quick compiler, because several of these share two cores with the services.
 JVM = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 GO_LEAST = (1, 24)
 
 
 @frozen
 class Make:
-    """One SDK's processor.
+    """The processor of one SDK.
 
-    start  fetches and builds it once; the program and its first words. Raises ServiceError with the reason if it cannot
+    start  downloads and builds it once; returns the program and its first arguments. Raises ServiceError on failure
     group  the consumer group as its workers must write it
     """
 
@@ -47,7 +47,7 @@ def _javascript() -> tuple[str, ...]:
 
     def fill(folder: Path) -> None:
         install(tree, folder)
-        shutil.copy(tree / "worker.cjs", folder)  # beside the packages, where it looks for them
+        shutil.copy(tree / "worker.cjs", folder)  # next to the packages, where Node looks for them
 
     return *node.node, str(_built(tree, fill) / "worker.cjs")
 
@@ -70,10 +70,10 @@ def _java() -> tuple[str, ...]:
 
 def _go() -> tuple[str, ...]:
     _need("go")
-    said = _run("go", "version")
-    found = re.search(r"go(\d+)\.(\d+)", said)
-    if found is None or (int(found[1]), int(found[2])) < GO_LEAST:
-        raise ServiceError(f"Go {'.'.join(map(str, GO_LEAST))} or later is needed, and this is {said.strip()}")
+    output = _run("go", "version")
+    version = re.search(r"go(\d+)\.(\d+)", output)
+    if version is None or (int(version[1]), int(version[2])) < GO_LEAST:
+        raise ServiceError(f"Go {'.'.join(map(str, GO_LEAST))} or later is needed, and this is {output.strip()}")
     tree = TESTS / "go" / "event_processor"
 
     def fill(folder: Path) -> None:
@@ -97,22 +97,22 @@ MAKES: Mapping[str, Make] = {
     "asyncio": Make(partial(_python, "official_worker_aio.py")),
     "javascript": Make(_javascript),
     "java": Make(_java),
-    # Go's SDK does not fold the names of its blobs to lower case, as all the others do.
+    # Go's SDK does not convert blob names to lower case, as all others do.
     "go": Make(_go, group="$default"),
 }
-"""By name. Both of Python's come with the tests; the others need what `start` says."""
+"""The processors by name. Python's two come with the tests; the others need what `start` names."""
 
 
 def check_digests(folder: Path, wanted: str) -> None:
-    """Raises ServiceError unless a folder holds just the files of a `sha256sum` listing, as they were listed."""
+    """Check that a folder contains exactly the files of a `sha256sum` listing. Raises ServiceError."""
     listed = {name: digest for digest, name in (line.split() for line in wanted.splitlines())}
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    if wrong := sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name)):
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    if wrong := sorted(name for name in listed.keys() | digests.keys() if listed.get(name) != digests.get(name)):
         raise ServiceError(f"not what was tested: {', '.join(wrong)}")
 
 
 def _built(tree: Path, fill: Callable[[Path], None]) -> Path:
-    """The folder filled for this state of a tree."""
+    """Return the folder filled for this state of a tree."""
     files = sorted(path for path in tree.iterdir() if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return filled(f"{tree.parent.name}/event-processor-{digest}", fill)

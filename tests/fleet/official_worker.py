@@ -1,8 +1,8 @@
-"""An official Event Hubs worker as Azure documents it, which tells what it does in the lines that ours write.
+"""An official Event Hubs worker as Azure documents it, which prints event lines like our workers.
 
     python official_worker.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
-Both connection strings are in the environment. It ends, and gives its partitions up, at SIGTERM.
+Both connection strings are in the environment. On SIGTERM it releases its partitions and ends.
 """
 
 import json
@@ -23,7 +23,7 @@ ENDINGS = {CloseReason.OWNERSHIP_LOST: "lease-lost", CloseReason.SHUTDOWN: "stop
 
 
 def main(words: list[str]) -> None:
-    """Receive until told to end."""
+    """Receive until SIGTERM."""
     worker, hub, group, container, interval, expiry = words
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(
@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
         load_balancing_interval=float(interval),
         partition_ownership_expiration_interval=float(expiry),
     )
-    # Closing waits for the receiving thread, which is the one that a signal interrupts.
+    # Closing waits for the receiving thread, which is the thread that a signal interrupts.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=client.close).start())
     tell = partial(told, worker)
     with client, store:
@@ -48,7 +48,7 @@ def main(words: list[str]) -> None:
 
 
 def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
-    """Say what came, and checkpoint it."""
+    """Print the event, and checkpoint it."""
     told_records(tell, context, events)
     if events:
         context.update_checkpoint(events[-1])

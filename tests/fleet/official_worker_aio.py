@@ -1,8 +1,8 @@
-"""An official Event Hubs worker with the asynchronous client and checkpoint store, which tells what it does.
+"""An official Event Hubs worker with the asynchronous client and checkpoint store, which prints event lines.
 
     python official_worker_aio.py WORKER HUB GROUP CONTAINER INTERVAL EXPIRY
 
-Both connection strings are in the environment. It ends, and gives its partitions up, at SIGTERM.
+Both connection strings are in the environment. On SIGTERM it releases its partitions and ends.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from official_worker import ENDINGS, told, told_records
 
 
 async def main(words: list[str]) -> None:
-    """Receive until told to end."""
+    """Receive until SIGTERM."""
     worker, hub, group, container, interval, expiry = words
     store = BlobCheckpointStore.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"], container)
     client = EventHubConsumerClient.from_connection_string(

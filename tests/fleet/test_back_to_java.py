@@ -1,4 +1,4 @@
-"""Back from ours to Java workers of 3.x whose leader was killed a moment before: by the way that the page describes."""
+"""Move from our workers back to Java 3.x workers whose leader was just killed, as the documentation describes."""
 
 import java_kcl
 import pytest
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("j
 def test_java_reads_at_once_where_the_dead_leaders_row_is_deleted(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Without it the page's way round could leave a stream unread for the two minutes that it promises to save."""
+    """Deleting the row saves two minutes without a reader."""
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     java_kcl.built("3.5.1")
@@ -28,7 +28,7 @@ def test_java_reads_at_once_where_the_dead_leaders_row_is_deleted(
         assert fleet.stage.store.list().reports.leader == "java-1"
         dynamodb_local_client.delete_item(TableName=fleet.table, Key={"leaseKey": {"S": "Leader"}})
         fleet.join_java("java-2")
-        # Within a minute; the lock of the dead leader would have lasted for two.
+        # This takes less than a minute; the dead leader's lock would have lasted two.
         fleet.owned_by("java-2")
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict

@@ -1,4 +1,4 @@
-"""A worker on real blobs when things go wrong: storage down, a clock far off, strange blobs, wrong keys."""
+"""A worker on real blobs with storage down, a wrong clock, unknown blobs or wrong keys."""
 
 import logging
 import re
@@ -37,7 +37,7 @@ SHARED = {"0": "sdk", "1": "sdk", "2": "ann", "3": "ann"}
 
 @define
 class Member:
-    """A worker whose clock the test moves, cycle by cycle."""
+    """A worker whose clock the test advances, cycle by cycle."""
 
     store: EtagStore
     now: float = 1000.0
@@ -48,7 +48,7 @@ class Member:
         self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
 
     def cycle(self) -> list[str]:
-        """Let one go by; what it holds then."""
+        """Run one cycle and return the partitions held."""
         self.now += CONFIG.cycle_seconds
         self.worker.renew(self.now)
         self.worker.hurry()
@@ -56,7 +56,7 @@ class Member:
         return [holding.key for holding in self.worker.holdings]
 
     def until(self, holds: Callable[[], bool], between: Callable[[], None] = lambda: None) -> None:
-        """Let cycles go by until something holds; fails if it does not in twenty."""
+        """Run cycles until the condition holds; fail after twenty."""
         cycles = 0
         while not holds():
             cycles += 1
@@ -77,7 +77,7 @@ def container(blobs: str) -> Iterator[ContainerClient]:
 
 @pytest.fixture
 def peer(container: ContainerClient) -> EtagStore:
-    """What an official peer sees, who owns two partitions of the four and stays in reach of the blobs."""
+    """Return the store of an official peer that owns two partitions of four and always reaches the blobs."""
     store = EtagStore(BlobObjects(container), LAYOUT)
     for key in SHARED:
         done(store.write(CreateLease(Lease(key))))
@@ -98,7 +98,7 @@ def test_storage_down_for_three_cycles(
     blobs: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A worker that let go too soon stops the stream; one that held on longer reads what another reads too."""
+    """A worker that releases too soon stops the stream; one that holds too long reads what another worker reads."""
     wire = Wire(azurite_service.port)
     by_wire = blobs.replace(f":{azurite_service.port}/", f":{wire.port}/")
     with ContainerClient.from_connection_string(by_wire, container.container_name, retry_total=0) as client:
@@ -112,18 +112,18 @@ def test_storage_down_for_three_cycles(
         wire.mend()
         assert (ann.cycle(), owners(peer)) == (["2", "3"], SHARED)
         wire.cut()
-    said = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    assert "no look at the leases, the next in " in said
-    assert f"container '{container.container_name}': the service cannot be reached" in said
-    assert "lease 2 could not be renewed: " in said
-    assert "lease 2: dropped, not confirmed for 12 s: others may have it" in said
+    warnings = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert "no look at the leases, the next in " in warnings
+    assert f"container '{container.container_name}': the service cannot be reached" in warnings
+    assert "lease 2 could not be renewed: " in warnings
+    assert "lease 2: dropped, not confirmed for 12 s: others may have it" in warnings
 
 
 @pytest.mark.parametrize("skew", [600.0, -600.0])
 def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
     container: ContainerClient, peer: EtagStore, skew: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ten minutes ahead every living peer would look dead; ten behind, nobody would ever be taken over."""
+    """With a clock ahead, live peers do not look dead; with one behind, dead peers are still taken over."""
     shifted = BlobObjects(container, SkewWarning(lambda: time.time() + skew))
     ann = Member(EtagStore(shifted, LAYOUT))
     for _ in range(6):
@@ -138,7 +138,7 @@ def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
 def test_strange_blobs_stop_nobody(
     container: ContainerClient, peer: EtagStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One blob put there by hand, or by another tool, would stop the whole group."""
+    """A blob from another tool does not stop the group."""
     for name in ("ownership/readme.txt", "ownership/2", "ownership-old/3"):
         container.upload_blob(f"{PREFIX}/{name}", b"")  # no metadata at all
     broken = container.get_blob_client(f"{PREFIX}/checkpoint/3")
@@ -148,32 +148,32 @@ def test_strange_blobs_stop_nobody(
         held = ann.cycle()
         renew(peer)
     assert held == ["2"]
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     mend = "until it is mended no lease is made for shards of its line, and none is deleted"
-    assert told == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
+    assert warnings == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
     broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
 
 
 def ended(url: str, *more: str) -> tuple[int, str]:
-    """How the command ends, and what it says."""
+    """Return how the command ends, and its output."""
     done_with = CliRunner().invoke(app, [url, "--events", *more])
     assert done_with.stdout == ""
     return done_with.exit_code, done_with.stderr
 
 
 def test_an_unusable_hub_is_said_by_the_command(hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waited for what will never come would look healthy to whoever watches the process."""
+    """The command ends with an error instead of waiting forever."""
     source = f"eventhubs://{hubs.namespace}/nowhere"
     store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"
-    status, said = ended(source, "--store", store, "--no-create")
-    assert (status, said) == (
+    status, output = ended(source, "--store", store, "--no-create")
+    assert (status, output) == (
         1,
         "leasehold consume: container 'absent': it does not exist; create it, or allow it to be created\n",
     )
-    status, said = ended(source, "--store", store)
-    assert (status, "there is no such hub or consumer group" in said) == (1, True)
+    status, output = ended(source, "--store", store)
+    assert (status, "there is no such hub or consumer group" in output) == (1, True)
     monkeypatch.setenv(CONNECTION_STRING, blobs.replace("AccountKey=E", "AccountKey=F"))
-    status, said = ended(source, "--store", store)
-    assert (status, "container 'absent': the service refused" in said, "Fby8" in said) == (1, True, False)
-    assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in said
+    status, output = ended(source, "--store", store)
+    assert (status, "container 'absent': the service refused" in output, "Fby8" in output) == (1, True, False)
+    assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in output

@@ -1,4 +1,4 @@
-"""Worker processes that are sent what is written: a newcomer, a split, a merge, a kill, and nothing lost."""
+"""Worker processes with fan-out lose nothing through a newcomer, a split, a merge and a kill."""
 
 import hashlib
 import sys
@@ -16,7 +16,7 @@ from waiters import WAIT, until
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-# It may have to build the service.
+# The first test may have to build the service.
 pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
 
 STREAM = "orders"
@@ -25,13 +25,13 @@ KEYS = 23
 
 @define
 class Producer:
-    """Puts numbered records, and knows what it put."""
+    """Puts numbered records, and remembers them."""
 
     client: "KinesisClient"
     sent: list[str] = field(factory=list)
 
     def put(self, count: int) -> None:
-        """Put so many more, each key's in order."""
+        """Put this many more records, each key's in order."""
         rows = [str(len(self.sent) + n) for n in range(count)]
         for start in range(0, count, 100):
             answer = self.client.put_records(
@@ -44,7 +44,7 @@ class Producer:
         self.sent += rows
 
     def open_shards(self) -> list[dict[str, Any]]:
-        """The shards still written to."""
+        """Return the shards that are still written to."""
         shards: list[Any] = self.client.list_shards(StreamName=STREAM)["Shards"]
         return [shard for shard in shards if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
 
@@ -64,7 +64,7 @@ class Producer:
         self.active()
 
     def active(self) -> None:
-        """Wait until the stream has changed."""
+        """Wait until the stream is active again."""
         summary = self.client.describe_stream_summary
         until(
             lambda: summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active"
@@ -72,7 +72,7 @@ class Producer:
 
 
 def outlive(fleet: Fleet, producer: Producer) -> None:
-    """The story: a newcomer, a split, a merge, the death of b-1, and an end in good order; nothing is lost."""
+    """Go through a newcomer, a split, a merge, the death of b-1 and an orderly end; check that nothing is lost."""
     producer.put(500)
     fleet.start("a-1")
     fleet.start("b-1")
@@ -94,25 +94,25 @@ def outlive(fleet: Fleet, producer: Producer) -> None:
 
 
 def digests(rows: list[str]) -> set[str]:
-    """As the event lines name them."""
+    """Return the digests as event lines have them."""
     return {hashlib.sha1(row.encode(), usedforsecurity=False).hexdigest() for row in rows}
 
 
 def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
-    """Keys of which a record was first handed over before an earlier one."""
+    """Return the keys of which a record was first dispatched before an earlier one."""
     numbers = {digest: number for number, row in enumerate(sent) for digest in digests([row])}
     latest: dict[str, int] = {}
-    found = []
-    for number, key in ((numbers[each["sha1"]], each["partition_key"]) for each in records):
+    keys = []
+    for number, key in ((numbers[record["sha1"]], record["partition_key"]) for record in records):
         if number > latest.get(key, number % KEYS - KEYS) + KEYS:
-            found.append(key)
+            keys.append(key)
         latest[key] = max(number, latest.get(key, 0))
-    return found
+    return keys
 
 
 @pytest.fixture
 def producer(ferrokinesis_url: str) -> Iterator[Producer]:
-    """What is put into a stream of four shards."""
+    """Return a producer for a stream of four shards."""
     client: KinesisClient = boto3.client("kinesis", endpoint_url=ferrokinesis_url)
     client.create_stream(StreamName=STREAM, ShardCount=4)
     producer = Producer(client)
@@ -124,7 +124,7 @@ def producer(ferrokinesis_url: str) -> Iterator[Producer]:
 def test_a_fleet_on_fan_out_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_kill(
     ferrokinesis_url: str, producer: Producer, tmp_path: Path
 ) -> None:
-    """Without it subscriptions could be right one by one, and lose records as leases move between workers."""
+    """Subscriptions lose no records while leases move between workers."""
     source = f"kinesis://{STREAM}?region=eu-west-1&endpoint={ferrokinesis_url}&consumer=app"
     settings = ["--store", f"sqlite:///{tmp_path / 'leases.db'}", "--events", "--lease-seconds", "3"]
     start = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume", source]
@@ -132,10 +132,10 @@ def test_a_fleet_on_fan_out_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_ki
         outlive(fleet, producer)
         merged = producer.open_shards()[-1]["ShardId"]
         assert "AdjacentParentShardId" in producer.open_shards()[-1]
-        # The stand-in may name one parent of two, so that the other's records come later than the child's.
+        # The stand-in may name only one of two parents, so the other's records may come after the child's.
         elsewhere = [each for each in fleet.records() if each["shard"] != merged]
         assert out_of_order(elsewhere, producer.sent) == []
         repeated = Counter(each["sha1"] for each in fleet.records())
         twice = {each["shard"] for each in fleet.records() if repeated[each["sha1"]] > 1}
-        # Only the killed worker may have handed over what it had not checkpointed.
+        # Only the killed worker may have dispatched records without checkpointing them.
         assert twice <= {each["shard"] for each in fleet.events("b-1")}

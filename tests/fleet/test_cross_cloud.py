@@ -1,4 +1,4 @@
-"""Any source on any store, by worker processes of which one is killed: Kinesis on Azure, Event Hubs on DynamoDB."""
+"""Any source works with any store, even if a worker process is killed: Kinesis on Azure, Event Hubs on DynamoDB."""
 
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +21,7 @@ ROWS = 1800
 
 
 def test_event_hubs_by_leases_in_dynamodb(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
-    """Without it a partition, which has no parents and an offset, might not fit into a row made for shards."""
+    """A partition, which has no parents but an offset, fits into a row designed for shards."""
     store = f"dynamodb://hub-leases?region=eu-west-1&endpoint={dynalite_url}"
     with a_group(Feed(HubStream(hubs, "crossing", 4), flights(ROWS), 40), tmp_path, store) as group:
         group.stage.join("ours-1")
@@ -37,7 +37,7 @@ def test_event_hubs_by_leases_in_dynamodb(hubs: LocalHubs, dynalite_url: str, tm
 def test_kinesis_by_leases_in_blobs(
     kinesis_url: str, kinesis_client: "KinesisClient", blobs: str, tmp_path: Path
 ) -> None:
-    """Without it parents, sub-sequences and shard ends might not fit into blobs, or a crash lose what was between."""
+    """Parents, sub-sequence numbers and shard ends fit into blobs, and survive a crash."""
     assert blobs
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"

@@ -1,4 +1,4 @@
-"""A real consumer with a poisoned record: its letter in each kind of place, and the replay of it."""
+"""A real consumer with a poisoned record: its dead letter in each kind of sink, and the replay."""
 
 import json
 import subprocess
@@ -41,13 +41,13 @@ async def mended(batch):
 
 
 def noted(folder: Path, name: str) -> list[str]:
-    """What the handlers of `APP` wrote there."""
+    """Return what the handlers of `APP` wrote."""
     path = folder / name
     return path.read_text().split() if path.exists() else []
 
 
 def consumed(folder: Path, source: str, letters: str) -> str:
-    """Consume until all that can be handled is; what the worker said."""
+    """Consume until all good records are handled; return the worker's output."""
     (folder / "app.py").write_text(APP)
     options = ["--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--handler", "app:handle", "--attempts", "2"]
     command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", letters]
@@ -62,7 +62,7 @@ def consumed(folder: Path, source: str, letters: str) -> str:
 
 
 def replayed(folder: Path, letters: str, *options: str) -> dict[str, int]:
-    """The verdict of a replay."""
+    """Return the result of a replay."""
     command = [*LEASEHOLD, "replay", letters, "--json", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
     verdict: dict[str, int] = json.loads(done.stdout)
@@ -72,7 +72,7 @@ def replayed(folder: Path, letters: str, *options: str) -> dict[str, int]:
 
 @pytest.fixture
 def stream(kinesis_client: "KinesisClient") -> str:
-    """A stream with poison in it."""
+    """A stream that contains a poisoned record."""
     name = made(kinesis_client)
     kinesis_client.put_records(
         StreamName=name,
@@ -82,7 +82,7 @@ def stream(kinesis_client: "KinesisClient") -> str:
 
 
 def made(client: "KinesisClient") -> str:
-    """An empty stream of one shard."""
+    """Create an empty stream of one shard."""
     name = f"letters-{uuid4().hex}"
     client.create_stream(StreamName=name, ShardCount=1)
     summary = client.describe_stream_summary
@@ -91,12 +91,12 @@ def made(client: "KinesisClient") -> str:
 
 
 def url(endpoint: str, stream: str) -> str:
-    """The stream as a URL."""
+    """Return the stream's URL."""
     return f"kinesis://{stream}?region=eu-west-1&endpoint={endpoint}"
 
 
 def rows_of(client: "KinesisClient", stream: str) -> list[bytes]:
-    """All that a stream of one shard holds."""
+    """Return all records of a stream with one shard."""
     (shard,) = client.list_shards(StreamName=stream)["Shards"]
     begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
     return [row["Data"] for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]]
@@ -110,16 +110,16 @@ def all_but_poison() -> list[str]:
 def test_poison_becomes_letters_which_a_replay_hands_over(
     kinesis_url: str, moto_url: str, stream: str, tmp_path: Path, kind: str
 ) -> None:
-    """Without it the parts could each be right, and a record vanish between them."""
+    """No record disappears between the consumer, the sink and the replay."""
     letters = "file://box"
     if kind == "s3":
         boto3.client("s3", endpoint_url=moto_url).create_bucket(
             Bucket=stream, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
         )
         letters = f"s3://{stream}/orders/dead?region=eu-west-1&endpoint={moto_url}"
-    said = consumed(tmp_path, url(kinesis_url, stream), letters)
+    output = consumed(tmp_path, url(kinesis_url, stream), letters)
     assert noted(tmp_path, "handled") == all_but_poison()
-    assert said.count("went to the dead letter: ValueError") == len(POISON)
+    assert output.count("went to the dead letter: ValueError") == len(POISON)
     assert replayed(tmp_path, letters, "--handler", "app:handle") == {"done": 0, "failed": 2, "strange": 0}
     assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
@@ -130,12 +130,12 @@ def test_poison_becomes_letters_which_a_replay_hands_over(
 def test_letters_may_go_to_a_stream_and_back_into_one(
     kinesis_url: str, kinesis_client: "KinesisClient", stream: str, tmp_path: Path
 ) -> None:
-    """Without it those who watch their dead letters by a consumer would have none."""
+    """Dead letters can be watched with a consumer."""
     other = made(kinesis_client)
     consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, other))
     (tmp_path / "box").mkdir()
-    told = [json.loads(row) for row in rows_of(kinesis_client, other)]
-    assert [(each["data"], each["text"], each["stream"]) for each in told] == [
+    letters = [json.loads(row) for row in rows_of(kinesis_client, other)]
+    assert [(each["data"], each["text"], each["stream"]) for each in letters] == [
         ("Nw==", "poison 7", stream),
         ("MjM=", "poison 23", stream),
     ]
@@ -144,8 +144,8 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
     assert replayed(tmp_path, *again, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
     assert replayed(tmp_path, *again, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
-    # Each is what a folder would hold; from there it goes back into a stream.
-    assert len(rows_of(kinesis_client, other)) == 4  # two were put back
+    # Each is what a folder would contain. From there it goes back into a stream.
+    assert len(rows_of(kinesis_client, other)) == 4  # two were written back
     for row in rows_of(kinesis_client, other)[2:]:
         (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
     back = made(kinesis_client)
@@ -155,7 +155,7 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
 
 
 def test_there_must_be_such_a_place(kinesis_url: str, moto_url: str, tmp_path: Path) -> None:
-    """Without it the first record that fails would find out that its bucket was misspelt."""
+    """A misspelt bucket is reported at the start, not at the first failing record."""
     for letters, says in (
         (f"s3://no-such-bucket/x?region=eu-west-1&endpoint={moto_url}", "there is no bucket 'no-such-bucket'"),
         (url(kinesis_url, "no-such-stream"), "there is no stream 'no-such-stream'"),

@@ -1,4 +1,4 @@
-"""As many workers again join a large fleet at one moment: real workers in threads, and one table in a file."""
+"""A large fleet doubles in one moment, with real workers in threads and one table in a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -33,31 +33,31 @@ SETTLE_SECONDS, SOON_SECONDS = 240.0, 0.5
 
 @define
 class Ledger:
-    """What the table answered to writes: by lease, the owner of a version."""
+    """The responses of the table to writes: for each lease, the owner of each version."""
 
     owners: dict[str, dict[int, str | None]] = field(factory=lambda: {key: {} for key in LEASES})
     _lock: Lock = field(factory=Lock)
 
     def note(self, lease: Lease) -> None:
-        """A write was answered with this."""
+        """Record a confirmed write."""
         with self._lock:
             self.owners[lease.key][lease.epoch or 0] = lease.owner
 
     def moves(self) -> int:
-        """How often a lease has got another owner."""
+        """Return how often a lease has changed its owner."""
         stays = ([owners[epoch] for epoch in sorted(owners)] for owners in self.owners.values())
         return sum(before != after for owners in stays for before, after in pairwise(owners))
 
 
 class Noted:
-    """A connection to the table whose answers to writes are noted."""
+    """A connection to the table that records responses to writes."""
 
     def __init__(self, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger = store, ledger
         self.capabilities, self.list, self.get, self.close = store.capabilities, store.list, store.get, store.close
 
     def write(self, write: Write) -> Outcome:
-        """Note what was done; a gift once its heir has accepted it, for which a busy machine may be too slow."""
+        """Record the write; a gift counts once the next owner has accepted it, which a busy machine may delay."""
         outcome = self._store.write(write)
         if isinstance(outcome, Done) and not isinstance(write, GiveLease | TakeBackLease):
             self._ledger.note(outcome.lease)
@@ -65,7 +65,7 @@ class Noted:
 
 
 def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
-    """Be one worker until told to end, on a connection of its own."""
+    """Run one worker on its own connection until told to stop."""
     with closing(open_store(url)) as connection:
         store, wanted = Noted(connection, ledger), Event()
         worker = Paced(
@@ -84,7 +84,7 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
 
 @contextmanager
 def a_fleet(url: str, names: Iterable[str], ledger: Ledger) -> Iterator[None]:
-    """These workers, for as long as this lasts."""
+    """Run these workers until the block ends."""
     ending = Event()
     threads = [Thread(target=at_work, args=(url, name, ledger, ending), daemon=True) for name in names]
     for thread in threads:
@@ -98,14 +98,14 @@ def a_fleet(url: str, names: Iterable[str], ledger: Ledger) -> Iterator[None]:
 
 
 def even(table: Store) -> bool:
-    """Whether each worker holds its share, and nothing is on its way."""
+    """Return whether each worker holds its share and no lease is moving."""
     leases = table.list().leases
     counts = Counter(lease.owner for lease in leases)
     return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.next_owner for lease in leases)
 
 
 def test_48_that_join_48_with_97_leases_make_the_least_moves(tmp_path: Path) -> None:
-    """Without it two joiners empty an owner of two leases, which has to come back: 49 to 53 moves (M5)."""
+    """Two joiners must not empty an owner of two leases, which would cost 49 to 53 moves (M5)."""
     url, ledger = f"sqlite:///{tmp_path / 'leases.db'}", Ledger()
     with ExitStack() as open_now:
         table = Noted(open_now.enter_context(closing(open_store(url))), ledger)

@@ -1,4 +1,4 @@
-"""Workers that join over a container of blobs, where a row says nothing of its owner's plans."""
+"""Workers join over a container of blobs, where a row contains nothing about its owner's plans."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ PARTITIONS, ROWS = 24, 4000
 
 
 def owners(group: Group) -> dict[str, str | None]:
-    """By partition, the worker that alone reads it."""
+    """Return the only reader of each partition."""
     return {partition: readers[0] for partition, readers in group.readers().items() if len(readers) == 1}
 
 
 def moves_since(group: Group, begin: float) -> int:
-    """How often a partition has got another reader since then."""
+    """Return how often a partition has changed its reader since then."""
     return sum(tenure.begin > begin for tenure in group.stage.reading.tenures)
 
 
 def test_workers_that_join_together_cost_the_least_moves(hubs: LocalHubs, tmp_path: Path) -> None:
-    """Without it each joiner would level the group for itself, and the next move some of it again: 22 moves."""
+    """Joiners that balanced the group separately would undo each other's moves, 22 in all."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/joined&group=$Default"
         feed = Feed(HubStream(hubs, "joined", PARTITIONS), flights(ROWS), 20)
@@ -40,7 +40,7 @@ def test_workers_that_join_together_cost_the_least_moves(hubs: LocalHubs, tmp_pa
                 stage.join(f"ours-{number}")
             assert group.settle() == [4] * 6
             least = least_moves(before, stage.living())
-            # A process that begins later than the others gather for may cost a partition of its own.
+            # A process that starts after the others' gathering time may cost an additional move.
             assert least == 16 <= moves_since(group, begin) <= 18
             verdict = group.finish()
             assert (verdict.faults, verdict.lost) == ((), 0)

@@ -1,4 +1,4 @@
-"""Workers on a stream and a table over lines that fail: what breaks, what is said, and that nothing is lost."""
+"""Workers on a stream and a table over faulty connections: faults are reported, and no record is lost."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
 PATIENCE_SECONDS = 60.0
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=1.0, initial_position=TRIM_HORIZON)
-# On a busy machine faults may take longer than a short lease, and what expires may be handed over twice.
+# On a busy machine faults may outlast a short lease, and records of an expired lease may be repeated.
 UNHURRIED = evolve(CONFIG, lease_seconds=60.0)
 EXPIRED, SLOW_DOWN = Refused("ExpiredIteratorException"), Refused("ProvisionedThroughputExceededException")
 BROKEN = Refused("InternalFailure", 500)
@@ -41,7 +41,7 @@ MOST_BYTES = 10 * 1024 * 1024
 
 @define
 class Orders:
-    """A stream of one shard, what was put into it, and who read what of it."""
+    """A stream of one shard, the records put into it, and what each worker read."""
 
     client: "KinesisClient"
     name: str = Factory(lambda: f"faults-{uuid4().hex[:8]}")
@@ -63,19 +63,19 @@ class Orders:
             self.read += [record.data for record in delivery.records]
 
     def drained(self) -> bool:
-        """Whether all has been read."""
+        """Return whether all records have been read."""
         return len(self.read) >= len(self.sent)
 
 
 @contextmanager
 def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> Iterator[list[BaseException]]:
-    """A running worker; what ended it, if anything did before the block."""
+    """Run a worker during the block; yield a list for the error that ended it, if any."""
     ended: list[BaseException] = []
 
     def run() -> None:
         try:
             runner.run()
-        except Exception as error:  # noqa: BLE001  for the test to look at
+        except Exception as error:  # noqa: BLE001  the test examines it
             ended.append(error)
 
     runner = Runner(worker, handling)
@@ -98,39 +98,39 @@ def orders(kinesis_client: "KinesisClient") -> Orders:
 
 @pytest.fixture
 def stream_line(kinesis_url: str) -> Iterator[Line]:
-    """The line to the streams."""
+    """The faulty connection to the streams."""
     with line(kinesis_url) as made:
         yield made
 
 
 @pytest.fixture
 def table_line(dynalite_url: str) -> Iterator[Line]:
-    """The line to the tables."""
+    """The faulty connection to the tables."""
     with line(dynalite_url) as made:
         yield made
 
 
 @pytest.fixture
 def table(table_line: Line, orders: Orders) -> Iterator[Store]:
-    """A table, by that line."""
+    """Return a table behind that connection."""
     with closing(open_store(f"dynamodb://{orders.name}?region=eu-west-1&endpoint={table_line.url}")) as store:
         yield store
 
 
 def source(orders: Orders, by: Line) -> KinesisSource:
-    """The stream, by this line."""
+    """Return the stream behind this connection."""
     return open_url(orders.name, {"region": "eu-west-1", "endpoint": by.url})
 
 
 def rows(store: Store) -> list[tuple[str | None, str]]:
-    """Owner and checkpoint of each lease."""
+    """Return owner and checkpoint of each lease."""
     return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
 
 
 def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
     orders: Orders, stream_line: Line, table_line: Line, table: Store
 ) -> None:
-    """A bad hour of the cloud would cost records, or have them handled twice with nobody gone."""
+    """A bad hour of the cloud neither loses records nor repeats them if no worker died."""
     orders.put(20)
     worker = Worker(store=table, source=source(orders, stream_line), me="ann", config=UNHURRIED)
     with reading(worker, orders.handle) as ended:
@@ -157,7 +157,7 @@ def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
 def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
     orders: Orders, stream_line: Line, table: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream deleted by mistake would take its checkpoints with it, or its successor be read from a strange place."""
+    """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
     orders.put(5)
     handling = Handling(orders.handle, bench_seconds=0.5)
     with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as ended:
@@ -167,7 +167,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
         orders.client.delete_stream(StreamName=orders.name)
         until(lambda: "shard shardId-000000000000 stops here" in caplog.text, "the loss is said")
         orders.client.get_waiter("stream_not_exists").wait(StreamName=orders.name, WaiterConfig=AT_ONCE)
-        # The service's own answer to a number of another stream; the stand-in has one of its own.
+        # The service's response to another stream's sequence number; the stand-in's response differs.
         stream_line.fail("GetShardIterator", *[Refused("InvalidArgumentException")] * 1000)
         orders.make()
         orders.put(5)
@@ -178,7 +178,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
 def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
     orders: Orders, stream_line: Line, table: Store
 ) -> None:
-    """A copied configuration would have every record handled twice for as long as nobody looks."""
+    """A copied configuration does not process every record twice."""
     by = source(orders, stream_line)
     with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as elder:
         until(lambda: rows(table)[:1] and rows(table)[0][0] == "ann", "the elder holds the shard")
@@ -190,7 +190,7 @@ def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
 
 
 def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
-    """A worker that waited for a permission would look healthy to whoever watches the process."""
+    """A missing permission ends the worker, since a waiting one would look healthy."""
     stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
     store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
     table_line.fail("CreateTable", Refused("AccessDeniedException"))
@@ -203,7 +203,7 @@ def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_u
 
 
 def test_the_largest_record_of_a_stream_that_spreads_records_is_read_whole(orders: Orders, stream_line: Line) -> None:
-    """Ten MiB without a partition key, as the service's newest streams allow, would stop a shard or be cut."""
+    """The service's newest streams allow records of 10 MiB without a partition key."""
     orders.put(1)
     data = b"x" * MOST_BYTES
     large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}

@@ -1,4 +1,4 @@
-"""Amazon's own producer (KPL) through a split and a merge: what it calls delivered, and what our reader hands over."""
+"""Amazon's own producer (KPL) through a split and a merge: all that it reports as delivered is dispatched."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ IDENTITY = b"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2
 
 @frozen
 class Put:
-    """A user record on a shard: as the KPL acknowledged it, or as our reader handed it over."""
+    """A user record on a shard, as the KPL acknowledged it or as our reader dispatched it."""
 
     shard: str
     number: str
@@ -49,11 +49,11 @@ class Put:
 
 @contextmanager
 def identities(folder: Path) -> Iterator[int]:
-    """The port of a TLS service that says who the caller is: without an answer the KPL's daemon ends itself."""
+    """Run a TLS service that identifies the caller, because the KPL's daemon ends without one; return its port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            """Say it, whatever was asked."""
+            """Return the identity, whatever was requested."""
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
             self.send_header("content-type", "text/xml")
@@ -62,11 +62,11 @@ def identities(folder: Path) -> Iterator[int]:
             self.wfile.write(IDENTITY)
 
         def log_message(self, *_told: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
-    told = json.loads((installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
+    certificate = json.loads((installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
     pem = folder / "server.pem"
-    pem.write_text(f"{told['key']}\n{told['cert']}\n")
+    pem.write_text(f"{certificate['key']}\n{certificate['cert']}\n")
     server = ThreadingHTTPServer((HOST, 0), Answer)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
@@ -82,7 +82,7 @@ def identities(folder: Path) -> Iterator[int]:
 
 
 def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) -> list[Put]:
-    """What the KPL takes for delivered while a shard splits, and two others merge."""
+    """Return what the KPL reports as delivered while a shard splits and two others merge."""
     classes = java_kcl.compiled(WRITER, "kpl")
     words = (*map(str, ports), STREAM, str(folder), str(COUNT), str(TEN_MS))
     command = (str(shutil.which("java")), *java_kcl.JVM, "-cp", f"{classes}:{classes}/jars/*", "KplWriter", *words)
@@ -108,7 +108,7 @@ def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) 
 
 
 def split(client: "KinesisClient") -> None:
-    """The first open shard becomes two."""
+    """Split the first open shard in two."""
     shard = next(each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"])
     first, last = (int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey"))
     middle = str((first + last) // 2)
@@ -117,7 +117,7 @@ def split(client: "KinesisClient") -> None:
 
 
 def merge(client: "KinesisClient") -> None:
-    """The two open shards with the highest keys become one."""
+    """Merge the two open shards with the highest keys."""
     there = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
     one, two = sorted(there, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
     client.merge_shards(StreamName=STREAM, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
@@ -129,24 +129,24 @@ def shards(client: "KinesisClient") -> list[Any]:
 
 
 def handed_over(endpoint: str, misplaced: Misplaced) -> list[Put]:
-    """All that our readers hand over, each from the beginning of its shard to the tip."""
+    """Return all records of our readers, each from the start of its shard to the tip."""
     source = open_source(f"kinesis://{STREAM}?region=eu-west-1&endpoint={endpoint}&misplaced={misplaced}")
-    found = list[Put]()
+    puts = list[Put]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
         over = False
         while not over:
             batch = reader.read()
-            found += [Put(shard.id, each.sequence_number, each.data.decode()) for each in batch.records]
+            puts += [Put(shard.id, record.sequence_number, record.data.decode()) for record in batch.records]
             over = batch.ended or batch.behind_seconds == 0.0
         reader.close()
     source.close()
-    return found
+    return puts
 
 
 @pytest.mark.timeout(300)
 def test_no_record_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) -> None:
-    """Each split would cost the users of Amazon's producer records, though it had told them that they are safe."""
+    """Users of Amazon's producer lose no record in a split that the producer reported as delivered."""
     if absent := java_kcl.missing():
         pytest.skip(f"THE KPL IS NOT RUN: no {absent}")
     tls_port = free_port()
@@ -155,9 +155,9 @@ def test_no_record_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) ->
         client.create_stream(StreamName=STREAM, ShardCount=3)
         client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
         put = acknowledged(client, (tls_port, sts), tmp_path)
-        found = {each: handed_over(kinesis.url, each) for each in get_args(Misplaced)}
+        by_setting = {each: handed_over(kinesis.url, each) for each in get_args(Misplaced)}
     wanted = {each for each in put if each.shard != "failed"}
-    lost = {misplaced: len(wanted - {*there}) for misplaced, there in found.items()}
-    twice = {misplaced: len(there) - len({each.data for each in there}) for misplaced, there in found.items()}
-    print(f"of {len(wanted)} acknowledged records lost: {lost}; twice: {twice}")  # noqa: T201  the figures say what dropping costs
+    lost = {misplaced: len(wanted - {*there}) for misplaced, there in by_setting.items()}
+    twice = {misplaced: len(there) - len({each.data for each in there}) for misplaced, there in by_setting.items()}
+    print(f"of {len(wanted)} acknowledged records lost: {lost}; twice: {twice}")  # noqa: T201  the figures show what dropping costs
     assert lost["keep"] == 0

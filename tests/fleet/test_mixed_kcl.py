@@ -1,4 +1,4 @@
-"""Our workers beside real Java KCL workers: they balance, reshard, outlive each other, and lose nothing."""
+"""Our workers and real Java KCL workers balance, reshard, survive each other's death, and lose nothing."""
 
 import json
 import subprocess
@@ -19,31 +19,31 @@ from leasehold_lab.demo.stage import client, put, staged
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
 FOREIGN_ROWS = {"LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS"}
-"""What Java 3.5 keeps in the table beside its leases."""
+"""The rows that Java 3.5 keeps in the table besides its leases."""
 
 
 def built(version: str) -> None:
-    """Skip with the true reason where Java cannot be run."""
+    """Skip with the reason if Java cannot be run."""
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     java_kcl.built(version)
 
 
 def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
-    """What the rows of the table say they are, where they say so."""
+    """Return the kinds that rows of the table declare."""
     items = client.scan(TableName=fleet.table)["Items"]
     return {item["entityType"]["S"] for item in items if "entityType" in item}
 
 
 def told_lag(store: str, *more: str) -> list[float | None]:
-    """The seconds that `leasehold leases` says of each lease."""
+    """Return the lag in seconds that `leasehold leases` shows for each lease."""
     command = (sys.executable, "-m", "leasehold.adapters.cli.main", "leases", store, "--json", *more)
     lags = json.loads(subprocess.check_output(command, text=True))["lags"]
     return [lag.get("seconds") for lag in lags.values()]
 
 
 def reshard_and_lose_java(fleet: Mixed) -> None:
-    """The second half of every story: both read, a split and a merge are gone through, and Java dies."""
+    """Run the second half of every test: both read, a split and a merge happen, and Java dies."""
     stage = fleet.stage
     stage.split()
     fleet.balanced()
@@ -55,7 +55,7 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
     assert (verdict.faults, verdict.lost) == ((), 0), verdict
     readers = {tenure.worker for tenure in stage.reading.tenures if tenure.how == "shard-ended"}
     assert readers <= {"java-1", "ours-2"}
-    # Every duplicate had not been checkpointed when its shard changed hands: the judge names any other.
+    # No duplicate was checkpointed when its shard changed owner; the judge reports all others.
     assert verdict.duplicates <= sum(change.since for change in verdict.owner_changes)
 
 
@@ -63,7 +63,7 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
 def test_workers_of_ours_and_of_java_by_the_rules_of_2_share_outlive_and_reshard(
     version: str, mode: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """Without it a fleet that adds our workers to its Java ones could lose records or leave leases alone."""
+    """A fleet that adds our workers to its Java ones loses no record and leaves no lease unread."""
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, mode) as fleet:
         fleet.stage.join("ours-1")
@@ -80,13 +80,13 @@ def test_workers_of_ours_and_of_java_by_the_rules_of_2_share_outlive_and_reshard
 def test_workers_of_ours_and_of_java_3_share_outlive_and_reshard_amid_rows_that_are_no_leases(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Without it Java 3's own rows could pass for leases, or ours could stop its leader from assigning."""
+    """Java 3's own rows are not mistaken for leases, and its leader still assigns leases."""
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         fleet.stage.join("ours-1")
         fleet.balanced()
         fleet.join_java("java-1")
-        # Its leader leaves the leases of a living owner without metrics alone: ours let go what falls to it (M14).
+        # Its leader does not move leases of a live owner without metrics, so ours release its share (M14).
         fleet.balanced()
         fleet.stage.kill("ours-1")
         fleet.owned_by("java-1")
@@ -100,7 +100,7 @@ def test_workers_of_ours_and_of_java_3_share_outlive_and_reshard_amid_rows_that_
 def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_own_way(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Without it a lease that a leader moves away from us would be read twice, or by nobody until it loses patience."""
+    """A lease that a leader moves away from us is handed off at once and read by one worker."""
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         stage = fleet.stage
@@ -116,7 +116,7 @@ def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_
 
         assert reported()
         fleet.join_java("java-1")
-        # As leader it weighs what we carry by the throughput of our rows, and moves some of it to itself.
+        # As leader it weighs our load by the throughput in our rows, and moves some leases to itself.
         assert stage.until(lambda: reported() and fleet.read_by("java-1"), WAIT_SECONDS)
         assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_said()
         verdict = fleet.finish()
@@ -126,14 +126,14 @@ def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_
 def test_our_worker_lets_a_lease_go_where_java_2_would_stay_at_three_to_one(
     kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """Without it a Java worker that counts finished leases as load would keep one shard where we keep three (M11)."""
+    """Java counts finished leases as load, so our worker gives it a lease (M11)."""
     built("2.7.2")
     settings = (*SETTINGS, "--set", "release=true")
     with staged(kinesis_url, dynamodb_local_url, shards=2, settings=settings) as stage:
         stage.split()
         stage.split()
         listed = stage.stream.shards()
-        # Nothing is written: no child is begun, so that its parent's lease, read to the end, has to stay.
+        # No records are written, so no child is started, and the finished lease of its parent must stay.
         for shard in listed:
             ended = SHARD_END if not shard.open else TRIM_HORIZON
             stage.store.write(
@@ -149,9 +149,9 @@ def test_our_worker_lets_a_lease_go_where_java_2_would_stay_at_three_to_one(
 
 
 def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Without it a change of hands would repeat, or skip, a part of an aggregated record.
+    """A hand-off within an aggregated record neither repeats nor skips a part of it.
 
-    Java's rows tell of no lag; asked, the stream tells how far its lease is behind.
+    Java's rows contain no lag, so the lag of its leases is requested from the stream.
     """
     built("2.7.2")
     with staged(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:

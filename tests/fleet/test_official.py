@@ -1,4 +1,4 @@
-"""The event processors of other languages: nothing but what was tested is run, and what is missing is named."""
+"""Event processors of other languages: only tested files are run, and missing tools are named."""
 
 import hashlib
 from pathlib import Path
@@ -20,7 +20,7 @@ LISTED = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}.jar\n" fo
     ],
 )
 def test_other_jars_than_those_listed_are_refused(jars: dict[str, str], wrong: str, tmp_path: Path) -> None:
-    """Without it a repository could hand out something other than what was tested."""
+    """A repository cannot substitute files that were not tested."""
     for name, content in jars.items():
         (tmp_path / f"{name}.jar").write_text(content)
     with pytest.raises(ServiceError, match=f"not what was tested: {wrong}$"):
@@ -28,7 +28,6 @@ def test_other_jars_than_those_listed_are_refused(jars: dict[str, str], wrong: s
 
 
 def test_the_jars_that_are_listed_will_do(tmp_path: Path) -> None:
-    """Without it nothing would ever be run."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.jar").write_text(name)
     check_digests(tmp_path, LISTED)
@@ -38,14 +37,14 @@ def test_the_jars_that_are_listed_will_do(tmp_path: Path) -> None:
     ("language", "tools"), [("java", "no java, no javac, no mvn on the PATH"), ("go", "no go on the PATH")]
 )
 def test_a_tool_that_the_machine_lacks_is_named(language: str, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a skipped test would not say how to have it run."""
+    """The reason for a skipped test names what to install."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=tools):
         MAKES[language].start()
 
 
 def test_an_old_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an old Go would fail over a file that it cannot read."""
+    """An old Go would fail with an error about a file that it cannot parse."""
     go = tmp_path / "go"
     go.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     go.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Workers of ours beside Azure's event processors of other languages, in one consumer group over one container."""
+"""Our workers next to Azure's event processors of other languages, in one consumer group over one container."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ LANGUAGES = ("javascript", "java", "go")
 
 
 def had(make: str) -> bool:
-    """Whether a processor is here, or could be fetched and built."""
+    """Check that a processor is installed, or download and build it."""
     try:
         MAKES[make].start()
     except ServiceError:
@@ -31,7 +31,7 @@ def had(make: str) -> bool:
 
 @contextmanager
 def a_fleet(hubs: LocalHubs, hub: str, makes: tuple[str, ...], folder: Path) -> Iterator[Group]:
-    """One of ours that reads everything, then one of each make beside it."""
+    """Start a worker of ours that reads everything, then one of each make."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/{hub}&group=$Default"
         with a_group(
@@ -53,15 +53,15 @@ def join(group: Group, make: str, number: int) -> None:
 
 
 def evenly(group: Group, workers: int) -> None:
-    """Wait until every partition has one reader, and each worker its share."""
+    """Wait until every partition has one reader and each worker its share."""
     least, more = divmod(PARTITIONS, workers)
     assert group.settle() == [least + 1] * more + [least] * (workers - more)
 
 
 def replaced(group: Group, makes: tuple[str, ...]) -> None:
-    """Kill the worker of each make, one after the other; once others read its partitions, another of its make comes.
+    """Kill the worker of each make in turn; once others read its partitions, start another of its make.
 
-    So all that the dead one had is resumed by other makes, and all that its successor gets comes from them.
+    So other makes resume everything that the dead worker had, and its successor gets partitions only from them.
     """
     for make in makes:
         group.stage.kill(f"{make}-1")
@@ -72,7 +72,7 @@ def replaced(group: Group, makes: tuple[str, ...]) -> None:
 
 
 def judged(group: Group, makes: tuple[str, ...]) -> None:
-    """Finish; nothing is lost, and each make resumed others' checkpoints and had its own resumed by others."""
+    """Finish; check that nothing is lost, and that each make resumed others' checkpoints and had its own resumed."""
     verdict = group.finish()
     took = {
         deed.subject: round(group.takeover_seconds(deed.subject), 1)
@@ -90,7 +90,7 @@ def judged(group: Group, makes: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_processor_of_a_language_is_had(language: str) -> None:
-    """Without it a language that cannot be built here would be left out of the group, and nobody know."""
+    """A language whose processor cannot be built is reported, not just left out of the group."""
     try:
         program, *_ = MAKES[language].start()
     except ServiceError as missing:
@@ -100,7 +100,7 @@ def test_the_processor_of_a_language_is_had(language: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_workers_of_ours_and_processors_of_all_languages_are_one_group(meeting_hubs: LocalHubs, tmp_path: Path) -> None:
-    """Without it each could be right by its own tests, and two of them together read twice or lose."""
+    """Together the workers lose nothing and read each partition once."""
     makes = (*PYTHON, *(language for language in LANGUAGES if had(language)))
     with a_fleet(meeting_hubs, "languages", makes, tmp_path) as group:
         replaced(group, (OURS, *makes))

@@ -1,4 +1,4 @@
-"""What the judge of a mixed group forgives an official worker, and what it forgives nobody."""
+"""The judge of a mixed group excuses only the reordering that an official worker's SDK causes."""
 
 from attrs import evolve
 from hub_stage import in_order_where_official
@@ -8,7 +8,7 @@ from leasehold_lab.judge.explanations import verdict_on
 
 
 def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
-    """These records of one partition, handed over one after the other."""
+    """Return the events of dispatching these records of one partition in order."""
     handed = [
         ReadingEvent(since + 1 + at, process, "record", "3", (number, 0), "3", f"d{number}")
         for at, number in enumerate(numbers)
@@ -18,30 +18,30 @@ def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
 
 
 def faults(*tenures: list[ReadingEvent]) -> set[str]:
-    """The laws that a run of six records broke, official-2 being official."""
+    """Return the rules that a run of six records broke, with official-2 as the official worker."""
     events = [event for one in tenures for event in one]
     sent = [Sent("3", number, f"d{number}", 0.0) for number in range(6)]
     processes = sorted({event.process for event in events})
     incidents = [Incident(0.0, "start", process) for process in processes]
     history = RunHistory(sent=sent, events=events, incidents=incidents, parents={"3": ()}, end=events[-1].t)
-    kept = in_order_where_official(history.events, ["official-2"])
-    return {breach.what for breach in verdict_on(evolve(history, events=kept)).faults}
+    ordered = in_order_where_official(history.events, ["official-2"])
+    return {breach.what for breach in verdict_on(evolve(history, events=ordered)).faults}
 
 
 def test_an_official_worker_may_swap_records_within_its_tenure() -> None:
-    """Without this a thread of Azure's client for Python that reads beside the other would fail our tests."""
+    """A second thread of Azure's Python client reads the same link, so records may be swapped."""
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 2, 3)) == set()
     assert faults(tenure("official-2", 1.0, 0, 2, 1), tenure("ours-1", 9.0, 3, 4, 5)) == set()
 
 
 def test_no_other_worker_may_hand_over_out_of_order() -> None:
-    """Without this a swap of ours would be forgiven with theirs."""
+    """Our own workers get no such excuse."""
     assert faults(tenure("ours-1", 1.0, 0, 1, 4, 5, 2, 3)) == {"out of order"}
     assert faults(tenure("official-2", 1.0, 1, 0), tenure("ours-1", 9.0, 2, 4, 3, 5)) == {"out of order"}
 
 
 def test_records_left_out_or_first_handed_over_by_another_worker_are_seen() -> None:
-    """Without this putting things in order could hide a loss, or an order that was broken from owner to owner."""
+    """Sorting a tenure's records hides neither a loss nor disorder between owners."""
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 3)) == {"lost"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("ours-1", 9.0, 1, 2, 3, 4)) == {"out of order"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("official-2", 9.0, 1, 2, 3, 4)) == {"out of order"}

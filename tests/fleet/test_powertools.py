@@ -1,4 +1,4 @@
-"""Functions written with Powertools, the sample in its wheel among them, as handlers of a fleet that loses a worker."""
+"""Functions written with Powertools, including its own sample, as handlers of a fleet that loses a worker."""
 
 import json
 import os
@@ -71,7 +71,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the locked packages."""
+    """Return a folder with the locked packages."""
     folder = tmp_path_factory.mktemp("powertools")
     uv = Path(sys.executable).with_name("uv")
     options = ("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
@@ -85,7 +85,7 @@ def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(powertools: Path) -> str:
-    """The program for Kinesis that the wheel's own documentation shows."""
+    """Return the Kinesis program from the wheel's own documentation."""
     shown = (powertools / "aws_lambda_powertools" / "utilities" / "batch" / "base.py").read_text()
     programs = re.findall(r"^ *```python\n(.*?)^ *```$", shown, re.MULTILINE | re.DOTALL)
     return next(dedent(each) for each in programs if "KinesisStreamRecord" in each and "async def" not in each)
@@ -119,7 +119,7 @@ def text_of(record):
 
 @frozen
 class Call:
-    """One call of a function that ended: when it began, its records, and the places of those that failed."""
+    """One finished call of a function: its start, its records, and the positions of the failed ones."""
 
     at: float
     texts: list[str]
@@ -132,7 +132,7 @@ class Call:
 
 @define
 class Functions:
-    """Worker processes that call a function, and what it logged."""
+    """Worker processes that call a function, and the function's log."""
 
     folder: Path
     packages: Path
@@ -151,25 +151,25 @@ class Functions:
             )
 
     def calls(self, worker: str) -> list[Call]:
-        """The calls of one worker that ended; a killed worker's last line may be cut."""
+        """Return one worker's finished calls; a killed worker's last line may be cut."""
         path = self.folder / f"{worker}.calls"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        found = [json.loads(line) for line in lines]
-        whole = [[*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in found]
-        return [Call(each["at"], each["texts"], failed) for each, failed in zip(found, whole, strict=True)]
+        ended = [json.loads(line) for line in lines]
+        whole = [[*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in ended]
+        return [Call(each["at"], each["texts"], failed) for each, failed in zip(ended, whole, strict=True)]
 
     def handled(self) -> list[str]:
-        """The records that calls have handled, in the order of calls."""
+        """Return the records that calls have handled, in the order of calls."""
         calls = sorted((call for worker in self.processes for call in self.calls(worker)), key=lambda call: call.at)
         return [text for call in calls for text in call.handled]
 
     def owners(self) -> set[str | None]:
-        """The workers that have a shard."""
+        """Return the workers that own a shard."""
         with closing(open_store(f"sqlite:///{self.folder}/leases.db")) as store:
             return {lease.owner for lease in store.list().leases}
 
     def letters(self) -> list[str]:
-        """The poison in the data of the dead letters."""
+        """Return the poisoned data in the dead letters."""
         datas = (
             dead_letter_from(path.read_bytes()).record.data.decode() for path in (self.folder / "dead").glob("*.json")
         )
@@ -183,7 +183,7 @@ class Functions:
 
 @contextmanager
 def functions(folder: Path, packages: Path, program: str, source: str) -> Iterator[Functions]:
-    """Workers that do not outlive the test."""
+    """Run workers that end with the test."""
     (folder / "sample.py").write_text(program)
     (folder / "observed.py").write_text(OBSERVED)
     words = ("consume", source, "--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--lease-seconds", "3")
@@ -199,12 +199,12 @@ def functions(folder: Path, packages: Path, program: str, source: str) -> Iterat
 
 
 def text_of(number: int) -> str:
-    """A record, which only JSON is good."""
+    """Return a record, which is good only if it is JSON."""
     return f"poison {number}" if number in POISON else json.dumps({"key": number % KEYS, "number": number})
 
 
 def judge(fleet: Functions, texts: list[str]) -> None:
-    """Hold that nothing is lost, each key is in order, and each failure was repeated from the failed record on."""
+    """Check that nothing is lost, each key is in order, and each failure was repeated from the failed record on."""
     poison = [texts[number] for number in POISON]
     first = [*dict.fromkeys(fleet.handled())]
     assert set(first) == set(texts) - set(poison)
@@ -227,7 +227,7 @@ def judge(fleet: Functions, texts: list[str]) -> None:
 def test_a_split_a_kill_and_poison_cost_a_kinesis_function_nothing(
     form: str, sample: str, powertools: Path, tmp_path: Path, kinesis_url: str
 ) -> None:
-    """The sample of the wheel runs unchanged, and so does an async batch processor."""
+    """The wheel's sample runs unchanged, and so does an async batch processor."""
     stream = Stream(kinesis_url, f"functions-{uuid4().hex[:8]}", 3)
     all_read = Event()
     texts = [text_of(number) for number in range(RECORDS)]
@@ -260,7 +260,7 @@ def test_a_split_a_kill_and_poison_cost_a_kinesis_function_nothing(
 def test_shards_that_roll_a_kill_and_poison_cost_a_table_function_nothing(
     form: str, powertools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function of a table's stream has its changes in order, and fails from the record that it reports."""
+    """A function for a table's stream gets changes in order, and fails from the record that it reports."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     texts = [text_of(number) for number in range(RECORDS)]

@@ -30,7 +30,7 @@ SHARDS = 4
 
 @pytest.fixture(scope="module")
 def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
-    """Its URL; each shard has a few records."""
+    """Return the URL of a stream with a few records in each shard."""
     kinesis_client.create_stream(StreamName="processes", ShardCount=SHARDS)
     kinesis_client.get_waiter("stream_exists").wait(StreamName="processes", WaiterConfig=AT_ONCE)
     for number in range(40):
@@ -40,7 +40,7 @@ def stream(kinesis_url: str, kinesis_client: "KinesisClient") -> str:
 
 @contextmanager
 def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
-    """Two workers under one supervisor."""
+    """Run two workers under one supervisor."""
     words = ("consume", stream, "--store", store, "--events", "--worker", "shop", "--processes", "2")
     call = [sys.executable, "-m", "leasehold.adapters.cli.main", *words, "--from", "TRIM_HORIZON"]
     with child(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -48,7 +48,7 @@ def consuming(stream: str, store: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def until_reading(process: "subprocess.Popen[str]", *among: str, since: float = 0.0) -> None:
-    """Read events until each of these workers has begun to read a shard, after this many seconds since 1970."""
+    """Read events until each of these workers has started to read a shard, after this Unix time."""
     assert process.stdout is not None
     missing = set(among)
     for line in process.stdout:
@@ -61,12 +61,12 @@ def until_reading(process: "subprocess.Popen[str]", *among: str, since: float = 
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    """The processes that it runs."""
+    """Return the worker processes of this supervisor."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def test_workers_share_the_shards_come_back_and_release_together(stream: str, tmp_path: Path) -> None:
-    """A crash would cost a worker for good, or a deployment would leave leases to expire."""
+    """A crashed worker is restarted, and a deployment leaves no leases that must expire."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")
@@ -84,7 +84,7 @@ def test_workers_share_the_shards_come_back_and_release_together(stream: str, tm
 
 
 def test_workers_whose_supervisor_is_killed_release_and_end(stream: str, tmp_path: Path) -> None:
-    """They would go on beside the workers of the next start, which have the same ids."""
+    """The workers of the next start have the same ids, so the old ones must end."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")
@@ -98,7 +98,7 @@ def test_workers_whose_supervisor_is_killed_release_and_end(stream: str, tmp_pat
 
 @pytest.mark.parametrize("given", [("--lease-seconds", "0"), ("--store", "memory://none"), ("--processes", "0")])
 def test_bad_usage_is_told_and_nothing_starts(given: tuple[str, ...]) -> None:
-    """Each of the workers would say it, and a supervisor might try them again."""
+    """The supervisor reports a usage error once and starts no worker."""
     arguments = ["kinesis://orders", "--store", "sqlite://none.db", "--events", "--processes", "3"]
     arguments += given
     done = CliRunner().invoke(app, arguments)

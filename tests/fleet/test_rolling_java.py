@@ -1,4 +1,4 @@
-"""A rolling restart of every Java worker beside one of ours: what ours read well goes on being read."""
+"""During a rolling restart of all Java workers, the shards of our worker are still read."""
 
 import time
 from itertools import pairwise
@@ -13,24 +13,24 @@ from leasehold.balancer.watch import REPORT_SECONDS, SILENT_SECONDS
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("rolling")]
 
 POLL_SECONDS = LEASE_SECONDS
-"""A worker of KCL 3.x looks for leases that it was given every `failoverTimeMillis`."""
+"""A KCL 3.x worker looks for leases assigned to it every `failoverTimeMillis`."""
 UNREAD_SECONDS = 2 * LEASE_SECONDS + POLL_SECONDS
 DOWN_SECONDS = 8.0
-"""Between the end of a worker and the start of the next, as a scheduler of containers has it."""
+"""The time between the end of a worker and the start of the next, as with a container scheduler."""
 
 
 def built(version: str) -> None:
-    """Skip with the true reason where Java cannot be run."""
+    """Skip with the reason if Java cannot be run."""
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     java_kcl.built(version)
 
 
 def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
-    """A Java worker stops in good order, and another comes, which ours give its share, or never do.
+    """Stop a Java worker in good order and start another, which gets its share from ours, or never does.
 
-    They wait until the old one is forgotten and the new one has reported once more; longer where that one was the
-    leader and did not end in time to give its lock up.
+    Ours wait until the old worker is forgotten and the new one has reported once more, and longer if the old one was
+    the leader and did not end in time to release its lock.
     """
     leaving = fleet.stage.leave(old)
     fleet.stage.pause(DOWN_SECONDS)
@@ -42,17 +42,17 @@ def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
 
 
 def reported(fleet: Mixed, worker: str) -> str:
-    """What changes with each report of a Java worker; nothing before the first."""
+    """Return a value that changes with each report of a Java worker; empty before the first."""
     return dict(fleet.stage.store.list().reports.stamps).get(worker, "")
 
 
 def unread_seconds(fleet: Mixed, since: float) -> float:
-    """The longest time since then between two records of one shard, which come several times a second."""
+    """Return the longest time since then between two records of one shard, which gets several per second."""
     longest = 0.0
     readings = fleet.stage.history.events
     for shard in {event.shard for event in readings}:
-        told = [each.t for each in readings if each.shard == shard and each.event == "record"]
-        times = [since, *sorted(t for t in told if t >= since)]
+        dispatched = [each.t for each in readings if each.shard == shard and each.event == "record"]
+        times = [since, *sorted(t for t in dispatched if t >= since)]
         longest = max([longest, *(after - before for before, after in pairwise(times))])
     return longest
 
@@ -62,9 +62,9 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
 def test_a_rolling_restart_of_java_leaves_nothing_unread(
     version: str, given: bool, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """Without it the new leader gives what ours let go to the worker that stopped, and nobody reads it for 20 s (M14).
+    """The new leader must not give our leases to the stopped worker, which would leave them unread for 20 s (M14).
 
-    Workers of 3.0.3 report in a table of their own, so that ours do not know of them and keep what they hold.
+    Workers of 3.0.3 report in a separate table, so ours do not know of them and keep their leases.
     """
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
@@ -88,16 +88,16 @@ def test_a_rolling_restart_of_java_leaves_nothing_unread(
 def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Without it a lease of ours goes to a worker that is dead, and is unread until it expires (M14).
+    """A lease of ours is not given to a dead worker, where it would be unread until it expires (M14).
 
-    One report is all that such a worker leaves. It comes when ours have a lease to give, but wait for another's end to
-    be forgotten; when that is, the report is younger than those of a living worker may be.
+    Such a worker leaves a single report. It comes when ours have a lease to give, but wait for another worker's end to
+    be forgotten; by then the report is younger than a live worker's may be.
     """
     built("3.5.1")
     with mixed(kinesis_url, dynamodb_local_url, "3.5.1", "own") as fleet:
         fleet.join_java("java-1")
         fleet.balanced()
-        # Four workers have a lease each: what java-2 leaves is one too many with ours, and never with the leader.
+        # Four workers have a lease each. The lease of java-2 is one too many for ours, but never for the leader.
         for worker in ("ours-1", "ours-2"):
             fleet.stage.join(worker)
         fleet.balanced()
@@ -107,7 +107,7 @@ def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
         assert fleet.stage.until(lambda: reported(fleet, "java-2") != before, REPORT_SECONDS)
         fleet.stage.kill("java-2")
         since = time.time()
-        # Before java-2 is forgotten, 60 s after its last report, but not long before: the leader believes that java-3
+        # Shortly before java-2 is forgotten, 60 s after its last report. The leader believes that java-3
         # is alive, too, and may move one of its own leases to it.
         forgotten = int(reported(fleet, "java-2")) + SILENT_SECONDS
         fleet.stage.pause(max(0.0, forgotten - 2 * LEASE_SECONDS - time.time()))
@@ -127,7 +127,7 @@ def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
 def test_a_rolling_restart_of_ours_beside_java_leaves_nothing_unread(
     version: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """Without it what ours give up in good order waits for workers, or a leader, that look every two failover times."""
+    """Leases that ours release do not wait for a worker or leader that looks every two failover times."""
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, "own") as fleet:
         fleet.join_java("java-1")

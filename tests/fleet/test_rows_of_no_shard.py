@@ -1,4 +1,4 @@
-"""A real worker on a table with the row of a shard that the stream does not have."""
+"""A real worker on a table with a row for a shard that the stream does not have."""
 
 import pytest
 from mixed import SETTINGS, WAIT_SECONDS
@@ -13,14 +13,14 @@ GHOST = "shardId-000000000077"
 
 
 def test_the_row_of_a_shard_that_does_not_exist_goes_after_one_try(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """Without it such a row is claimed and refused once a minute for ever, with an ERROR each time (L10)."""
+    """The row would otherwise be claimed and rejected every minute, with an ERROR each time (L10)."""
     with staged(kinesis_url, dynamodb_local_url, shards=2, settings=SETTINGS) as stage:
         stage.join("ours-1")
         assert stage.until(stage.balanced, WAIT_SECONDS), stage.leases
         stage.store.write(CreateLease(Lease(GHOST, checkpoint=Position("49"), hash_range=(0, 1))))
         stage.tick()
         assert stage.until(lambda: GHOST not in {lease.key for lease in stage.leases}, 2 * WAIT_SECONDS), stage.leases
-        said = "".join(log.read_text() for log in sorted(stage.folder.glob("ours-*.log")))
-        assert said.count(f"ERROR leasehold.reading: shard {GHOST} stops here") <= 1, said
+        log_lines = "".join(log.read_text() for log in sorted(stage.folder.glob("ours-*.log")))
+        assert log_lines.count(f"ERROR leasehold.reading: shard {GHOST} stops here") <= 1, log_lines
         assert stage.balanced()
         stage.end()

@@ -1,4 +1,4 @@
-"""Worker processes read a slice of a real stream with a split in it; one is killed, the others end by themselves."""
+"""Worker processes read a slice of a real stream with a split; one is killed, and the others end by themselves."""
 
 import hashlib
 import json
@@ -20,35 +20,35 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 
 
 def put(client: "KinesisClient", stream: str, first: int, count: int) -> None:
-    """Put numbered records, each under a key of its own."""
+    """Put numbered records, each with its own key."""
     numbers = range(first, first + count)
     client.put_records(StreamName=stream, Records=[{"Data": b"%d" % n, "PartitionKey": f"k-{n}"} for n in numbers])
 
 
 def active(client: "KinesisClient", stream: str) -> None:
-    """Wait until the stream has changed."""
+    """Wait until the stream is active again."""
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active")
 
 
 def arrivals(client: "KinesisClient", stream: str) -> dict[str, float]:
-    """When each record arrived, in milliseconds, by the digest of its data."""
-    found: dict[str, float] = {}
+    """Return each record's arrival time in milliseconds, by the digest of its data."""
+    by_digest: dict[str, float] = {}
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
         for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]:
             digest = hashlib.sha1(row["Data"], usedforsecurity=False).hexdigest()
-            found[digest] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
-    return found
+            by_digest[digest] = round(row["ApproximateArrivalTimestamp"].timestamp() * 1000)
+    return by_digest
 
 
 def digest_of(number: int) -> str:
-    """As event lines name it."""
+    """Return the digest as event lines have it."""
     return hashlib.sha1(b"%d" % number, usedforsecurity=False).hexdigest()
 
 
 def seen(path: Path) -> set[str]:
-    """The digests of the records whose lines are there; the last line may be cut."""
+    """Return the digests of the records in complete event lines."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     return {line["sha1"] for line in lines if line["event"] == "record"}
 
@@ -56,7 +56,7 @@ def seen(path: Path) -> set[str]:
 def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
     kinesis_url: str, dynalite_url: str, kinesis_client: "KinesisClient", tmp_path: Path
 ) -> None:
-    """Without it a repair of yesterday's records would miss some, reach into today's, or never end."""
+    """A repair of yesterday's records reads all of them, none of today's, and ends."""
     stream = f"slice-{uuid4().hex}"
     kinesis_client.create_stream(StreamName=stream, ShardCount=2)
     active(kinesis_client, stream)
@@ -89,12 +89,12 @@ def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
     killed.communicate()
     workers = [started("b-1"), started("c-1")]
     try:
-        told = [worker.communicate(timeout=WAIT)[1] for worker in workers]
+        outputs = [worker.communicate(timeout=WAIT)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], told
-    assert all("the slice is read; " in said for said in told)
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert all("the slice is read; " in output for output in outputs)
     assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == wanted
     opened = open_store(store)
     leases = opened.list().leases

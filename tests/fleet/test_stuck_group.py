@@ -1,7 +1,7 @@
-"""The Python SDK's own imbalance, 4, 2 and 2 for ever, and what one worker of ours in the group makes of it.
+"""The Python SDK's permanent imbalance of 4, 2 and 2, and how one worker of ours in the group resolves it.
 
-The SDK's balancing and its checkpoint store are the installed ones, against real blobs; only their
-the schedule is kept by the test, and ours by a clock that it moves.
+The SDK's balancing and its checkpoint store are the installed ones, against real blobs. Only their schedule is driven
+by the test, and ours by a clock that the test moves.
 """
 
 from collections import Counter
@@ -34,38 +34,38 @@ pytestmark = pytest.mark.services
 EXPIRY, CYCLE = 180.0, 30.0
 NAMESPACE, HUB, GROUP = "ns.servicebus.windows.net", "stuck", "$Default"
 PARTITIONS = [str(number) for number in range(8)]
-# More than twice the patience of M9 and M11.
+# More than twice the waiting time of M9 and M11.
 CYCLES = 12
 
 
 @define
 class Blobs:
-    """One container, by the SDK's store and by ours."""
+    """One container, through the SDK's store and ours."""
 
     theirs: BlobCheckpointStore
     url: str
 
     def official(self, me: str, strategy: LoadBalancingStrategy) -> OwnershipManager:
-        """The balancing of one official worker."""
+        """Return the balancing of one official worker."""
         address = SimpleNamespace(hostname=NAMESPACE)
         client: Any = SimpleNamespace(_address=address, eventhub_name=HUB, get_partition_ids=lambda: PARTITIONS)
         return OwnershipManager(client, GROUP, me, self.theirs, EXPIRY, strategy, None)
 
     def lay_out(self, owners: str) -> None:
-        """Partition by partition, who owns it."""
+        """Set the owner of each partition."""
         where = {"fully_qualified_namespace": NAMESPACE, "eventhub_name": HUB, "consumer_group": GROUP}
         rows = zip(PARTITIONS, owners, strict=True)
         self.theirs.claim_ownership([{**where, "partition_id": pid, "owner_id": owner} for pid, owner in rows])
 
     def counts(self) -> list[int]:
-        """How many partitions each owner has, most first."""
+        """Return how many partitions each owner has, highest first."""
         owners = Counter(row["owner_id"] for row in self.theirs.list_ownership(NAMESPACE, HUB, GROUP))
         return sorted(owners.values(), reverse=True)
 
 
 @pytest.fixture
 def group(blobs: str) -> Iterator[Blobs]:
-    """Partitions laid out 4, 2 and 2."""
+    """Partitions owned 4, 2 and 2."""
     with a_container() as name, BlobCheckpointStore.from_connection_string(blobs, name) as theirs:
         laid = Blobs(theirs, f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={NAMESPACE}/{HUB}")
         laid.lay_out("aaaabbcc")
@@ -74,7 +74,7 @@ def group(blobs: str) -> Iterator[Blobs]:
 
 @pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))
 def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancingStrategy) -> None:
-    """If a release of the SDK mends it, what `docs/event-hubs.md` says of it is out of date."""
+    """Once a release of the SDK fixes this, `docs/event-hubs.md` must be updated."""
     managers = [group.official(me, strategy) for me in "abc"]
     for _ in range(CYCLES):
         for manager in managers:
@@ -85,7 +85,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
 @pytest.mark.parametrize(
     ("ours", "rules", "ends"),
     [
-        ("a", Minimal(release=True), [3, 3, 2]),  # M11: the official ones take what is let go, and steal nothing
+        ("a", Minimal(release=True), [3, 3, 2]),  # M11: official workers take released leases and steal nothing
         ("a", Minimal(), [4, 2, 2]),
         ("b", Minimal(), [3, 3, 2]),  # M9
         ("b", EventHubs("dotnet"), [3, 3, 2]),  # E4
@@ -93,7 +93,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
     ],
 )
 def test_a_worker_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: RuleSet, ends: list[int]) -> None:
-    """A user who adds our worker to an uneven group, with the setting the documentation names, would see no change."""
+    """This needs only the setting that the documentation names."""
     now = 1000.0
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
     with closing(open_store(group.url)) as store:

@@ -46,12 +46,12 @@ class Ground:
         return self.commands[-1]
 
     def places(self) -> list[int]:
-        """How many leases FROM speaks for, and TO."""
+        """Return for how many leases the old table and the new one are authoritative."""
         sides = [parted(lease)[0] for lease in self.fleet.stage.leases]
         return [sides.count(FROM), sides.count(TO)]
 
     def ends_well(self, command: "subprocess.Popen[bytes]") -> None:
-        """Wait for the command, while the fleet goes on."""
+        """Wait for the command to succeed while the fleet continues."""
         stage = self.fleet.stage
         assert stage.until(lambda: command.poll() is not None, SETTLE_SECONDS), stage.leases
         assert command.returncode == 0, self.said.read_text()
@@ -75,7 +75,7 @@ def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], f
 
 
 def there_and_back(ground: Ground) -> None:
-    """Move the table, kill a worker and the command in the middle, go back, split a shard, and move for good."""
+    """Move the table, kill a worker and the command halfway, move back, split a shard, and move for good."""
     stage = ground.fleet.stage
     for worker in ("ours-1", "ours-2", "ours-3"):
         stage.join(worker)
@@ -100,7 +100,7 @@ def there_and_back(ground: Ground) -> None:
 def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Without it records could be lost, or read by two, by what only real processes and services do."""
+    """Real processes and services lose no record, and read none twice."""
     urls = (f"dynamodb://swapped?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     _moves(kinesis_url, kinesis_client, urls, tmp_path)
 
@@ -108,7 +108,7 @@ def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
 def test_a_fleet_moves_to_layout_sessions_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Without it likewise, where a row of the lease does not change while it is held."""
+    """In layout sessions a lease's row does not change while the lease is held."""
     there = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
     _moves(
         kinesis_url,
@@ -121,7 +121,7 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
 def test_a_fleet_moves_from_aws_to_azure_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, blobs: str, tmp_path: Path
 ) -> None:
-    """Without it likewise, into a store where a lease is three objects."""
+    """In Azure's store a lease consists of three objects."""
     assert blobs
     with a_container() as container:
         there = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
@@ -130,12 +130,12 @@ def test_a_fleet_moves_from_aws_to_azure_and_back(
 
 
 def all_in(stage: Stage, table: str) -> bool:
-    """Whether this table speaks for every lease."""
+    """Return whether this table is authoritative for every lease."""
     return {place_of(lease) for lease in stage.leases} == {table}
 
 
 def test_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
-    """A reader whose level does not grow is refused by the hub, or drives the next one out: records come twice."""
+    """The hub lets the new owner of a lease displace the old one, so no record is read twice."""
     urls = (f"dynamodb://hub-moved?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     names = (name_of(urls[FROM]), name_of(urls[TO]))
     feed = Feed(HubStream(hubs, "moving", 4), flights(ROWS), 20)

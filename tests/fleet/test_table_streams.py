@@ -1,4 +1,4 @@
-"""Worker processes on a table whose shards roll: a kill, nothing lost, and each item's changes in order."""
+"""Worker processes on a table whose shards roll: after a kill nothing is lost, and each item's changes are in order."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ ROLL_SECONDS, LANES = 3.0, 3
 
 
 def written(table: TableStreams, count: int, rate: int = RATE, over: Event | None = None) -> None:
-    """So many changes, or until it is over; each item is made, changed and removed, again and again."""
+    """Write this many changes, or until stopped; each item is created, changed and removed repeatedly."""
     began = time.monotonic()
     for number in range(count):
         time.sleep(max(0.0, began + number / rate - time.monotonic()))
@@ -39,31 +39,31 @@ def written(table: TableStreams, count: int, rate: int = RATE, over: Event | Non
 
 
 def command(source: str, store: str, *more: str) -> list[str]:
-    """A worker that says what it does."""
+    """Return the command of a worker that prints event lines."""
     words = ("consume", source, "--store", store, "--events", "--lease-seconds", "3")
     return [sys.executable, "-m", "leasehold.adapters.cli.main", *words, "--from", "TRIM_HORIZON", *more]
 
 
 def out_of_order(records: list[dict[str, Any]]) -> list[str]:
-    """The items of which a change was first handed over before an earlier one."""
+    """Return the items of which a change was first dispatched before an earlier one."""
     first = defaultdict[str, dict[int, None]](dict)
-    for each in records:
-        first[each["partition_key"]].setdefault(int(each["sequence_number"]))
+    for record in records:
+        first[record["partition_key"]].setdefault(int(record["sequence_number"]))
     return [key for key, numbers in first.items() if [*numbers] != sorted(numbers)]
 
 
 def numbers(records: list[dict[str, Any]]) -> set[int]:
-    """The changes that were handed over at least once."""
-    return {int(each["sequence_number"]) for each in records}
+    """Return the changes that were dispatched at least once."""
+    return {int(record["sequence_number"]) for record in records}
 
 
 def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
-    """The demo's verdict on what was handed over; a change that nobody was given is known by its number alone."""
-    told = {int(each["sequence_number"]): each for each in fleet.records()}
+    """Return the demo's verdict on the dispatched changes; a lost change is known only by its number."""
+    dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
         sent=[
-            Sent(told[number]["partition_key"], number, told[number]["sha1"])
-            if number in told
+            Sent(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
+            if number in dispatched
             else Sent("", number, "")
             for number in sorted(made)
         ],
@@ -76,7 +76,7 @@ def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
 
 
 def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable[[], set[int]]) -> None:
-    """Wait until everything was handed over, and end in good order."""
+    """Wait until everything was dispatched, then stop in good order."""
     until(lambda: made() <= numbers(fleet.records()), "every change handed over")
     for worker in living:
         fleet.processes[worker].terminate()
@@ -88,7 +88,7 @@ def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable
 def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts could each be right, and the whole lose changes or hand them over before earlier ones."""
+    """Together the components lose no change and keep each item's changes in order."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     put = set[int]()
@@ -109,19 +109,19 @@ def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
             drained(fleet, ["a-1", "c-1"], table, lambda: put)
             assert len(put) == SECONDS * RATE
             assert out_of_order(fleet.records()) == []
-            found = verdict(fleet, table, put)
-            assert (found.produced, found.lost, found.strangers, found.faults) == (len(put), 0, 0, ())
+            result = verdict(fleet, table, put)
+            assert (result.produced, result.lost, result.strangers, result.faults) == (len(put), 0, 0, ())
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
-            assert len(leases) <= 4 * LANES  # those of finished shards have gone
+            assert len(leases) <= 4 * LANES  # the rows of finished shards are deleted
 
 
 ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.java"
 
 
 def join_java(fleet: Fleet, name: str, *place: str) -> None:
-    """A worker of Java's adapter; the place is the address of the streams, DynamoDB's, the ARN and the lease table."""
+    """Start a worker of Java's adapter."""
     jars = java_kcl.compiled(ADAPTER, "table-worker")
     words = ("java", *java_kcl.JVM, "-cp", f"{jars}:{jars}/jars/*", "TableWorker", *place, name, "3000")
     with fleet.path(name).open("wb") as out, fleet.path(name).with_suffix(".log").open("wb") as log:
@@ -133,7 +133,7 @@ def join_java(fleet: Fleet, name: str, *place: str) -> None:
 def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(
     dynamodb_local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fleet that adds our workers to its Java ones could lose changes, or leave shards alone."""
+    """A fleet that adds our workers to its Java ones loses no change and leaves no shard unread."""
     if absent := java_kcl.missing():
         pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {absent}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
@@ -144,9 +144,9 @@ def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_eac
     with served(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         place = (endpoint, dynamodb_local_url, table.arn, name)
-        # The KCL of the adapter reports in a table of its own, so ours are told for whom to let leases go.
-        told = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
-        with a_fleet(command(source, store, *told), tmp_path) as fleet:
+        # The adapter's KCL reports in a separate table, so ours must be told for whom to release leases.
+        options = ("--set", "release=true", "--set", 'expected_workers=["java-1"]')
+        with a_fleet(command(source, store, *options), tmp_path) as fleet:
             writes = Thread(target=written, args=(table, 100_000, 50, over))
             writes.start()
             try:

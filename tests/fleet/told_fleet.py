@@ -1,4 +1,4 @@
-"""Worker processes that tell what they do in lines of events, and what they told so far."""
+"""Worker processes that write event lines, and the events so far."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from attrs import define, field
 
 @define
 class Fleet:
-    """Worker processes and what they said."""
+    """Worker processes and their event lines."""
 
     command: list[str]
     folder: Path
@@ -23,25 +23,25 @@ class Fleet:
             self.processes[worker] = subprocess.Popen([*self.command, "--worker", worker], stdout=out)
 
     def path(self, worker: str) -> Path:
-        """Where its event lines go."""
+        """Return the path of this worker's event lines."""
         return self.folder / f"{worker}.jsonl"
 
     def events(self, worker: str) -> list[dict[str, Any]]:
-        """What it said so far; a killed worker's last line may be cut."""
+        """Return this worker's events so far; a killed worker's last line may be cut."""
         lines = self.path(worker).read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]
 
     def records(self) -> list[dict[str, Any]]:
-        """Every record handed over, in order of time."""
-        said = [event for worker in self.processes for event in self.events(worker) if event["event"] == "record"]
-        return sorted(said, key=lambda event: event["t"])
+        """Return every dispatched record, in order of time."""
+        events = [event for worker in self.processes for event in self.events(worker) if event["event"] == "record"]
+        return sorted(events, key=lambda event: event["t"])
 
     def seen(self) -> set[str]:
-        """What was handed over at least once."""
+        """Return what was dispatched at least once."""
         return {event["sha1"] for event in self.records()}
 
     def reading(self, worker: str) -> set[str]:
-        """The shards it reads now."""
+        """Return the shards that this worker reads now."""
         now: set[str] = set()
         for event in self.events(worker):
             if event["event"] == "initialize":
@@ -53,7 +53,7 @@ class Fleet:
 
 @contextmanager
 def a_fleet(command: list[str], folder: Path) -> Iterator[Fleet]:
-    """Workers that do not outlive the test."""
+    """Run workers that end with the test."""
     fleet = Fleet(command, folder)
     try:
         yield fleet

@@ -1,4 +1,4 @@
-"""A wire to a service on this machine that can be cut and mended, or held and slowed for some who use it."""
+"""A connection to a local service that can be cut and restored, or held back and slowed for some clients."""
 
 import socket
 import time
@@ -13,9 +13,9 @@ PIECE = 65536
 
 
 class Wire:
-    """Carries whatever comes to `port` on to another port of this machine.
+    """Forwards connections from `port` to another port of this machine.
 
-    name_of says who is at the other end of a connection, by the port that it comes from.
+    name_of returns the client's name for the port that its connection comes from.
     """
 
     def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
@@ -33,35 +33,35 @@ class Wire:
         Thread(target=self._accept, args=(self._server,), daemon=True).start()
 
     def cut(self) -> None:
-        """Take no more, and break those there are."""
+        """Refuse new connections, and break all existing ones."""
         _break(self._server)
         for name in list(self._ends):
             self.reset(name)
 
     def reset(self, name: str) -> None:
-        """Break the connections of one."""
+        """Break the connections of one client."""
         for end in self._ends.pop(name, ()):
             _break(end)
 
     def part(self, name: str) -> None:
-        """Break the connections of one, and take no more of it, until it is let through again."""
+        """Break the connections of one client, and refuse new ones until it is let through again."""
         self._apart.add(name)
         self.reset(name)
 
     def hold(self, name: str, *, requests: bool = True, responses: bool = True) -> None:
-        """Hold back one's requests, the responses to them, or both, and break nothing, until it is let through."""
+        """Hold back one client's requests, responses or both, until it is let through; connections stay open."""
         self._held |= {(name, answers) for answers, held in ((False, requests), (True, responses)) if held}
 
     def lose_replies(self, name: str) -> None:
-        """Carry on what one sends, and break the connection when an answer comes, until it is let through again."""
+        """Forward one client's requests, but break the connection on a response, until it is let through again."""
         self._unanswered.add(name)
 
     def delay(self, name: str, seconds: float) -> None:
-        """Carry each piece for one so much later, until it is let through again."""
+        """Delay each piece for one client, until it is let through again."""
         self._delays[name] = seconds
 
     def let_through(self, name: str) -> None:
-        """Nothing is in the way of this one any more."""
+        """Forward everything for this client again."""
         self._apart.discard(name)
         self._unanswered.discard(name)
         self._delays.pop(name, None)
@@ -70,7 +70,7 @@ class Wire:
             self._changed.notify_all()
 
     def _accept(self, server: socket.socket) -> None:
-        with suppress(OSError):  # how `accept` learns that the server was closed
+        with suppress(OSError):  # `accept` raises this when the server is closed
             while True:
                 near, (_, port) = server.accept()
                 Thread(target=self._begin, args=(near, port), daemon=True).start()
@@ -80,7 +80,7 @@ class Wire:
         with suppress(OSError):  # the service is down
             far = socket.create_connection((HOST, self.to))
             self._ends[name] += [near, far]
-            if name not in self._apart:  # whoever is parted from now on finds both ends
+            if name not in self._apart:  # from now on `part` finds both ends
                 for start, end in ((near, far), (far, near)):
                     Thread(target=self._carry, args=(start, end, name, start is far), daemon=True).start()
                 return

@@ -1,4 +1,4 @@
-"""The laws of writes as their processes saw them, each broken once by hand."""
+"""The judge detects each broken rule in the write responses that processes recorded."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ LIMITS = Limits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 
 
 def done(t: float, process: str, verb: WriteVerb, counter: int, place: int = 0, *, took: float = 0.1) -> WriteAnswer:
-    """A write that was answered at `t`; what it made of the lease has this counter and checkpoint."""
+    """Return a write that was confirmed at `t`, with the lease's counter and checkpoint after it."""
     owner = None if verb == "release" else process[0]
     return WriteAnswer(t, t - took, process, verb, "s-0", "done", owner, str(counter), counter, (1, place, 0))
 
 
 def unknown(t: float, process: str, verb: WriteVerb) -> WriteAnswer:
-    """A write without an answer."""
+    """Return a write without a response."""
     return WriteAnswer(t, t - 0.1, process, verb, "s-0", "unknown")
 
 
@@ -33,14 +33,14 @@ def said(
 
 
 def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
-    """Without it each theft, gift and reply that was lost would count as a breach."""
+    """Steals, gifts and lost replies are no breaches."""
     assert (
         said(
             done(1, "a#1", "claim", 1),
             done(2, "a#1", "checkpoint", 2, 10),
             unknown(3, "a#1", "renew"),
             done(4, "b#1", "steal", 4, 10),
-            done(4.05, "a#1", "checkpoint-late", 4, 12),  # sent before the theft was answered
+            done(4.05, "a#1", "checkpoint-late", 4, 12),  # sent before the steal was confirmed
             done(5, "b#1", "checkpoint", 5, 12),
             done(6, "b#1", "give", 6, 13),
             done(7, "a#1", "claim", 7, 13),
@@ -51,13 +51,13 @@ def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
 
 
 def test_one_version_is_made_by_one_process() -> None:
-    """Without it two workers that were both told that they own a lease could not be seen."""
+    """No two workers are both told that they own a lease."""
     expected = "two holders: b#1 by a claim and a#1 by a claim were both told that they made s-0 7"
     assert said(done(1, "a#1", "claim", 7), done(1, "b#1", "claim", 7)) == [expected]
 
 
 def test_a_counter_never_falls() -> None:
-    """Without it a fencing number could be given out again."""
+    """A fencing number is never issued twice."""
     expected = "counter: of s-0: 9 was answered to a#1, and 8 to the later claim of b#1"
     assert said(done(1, "a#1", "claim", 9), done(2, "b#1", "claim", 8)) == [expected]
     overlapping = done(2, "b#1", "claim", 8, took=1.5)
@@ -66,14 +66,13 @@ def test_a_counter_never_falls() -> None:
 
 @pytest.mark.parametrize("verb", ["claim", "steal", "checkpoint", "give"])
 def test_a_claim_or_checkpoint_finds_every_checkpoint_that_was_answered(verb: WriteVerb) -> None:
-    """Without it a checkpoint that was acknowledged could be lost, and its records come again, or one go back."""
-    found = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
+    """Every later write sees the confirmed checkpoints before it, so none is lost or goes back."""
+    faults = said(done(1, "a#1", "claim", 1), done(2, "a#1", "checkpoint-late", 1, 10), done(3, "a#2", verb, 2, 9))
     expected = f"of s-0: (1, 10, 0) was answered to a#1, and (1, 9, 0) to the later {verb} of a#2"
-    assert found == [f"checkpoint went back: {expected}"]
+    assert faults == [f"checkpoint went back: {expected}"]
 
 
 def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> None:
-    """Without it a worker that was robbed could go on as if it owned the lease."""
     taken = (done(1, "a#1", "claim", 1), done(4, "b#1", "steal", 2))
     late = done(5, "a#1", "checkpoint", 3, 5)
     expected = "checkpoint of another: a#1 wrote a checkpoint of s-0, and b#1 had taken it 0.900 s before"
@@ -85,7 +84,7 @@ def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> N
 
 
 def test_every_record_handed_over_is_held_by_a_recent_write() -> None:
-    """Without it a worker could read on for ever whose renewals nobody confirms."""
+    """A worker dispatches records only while its renewals are confirmed."""
     claimed = done(1, "a#1", "claim", 1)
 
     def handed(t: float, process: str = "a#1") -> list[ReadingEvent]:
@@ -102,29 +101,29 @@ def test_every_record_handed_over_is_held_by_a_recent_write() -> None:
 
 
 def test_only_what_has_expired_by_its_owners_clock_is_claimed() -> None:
-    """Without it a worker whose clock is wrong could take the leases of all others, as if these had died."""
+    """A worker with a wrong clock must not claim the leases of live workers."""
 
     def claimed(t: float, seen: str | None = "a") -> WriteAnswer:
         return evolve(done(t, "b#1", "claim", 3), seen=seen)
 
     lives = [Incident(0, "start", "a#1"), Incident(0, "start", "b#1")]
-    kept = done(1, "a#1", "claim", 1), done(3, "a#1", "renew", 2)
+    renewed = done(1, "a#1", "claim", 1), done(3, "a#1", "renew", 2)
     expected = "two holders: b#1 claimed s-0, which a#1 held for 0.994 s more by its renew"
-    assert said(*kept, claimed(8.0), naps=lives) == [expected]
-    assert said(*kept, claimed(9.0), naps=lives) == []
-    assert said(*kept, claimed(8.0, None), naps=lives) == []
-    assert said(*kept, claimed(8.0), naps=[*lives, Incident(5, "crash", "a#1")]) == []
-    assert said(*kept, evolve(claimed(8.0), verb="steal"), naps=lives) == []
+    assert said(*renewed, claimed(8.0), naps=lives) == [expected]
+    assert said(*renewed, claimed(9.0), naps=lives) == []
+    assert said(*renewed, claimed(8.0, None), naps=lives) == []
+    assert said(*renewed, claimed(8.0), naps=[*lives, Incident(5, "crash", "a#1")]) == []
+    assert said(*renewed, evolve(claimed(8.0), verb="steal"), naps=lives) == []
 
 
 def test_a_lease_that_was_deleted_is_judged_no_more() -> None:
-    """Without it a row that a late request makes anew would look like one whose counter fell."""
+    """If a late request recreates a deleted row, its counter may start again."""
     gone = done(2, "a#1", "delete", 5)
     assert said(done(1, "a#1", "claim", 5, 9), gone, done(3, "b#1", "claim", 1)) == []
 
 
 def test_a_finished_shard_is_not_read_again() -> None:
-    """A worker that wakes could otherwise restore the row, and the faults around would explain what comes again."""
+    """A worker that wakes up must not restore a finished lease, unless an operator deleted its row."""
 
     def read(t: float, process: str) -> list[ReadingEvent]:
         begins = ReadingEvent(t, process, "initialize", "s-0")

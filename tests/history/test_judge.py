@@ -1,4 +1,4 @@
-"""The judge, shown histories of real runs with one fault planted in each, and asked to name it."""
+"""The judge names the one fault planted in each history of a run."""
 
 from collections.abc import Sequence
 from hashlib import sha1
@@ -25,17 +25,17 @@ from leasehold_lab.judge.run import OPERATOR, ReaderChange
 
 
 def digest(key: str, number: int) -> str:
-    """Of the data of one record."""
+    """Return the digest of one record's data."""
     return sha1(f"{key} {number}".encode(), usedforsecurity=False).hexdigest()
 
 
 def sent(*numbers: int, key: str = "k") -> list[Sent]:
-    """Records of one key, as the stream took them."""
+    """Return records of one key as the stream stored them."""
     return [Sent(key, number, digest(key, number)) for number in numbers]
 
 
 def begins(t: float, worker: str, shard: str = "s-0") -> ReadingEvent:
-    """A worker begins to read."""
+    """Return the event of a worker that starts to read."""
     return ReadingEvent(t, worker, "initialize", shard)
 
 
@@ -44,12 +44,12 @@ def ends(t: float, worker: str, shard: str = "s-0", how: str = "stopped") -> Rea
 
 
 def records(t: float, worker: str, *numbers: int, shard: str = "s-0", key: str = "k") -> list[ReadingEvent]:
-    """It hands records over; each lies at a hundred and its number."""
+    """Return the events of dispatched records; each lies at position 100 plus its number."""
     return [ReadingEvent(t, worker, "record", shard, (100 + n, 0), key, digest(key, n)) for n in numbers]
 
 
 def good() -> list[ReadingEvent]:
-    """One worker hands a shard to another, without a hitch."""
+    """Return a run in which one worker passes a shard to another without a fault."""
     return [
         begins(0, "a"),
         *records(10, "a", 1, 2, 3),
@@ -61,7 +61,7 @@ def good() -> list[ReadingEvent]:
 
 
 def faults(events: list[ReadingEvent], count: int = 5, rows: tuple[ObservedRow, ...] = ()) -> tuple[str, ...]:
-    """What the judge objects to."""
+    """Return the faults that the judge reports."""
     return said(verdict(sent(*range(1, count + 1)), events, rows=rows))
 
 
@@ -73,19 +73,19 @@ def verdict(
     rows: Sequence[ObservedRow] = (),
     parents: dict[str, tuple[str, ...]] | None = None,
 ) -> RunVerdict:
-    """What the judge finds in a history of these."""
+    """Return the judge's verdict on a history."""
     end = max((event.t for event in events), default=0.0)
-    given = RunHistory((), sent, events, [], list(rows), list(incidents), parents or {}, end=end)
-    return verdict_on(given)
+    run = RunHistory((), sent, events, [], list(rows), list(incidents), parents or {}, end=end)
+    return verdict_on(run)
 
 
 def said(verdict: RunVerdict) -> tuple[str, ...]:
-    """The faults, but for their times."""
+    """Return the faults without their times."""
     return tuple(f"{fault.what}: {fault.why}" for fault in verdict.faults)
 
 
 def test_a_good_run_is_told_whole() -> None:
-    """Without it a verdict could leave out, or invent, what people and programs read from it."""
+    """The verdict on a good run contains every count and no fault."""
     incidents = [Incident(-2, "start", "a"), Incident(-1, "start", "b"), Incident(45, "end")]
     assert verdict(sent(1, 2, 3, 4, 5), good(), incidents=incidents, parents={"s-0": ()}) == RunVerdict(
         produced=5,
@@ -125,46 +125,45 @@ def test_a_good_run_is_told_whole() -> None:
     ],
 )
 def test_each_fault_is_named(events: list[ReadingEvent], told: str) -> None:
-    """Without it a run that lost or garbled something could be called good, or a reader be left to guess."""
     assert faults(events) == (told,)
 
 
 def crash(*again: int) -> list[ReadingEvent]:
-    """A worker dies after three records; the next begins with these."""
+    """Return a run in which a worker dies after three records and the next starts with these."""
     return [begins(0, "a"), *records(10, "a", 1, 2, 3), begins(30, "b"), *records(40, "b", *again, 4, 5)]
 
 
 def stored(t: float, number: int) -> ObservedRow:
-    """The table said then that so much was done."""
+    """Return a row of the table with this checkpoint."""
     return ObservedRow(t, "s-0", "a", Position(str(100 + number)))
 
 
 def test_a_record_that_was_not_checkpointed_may_come_again() -> None:
-    """Without it every crash would be called a fault, or its duplicates not be counted."""
-    found = verdict(sent(1, 2, 3, 4, 5), crash(2, 3), incidents=[Incident(15, "crash", "a")], rows=[stored(12, 1)])
-    assert (found.duplicates, found.faults) == (2, ())
-    assert found.owner_changes == (ReaderChange(30, "s-0", "a", "b", "cut", duplicates=2, since=2, replayed=0),)
+    """Duplicates after a crash are counted but are no fault."""
+    result = verdict(sent(1, 2, 3, 4, 5), crash(2, 3), incidents=[Incident(15, "crash", "a")], rows=[stored(12, 1)])
+    assert (result.duplicates, result.faults) == (2, ())
+    assert result.owner_changes == (ReaderChange(30, "s-0", "a", "b", "cut", duplicates=2, since=2, replayed=0),)
 
 
 def test_a_record_that_was_checkpointed_may_not_come_again() -> None:
-    """Without it a successor that starts before the checkpoint, or reads a finished shard, would pass."""
+    """A new owner must start after the checkpoint, and must not read a finished shard."""
     for row in (stored(12, 2), ObservedRow(12, "s-0", None, SHARD_END)):
-        found = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
+        result = verdict(sent(1, 2, 3, 4, 5), crash(2), rows=[row])
         why = "b handed over 1 records of s-0 again that were checkpointed when it took it"
-        assert said(found) == (f"handed over again: {why}",)
+        assert said(result) == (f"handed over again: {why}",)
 
 
 def test_records_of_a_hub_made_anew_are_others_than_those_whose_numbers_they_have() -> None:
-    """Each record of the second hub would count as one of the first that came again behind a checkpoint."""
+    """Records of a recreated hub are not mistaken for duplicates of old records with the same numbers."""
     second = [evolve(each, place=(each.place[0] - 2, 0)) for each in records(40, "b", 3, 4)]
     events = [begins(0, "a"), *records(10, "a", 1, 2), ends(20, "a"), begins(30, "b"), *second, ends(50, "b")]
-    found = verdict(sent(1, 2, 3, 4), events, rows=[stored(12, 2)])
-    assert (said(found), found.duplicates, found.owner_changes[0].duplicates) == ((), 0, 0)
+    result = verdict(sent(1, 2, 3, 4), events, rows=[stored(12, 2)])
+    assert (said(result), result.duplicates, result.owner_changes[0].duplicates) == ((), 0, 0)
 
 
 @pytest.mark.parametrize("verb", ["reset", "annotate"])
 def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) -> None:
-    """What an operator asked for would be a fault of whoever reads it."""
+    """A reset by an operator excuses the records that are read again."""
     claims = [
         WriteAnswer(5, 4, "z", "claim", "s-0", "done", "z", "3", 3, (1, 102, 0)),
         WriteAnswer(25, 24, OPERATOR, verb, "s-0", "done", None, "6", 6, (0, 0, 0)),
@@ -186,7 +185,7 @@ def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) ->
 def test_a_loss_is_excused_only_where_nobody_could_remember(
     owner: str | None, ends: float, starts: float, *, excused: bool
 ) -> None:
-    """A promise that nobody can keep would be asked for, or a loss that somebody could have spared be excused."""
+    """A loss is excused only if no live worker could have known the deleted checkpoint."""
     gone, made = Lease("k", owner=owner, checkpoint=Position("1")), Lease("k", checkpoint=LATEST)
     writes = [
         WriteEvent(20, 20, OPERATOR, OPERATOR, "delete", "k", gone, None, done=True),
@@ -194,40 +193,40 @@ def test_a_loss_is_excused_only_where_nobody_could_remember(
     ]
     incidents = [Incident(starts, "start", "a#0"), Incident(1, "start", "b#1"), Incident(ends, "crash", "b#1")]
     run = RunHistory(sent=sent(1), writes=writes, incidents=incidents, end=100.0)
-    told = {breach.what for breach in judge(run, Limits(lease_seconds={"a": 10.0, "b": 10.0}))}
-    assert ("lost" not in told) is excused
+    breaches = {breach.what for breach in judge(run, Limits(lease_seconds={"a": 10.0, "b": 10.0}))}
+    assert ("lost" not in breaches) is excused
 
 
 def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
-    """A run whose table is emptied would be a fault of whoever begins where the row made anew says."""
+    """If the table was emptied, starting at the recreated row is no fault."""
     emptied = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
-    told: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
+    common: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
     seen = [stored(12, 2), stored(25, 1)]
-    assert "handed over again" not in " ".join(said(verdict_on(RunHistory(rows=seen, **told))))
-    assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **told))))
+    assert "handed over again" not in " ".join(said(verdict_on(RunHistory(rows=seen, **common))))
+    assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **common))))
 
 
 @pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
 def test_a_reader_begins_where_the_answer_to_its_claim_said(number: int, told: bool) -> None:
-    """A checkpoint that its predecessor stored later would be held against it, or an earlier start be excused."""
+    """The checkpoint in the claim's response decides, not one that the previous owner stored later."""
     claim = WriteAnswer(29, 28, "b", "claim", "s-0", "done", "b", "7", 7, (1, 100 + number, 0))
     run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=[claim], rows=[stored(29.5, 2)], end=40.0)
     assert ("handed over again" in " ".join(said(verdict_on(run)))) is told
 
 
 def test_a_checkpoint_seen_after_the_change_excuses_nothing_and_accuses_nobody() -> None:
-    """Without it the successor's own checkpoints would be held against it."""
+    """A new owner's own checkpoints do not count against it."""
     assert faults(crash(2, 3), rows=(stored(12, 1), stored(45, 5))) == ()
 
 
 def test_keys_are_judged_apart() -> None:
-    """Without it two keys of one shard, between which no order was promised, would be faulted."""
+    """No order is promised between two keys of one shard."""
     events = [begins(0, "a"), *records(10, "a", 2), *records(20, "a", 1, key="other")]
     assert verdict([*sent(2), *sent(1, key="other")], events).faults == ()
 
 
 def test_the_longest_time_without_a_reader_is_found() -> None:
-    """Without it a shard that nobody reads for long, a child above all, could go unseen."""
+    """A child shard's time without a reader starts at the end of its parent."""
     parents = {"s-0": (), "s-1": ("s-0",), "s-2": ("s-0",)}
     read = [begins(0, "a"), ends(1000, "a", how="shard-ended"), begins(1200, "a", "s-1"), ends(3000, "a", "s-1")]
     late = [*read, begins(4500, "b", "s-1"), begins(1100, "b", "s-2")]
@@ -238,18 +237,18 @@ def test_the_longest_time_without_a_reader_is_found() -> None:
 
 
 def _gap(events: list[ReadingEvent], parents: dict[str, tuple[str, ...]], end: float) -> tuple[float, str]:
-    found = verdict([], events, incidents=[Incident(end, "end")], parents=parents)
-    return found.unowned_seconds_max, found.unowned_shard
+    result = verdict([], events, incidents=[Incident(end, "end")], parents=parents)
+    return result.unowned_seconds_max, result.unowned_shard
 
 
 def test_a_killed_process_reads_no_more() -> None:
-    """Without it the time between a crash and the takeover would not count."""
-    found = verdict(sent(1, 2, 3, 4, 5), crash(), incidents=[Incident(15, "crash", "a")])
-    assert (found.unowned_seconds_max, found.unowned_shard) == (15.0, "s-0")
+    """The time between a crash and the takeover counts as unowned."""
+    result = verdict(sent(1, 2, 3, 4, 5), crash(), incidents=[Incident(15, "crash", "a")])
+    assert (result.unowned_seconds_max, result.unowned_shard) == (15.0, "s-0")
 
 
 def test_moves_are_counted_between_the_living_only() -> None:
-    """Without it taking over from the dead, or starting children, would look like unrest."""
+    """Takeovers from dead workers and first claims are not moves."""
     four = ["s-0", "s-1", "s-2", "s-3"]
     events = [begins(1, "a", shard) for shard in four]
     for shard in four[2:]:
@@ -261,25 +260,25 @@ def test_moves_are_counted_between_the_living_only() -> None:
         Incident(30, "crash", "a"),
         Incident(50, "end"),
     ]
-    found = verdict([], events, incidents=incidents)
-    assert (found.moves, found.moves_least) == (2, 2)
+    result = verdict([], events, incidents=incidents)
+    assert (result.moves, result.moves_least) == (2, 2)
 
 
 def test_moves_beyond_the_least_show() -> None:
-    """Without it a fleet that passes leases round in circles would look like one that does what it must."""
+    """A fleet that passes leases in circles has more moves than the minimum."""
     events = [begins(1, "a"), begins(1, "b", "s-1"), ends(20, "a"), begins(21, "b"), ends(30, "b"), begins(31, "a")]
-    found = verdict([], events, incidents=[Incident(0, "start", "a"), Incident(0, "start", "b"), Incident(50, "end")])
-    assert (found.moves, found.moves_least) == (2, 0)
+    result = verdict([], events, incidents=[Incident(0, "start", "a"), Incident(0, "start", "b"), Incident(50, "end")])
+    assert (result.moves, result.moves_least) == (2, 0)
 
 
 def test_no_token_is_read_under_by_two() -> None:
-    """Without it whoever compares tokens could hear two readers at once, and a token that came back would pass."""
+    """Each owner of a lease must have a fencing token of its own."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
     assert faults(shared) == ("token: b read s-0 under 7, as a did",)
 
 
 def test_a_row_made_anew_begins_its_tokens_again() -> None:
-    """Without it a request that makes a finished and deleted row again would be the reader's fault."""
+    """A recreated row may issue the tokens of the deleted one again."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
     gone = WriteEvent(25.0, 25.0, "a", "a", "delete", "s-0", Lease("s-0"), None, done=True)
     judged = judge(RunHistory((), sent(1, 2, 3, 4, 5), shared, [gone], end=50.0), UNLIMITED)
@@ -288,7 +287,7 @@ def test_a_row_made_anew_begins_its_tokens_again() -> None:
 
 @pytest.mark.parametrize(("epoch", "told"), [(0, False), (1_000_001, True)])
 def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_token(epoch: int, told: bool) -> None:
-    """A run would be blamed for what no process can know; who remembers the row goes on with higher tokens."""
+    """A worker that never saw the deleted row cannot know its tokens; one that did continues with higher ones."""
     free, first = Lease("s-0"), Lease("s-0", owner="a", epoch=7)
     made = Lease("s-0", epoch=epoch)
     written = [
@@ -304,7 +303,7 @@ def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_
 
 
 def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token() -> None:
-    """A worker that joined and an owner that remembers would be blamed for tokens of two rows."""
+    """Tokens of the deleted row and of the recreated one are not compared."""
     first = Lease("s-0", owner="a", epoch=1)
     made = Lease("s-0")
     taken = evolve(made, owner="b", epoch=1)
@@ -322,7 +321,7 @@ def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token()
 
 @pytest.mark.parametrize(("how", "told"), [("lease-lost", False), ("stopped", True)])
 def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) -> None:
-    """A new group would be blamed for where it begins, though nobody was left to tell it; a living owner tells it."""
+    """A new group is excused if the owner had lost the lease; a live owner passes its checkpoint on."""
     held = Lease("s-0", owner="a", epoch=1, checkpoint=Position("101"))
     written = [
         WriteEvent(20.0, 20.0, OPERATOR, OPERATOR, "delete", "s-0", held, None, done=True),
@@ -337,23 +336,22 @@ def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) 
 
 
 def test_a_record_superseded_by_a_later_token_is_counted() -> None:
-    """Without it nobody could say how much a handler that compares tokens spares."""
+    """`fenced` counts the records that a handler comparing tokens would reject."""
     tokens = {"a": 3, "b": 5}
     late = [begins(0, "a"), *records(10, "a", 1, 2), begins(30, "b"), *records(40, "b", 3), *records(60, "a", 3)]
-    found = verdict(sent(1, 2, 3), [evolve(event, token=tokens[event.worker]) for event in late])
-    assert (found.fenced, found.faults) == (1, ())
+    result = verdict(sent(1, 2, 3), [evolve(event, token=tokens[event.worker]) for event in late])
+    assert (result.fenced, result.faults) == (1, ())
 
 
 def test_a_child_waits_for_its_parent() -> None:
-    """Without it a record could overtake one of its key across a split, unseen where keys are not told."""
     events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1)]
-    found = verdict([*sent(1), *sent(9)], events, parents={"s-0": (), "s-1": ("s-0",)})
-    assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(found)
+    result = verdict([*sent(1), *sent(9)], events, parents={"s-0": (), "s-1": ("s-0",)})
+    assert "out of order: b handed over 109 of s-1 before 101 of s-0, its parent" in said(result)
 
 
 @pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
 def test_a_worker_that_joins_after_a_row_was_deleted_takes_its_lease_for_finished(start: float, told: bool) -> None:
-    """A run would be called out of order for what no process can know; who has read the table before knows it."""
+    """Only a worker that read the table before the deletion can know that the parent is unfinished."""
     events = [begins(4, "b", "s-1"), *records(5, "b", 9, shard="s-1"), begins(6, "a"), *records(10, "a", 1)]
     gone = WriteEvent(2.0, 2.0, OPERATOR, OPERATOR, "delete", "s-0", Lease("s-0"), None, done=True)
     joined = Incident(start, "start", events[0].process)
@@ -365,7 +363,7 @@ def test_a_worker_that_joins_after_a_row_was_deleted_takes_its_lease_for_finishe
 
 @pytest.mark.parametrize("holder", [None, "a"])
 def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str | None) -> None:
-    """A group that began at LATEST, where nobody held the deleted row, would be blamed for the batch in between."""
+    """A group that starts at LATEST may skip the batch in between only if no worker held the deleted row."""
     row = Lease("s-0", owner=holder, checkpoint=Position("100"))
     at_latest = Lease("s-0", checkpoint=LATEST)
     taken, further = evolve(at_latest, owner="b"), Lease("s-0", owner="b", checkpoint=Position("102"))
@@ -379,13 +377,13 @@ def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str
     events += [evolve(event, t=30.5, event="finished") for event in records(30, "b", 2)]
     born = [Incident(0.0, "start", "a"), Incident(21.0, "start", "b")]
     history = RunHistory((), sent(1, 2), events, written, incidents=born, end=40.0)
-    found = [each.what for each in judge(history, Limits()) if each.what == "unfinished"]
-    assert found == ([] if holder is None else ["unfinished"])
+    breaches = [each.what for each in judge(history, Limits()) if each.what == "unfinished"]
+    assert breaches == ([] if holder is None else ["unfinished"])
 
 
 @pytest.mark.parametrize("anew", [0.0, 8.0])
 def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: float) -> None:
-    """A stream made anew names other shards alike: a run over two of them would be called out of order."""
+    """A recreated stream reuses shard ids for other shards."""
     events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1, key="l")]
     taken = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
     history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, anew=anew, end=10.0)
@@ -394,7 +392,7 @@ def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: flo
 
 
 def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
-    """Without it every handler that raises once would be called a fault of the reading."""
+    """A record is repeated legitimately until its handler finishes it."""
     finished = [evolve(event, t=11, event="finished") for event in records(10, "a", 1)]
     failed = [begins(0, "a"), *records(10, "a", 1, 2), *finished, *records(12, "a", 2)]
     assert faults(failed, 2) == ()
@@ -403,7 +401,7 @@ def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
 
 
 def test_a_line_is_read_as_its_worker_wrote_it() -> None:
-    """Without it the judge and `leasehold consume --events` could drift apart."""
+    """The judge parses the format of `leasehold consume --events`."""
     line = (
         b'{"t": 17, "worker": "a", "event": "record", "shard": "s-0", "sequence_number": "101", '
         b'"sub_sequence_number": 2, "partition_key": null, "sha1": "f00", "epoch": 7}'
@@ -415,7 +413,7 @@ def test_a_line_is_read_as_its_worker_wrote_it() -> None:
 
 
 def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
-    """Java's workers settle for fewer shards while finished leases stay, and the fleet would be blamed for it."""
+    """Java's workers settle for fewer open shards while finished leases remain in the table."""
     open_ones = [
         WriteEvent(1.0, 1.0, "a", "a", "claim", f"s-{n}", None, Lease(f"s-{n}", owner="a"), done=True) for n in range(2)
     ]
@@ -424,5 +422,5 @@ def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
     incidents = [Incident(0.0, "start", "a"), Incident(0.0, "start", "b")]
     for counted in (True, False):
         run = RunHistory(writes=written, incidents=incidents, end=50.0)
-        said = {each.what for each in judge(run, Limits(settled=40.0, counts_ended=counted))}
-        assert ("uneven" in said) is not counted
+        breaches = {each.what for each in judge(run, Limits(settled=40.0, counts_ended=counted))}
+        assert ("uneven" in breaches) is not counted

@@ -1,4 +1,4 @@
-"""What is read out of a history: who owned what, for how long nobody did, and the least moves."""
+"""Owners, time without an owner and the least number of moves, computed from a history."""
 
 from itertools import product
 
@@ -15,7 +15,7 @@ from leasehold_lab.judge.rights import UNREAD_SECONDS, OwnerChange, refused, set
 
 
 def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
-    """All ways to give each worker its share: the floor of the mean or one more."""
+    """Return all ways to give each worker its share, which is the floor of the mean or one more."""
     floor, extras = divmod(leases, workers)
     return [
         tuple(floor + more for more in chosen) for chosen in product((0, 1), repeat=workers) if sum(chosen) == extras
@@ -23,7 +23,7 @@ def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
 
 
 def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
-    """Whether every group has the floor of its share or one more."""
+    """Return whether every group has the floor of its share or one more."""
     total = sum(division)
     for group in set(groups):
         held = sum(count for count, name in zip(division, groups, strict=True) if name == group)
@@ -35,7 +35,7 @@ def fair(division: tuple[int, ...], groups: tuple[str, ...]) -> bool:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(0, 3), st.data())
 def test_no_division_needs_fewer_moves_than_the_least(counts: list[int], free: int, data: st.DataObject) -> None:
-    """Without it a rule set could be blamed for moves that had to be, or praised for too many."""
+    """A rule set is compared with the true minimum of moves."""
     groups = tuple(data.draw(st.sampled_from("xy")) for _ in counts)
     workers = [f"{group}-{place}" for place, group in enumerate(groups)]
     held = [worker for worker, count in zip(workers, counts, strict=True) for _ in range(count)]
@@ -50,7 +50,6 @@ def test_no_division_needs_fewer_moves_than_the_least(counts: list[int], free: i
 
 
 def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
-    """Without it time lost to a crash or a release would not be seen."""
     row = Lease("s-0", owner="a-0")
     history = RunHistory(
         first=(row,),
@@ -69,7 +68,7 @@ def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
 
 
 def test_a_gift_that_was_taken_back_is_no_move() -> None:
-    """Without it an heir whose request stalled would make three moves of one, though nobody else ever read."""
+    """If the next owner's request stalled, a gift that is taken back and repeated counts as one move."""
     first = OwnerChange(1.0, "s-0", "a", "b", "give")
     back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
     again = OwnerChange(5.0, "s-0", "a", "b", "give")
@@ -78,7 +77,7 @@ def test_a_gift_that_was_taken_back_is_no_move() -> None:
 
 
 def test_only_what_somebody_else_had_done_before_is_refused() -> None:
-    """Without it a lost answer, which makes a worker write twice, would look like a race for the lease."""
+    """A worker that repeats a write after a lost response does not count as a race for the lease."""
 
     def claim(owner: str) -> WriteEvent:
         row = Lease("s-0", owner=owner)
@@ -89,7 +88,7 @@ def test_only_what_somebody_else_had_done_before_is_refused() -> None:
 
 @pytest.mark.parametrize(("late", "told"), [(0.0, []), (0.5, ["held unread"])])
 def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before(late: float, told: list[str]) -> None:
-    """Without it a shard that a worker holds and has forgotten would pass every run."""
+    """A lease that is held but unread for more than `UNREAD_SECONDS` is a breach."""
     rows = [Lease("s-0"), *(Lease("s-0", owner="a-0", epoch=number) for number in range(1, 20))]
     writes = [
         WriteEvent(
@@ -119,7 +118,7 @@ def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before
 
 @pytest.mark.parametrize(("lease", "told"), [(10.0, []), (25.0, ["held unread"])])
 def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: float, told: list[str]) -> None:
-    """A worker that lost a lease to an outage and took it up again would be blamed for the outage."""
+    """A worker that lost a lease in an outage and took it again is not blamed for the outage."""
     row = Lease("s-0", owner="a-0")
     times = [0.0, 8.0, 16.0, 24.0, 32.0, 40.0, 60.0, 68.0, 76.0]  # nothing is written from 40 to 60 s
     writes = [
@@ -133,5 +132,5 @@ def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: flo
         events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in (1.0, 3.0 + UNREAD_SECONDS)],
         end=4.0 + UNREAD_SECONDS,
     )
-    found = judge(history, Limits(lease_seconds={"a-0": lease}))
-    assert [breach.what for breach in found if breach.what == "held unread"] == told
+    breaches = judge(history, Limits(lease_seconds={"a-0": lease}))
+    assert [breach.what for breach in breaches if breach.what == "held unread"] == told

@@ -1,8 +1,8 @@
-"""The local hub's bytes: frames completed, batches split, annotations added, filters understood."""
+"""The local hub's bytes: complete frames, split batches, added annotations and parsed filters."""
 
 import pytest
 
-# Built from C where it is installed; without it there is no local hub to test.
+# Compiled from C at installation. The local hub needs it.
 pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
 
 from proton import Message
@@ -20,12 +20,12 @@ def _message(body: bytes | str, **parts: object) -> bytes:
 
 
 def test_a_performative_gets_the_nulls_its_sender_left_out() -> None:
-    """Without them the Python SDK fails on the first frame, and no test could run against the hub."""
+    """The Python SDK needs them, and fails on the first frame otherwise."""
     assert padded(DETACH).hex(" ", 1) == "00 00 00 18 02 00 00 01 00 53 16 d0 00 00 00 08 00 00 00 03 52 00 40 40"
 
 
 def test_a_payload_follows_the_completed_transfer_untouched() -> None:
-    """Nulls in the wrong place would be read as part of the event."""
+    """Nulls are added only to the performative, so none becomes part of the event."""
     result = padded(TRANSFER)
     assert result.endswith(bytes.fromhex("435205a000") + b"\x40" * 8 + b"body")
     assert int.from_bytes(result[:4]) == len(result)
@@ -33,7 +33,7 @@ def test_a_payload_follows_the_completed_transfer_untouched() -> None:
 
 @pytest.mark.parametrize("piece", [1, 3, 8, 21, 1000])
 def test_frames_may_leave_the_engine_in_any_pieces(piece: int) -> None:
-    """The engine's buffer ends where it ends; half a frame must wait for its other half."""
+    """The engine's buffer may end within a frame, so half a frame waits for the rest."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
     padding = Padding()
     sent = b"".join(padding.pad(stream[at : at + piece]) for at in range(0, len(stream), piece))
@@ -41,7 +41,7 @@ def test_frames_may_leave_the_engine_in_any_pieces(piece: int) -> None:
 
 
 def test_a_batch_is_split_into_its_events() -> None:
-    """A hub that stored a batch as one event would count, and hand out, too few."""
+    """The hub counts and sends each event of a batch."""
     one, two = _message(b"one"), _message(b"two")
     envelope = b"".join(b"\x00\x53\x75\xa0" + bytes((len(each),)) + each for each in (one, two))
     assert events(envelope) == (one, two)
@@ -49,13 +49,13 @@ def test_a_batch_is_split_into_its_events() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"\x00\x53", b"\x00\x53\x00\x00"])
 def test_a_single_event_is_no_batch(body: bytes) -> None:
-    """An event taken for a batch would lose its own annotations and properties."""
+    """An event keeps its own annotations and properties."""
     message = _message(body, properties={"kind": "single"})
     assert events(message) == (message,)
 
 
 def test_an_event_keeps_what_its_sender_said_of_it() -> None:
-    """Users route by properties and keys; a hub that dropped them would prove nothing."""
+    """Users route by properties and keys, so the hub keeps them."""
     sent = _message(b"body", annotations={"x-opt-partition-key": "key"}, properties={"kind": "flight"}, subject="s")
     got = Message()
     got.decode(annotated(sent, 7, "4096", 1_700_000_000_000))
@@ -87,7 +87,7 @@ def test_an_event_keeps_what_its_sender_said_of_it() -> None:
     ],
 )
 def test_where_a_reader_starts(selector: str | None, first: int) -> None:
-    """Off by one here, and no test of resuming could be believed."""
+    """Tests of resuming rely on the exact first event for each filter."""
     partition = Partition()
     for number in range(3):
         partition.append(_message(b"1234"), 1000 * (number + 1))
@@ -99,13 +99,13 @@ def test_where_a_reader_starts(selector: str | None, first: int) -> None:
 
 @pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])
 def test_a_filter_not_understood_is_refused(selector: str) -> None:
-    """A filter silently ignored would hand a partition out from its beginning."""
+    """An unknown filter is an error, because ignoring it would send the partition from its start."""
     with pytest.raises(HubRefusal, match="filter"):
         Partition().start(selector)
 
 
 def test_one_key_goes_to_one_partition_and_none_go_around() -> None:
-    """Order within a key is what keys are for."""
+    """Order within a key depends on its partition; events without a key are distributed round-robin."""
     hub = Hub.of("hub", 4)
     keyed = _message(b"body", annotations={"x-opt-partition-key": "key"})
     assert len({id(hub.enqueue(keyed, None)) for _ in range(8)}) == 1

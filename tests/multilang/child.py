@@ -1,4 +1,4 @@
-"""A child that does as its argument says; the words of the protocol are written out, as another language would."""
+"""A child that behaves as its argument says; it spells out the protocol, as a library in another language would."""
 
 import base64
 import json
@@ -24,15 +24,15 @@ def say(text: str) -> None:
 
 
 def note(shard: str, message: dict[str, Any]) -> None:
-    """Keep what was given, where the environment names a folder: a daemon that is killed shows no more lines."""
+    """Record a message if the environment names a folder, because a killed daemon prints no more lines."""
     if folder := os.environ.get("CHILD_NOTES"):
-        told = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
+        lines = "".join(f"{each['partitionKey']} {each['sequenceNumber']}\n" for each in message.get("records", ()))
         with Path(folder, f"{shard}.{os.getpid()}").open("a") as notes:
-            notes.write(told)
+            notes.write(lines)
 
 
-def main(how: str, at: str) -> None:  # noqa: C901  a case for each way to behave
-    """Answer everything, and do so at that action."""
+def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
+    """Respond to every message, and misbehave at the given action."""
     shard = ""
     for line in sys.stdin:
         message = json.loads(line)
@@ -48,7 +48,7 @@ def main(how: str, at: str) -> None:  # noqa: C901  a case for each way to behav
         if how in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if how == "late" and action == at:
-            # The first child of a shard hangs there, and those after it do as they should.
+            # The first child of a shard hangs here; later ones behave.
             mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
             if not mark.exists():
                 mark.touch()

@@ -1,4 +1,4 @@
-"""The stream on which the command is tried."""
+"""The stream that tests of the command read."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command over stand-ins of the services, as a process whose words are awaited."""
+"""The command over stand-ins of the services, run as a process whose output tests wait for."""
 
 import os
 import signal
@@ -25,12 +25,12 @@ WAIT = 60.0
 
 
 def processor(how: str, at: str = "none") -> str:
-    """The command of a child that does so, at this action."""
+    """Return the command of a child with this behavior at this action."""
     return f"{sys.executable} {CHILD} {how} {at}"
 
 
 class Daemon:
-    """The command at work, and the lines that it has said."""
+    """The running command, and its output so far."""
 
     def __init__(self, process: "subprocess.Popen[str]", store: str) -> None:
         self.process, self.store = process, store
@@ -45,7 +45,7 @@ class Daemon:
         self._lines.put(None)
 
     def await_line(self, wanted: Callable[[str], bool]) -> str:
-        """The first line from here on that is wanted."""
+        """Return the first line from now on that is wanted."""
         while True:
             try:
                 line = self._lines.get(timeout=WAIT)
@@ -57,26 +57,26 @@ class Daemon:
                 return line
 
     def heard(self) -> list[str]:
-        """All that it has said so far, without waiting for more."""
+        """Return all output so far, without waiting for more."""
         with suppress(Empty):
             while (line := self._lines.get_nowait()) is not None:
                 self.said.append(line)
-            self._lines.put(None)  # for whoever awaits the end
+            self._lines.put(None)  # for `await_end`
         return self.said
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Its status, once it was told to end."""
+        """Stop the command and return its status."""
         self.process.send_signal(number)
         return self.await_end()
 
     def await_end(self) -> int:
-        """Its status, with all that it said in `said`."""
+        """Wait for the end; return the status, with all output in `said`."""
         while (line := self._lines.get(timeout=WAIT)) is not None:
             self.said.append(line)
         return self.process.wait(WAIT)
 
     def children_said(self) -> list[str]:
-        """What children wrote to standard error, of one shard or the others."""
+        """Return what children wrote to standard error, for one shard or for the others."""
         return [line.partition(": ")[2].partition(": ")[2].strip() for line in self.said if ": got " in line]
 
     def checkpoints(self) -> dict[str, str]:
@@ -112,7 +112,7 @@ class Ground:
         self.store = f"dynamodb://{self.stream}-app?region={region}&endpoint={dynamodb_url}"
 
     def put(self, *texts: str) -> list[str]:
-        """The sequence numbers of these records, put one by one."""
+        """Put these records one by one; return their sequence numbers."""
         return [
             self.kinesis.put_record(StreamName=self.stream, Data=text.encode(), PartitionKey=text)["SequenceNumber"]
             for text in texts
@@ -120,12 +120,12 @@ class Ground:
 
     @contextmanager
     def daemon(self, program: str, *arguments: str, **properties: str) -> Iterator[Daemon]:
-        """The command over this stream, which is ended if the test has not ended it."""
+        """Run the command on this stream, and end it if the test has not."""
         with self.started(str(self.file("app", program, **properties)), *arguments) as daemon:
             yield daemon
 
     def file(self, name: str, program: str, **properties: str) -> Path:
-        """The `.properties` of a daemon by this name."""
+        """Write the `.properties` file of a daemon with this name."""
         file = self.folder / f"{name}.properties"
         told = self.properties | {"executableName": program} | properties
         file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
@@ -135,7 +135,7 @@ class Ground:
     def started(
         self, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> Iterator[Daemon]:
-        """The command with these arguments, likewise, in its own folder or this one."""
+        """Run the command with these arguments, in its own folder or this one."""
         there = {**os.environ, "PATH": PATH, **(environment or {})}
         with subprocess.Popen(
             (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=there, cwd=folder or self.folder

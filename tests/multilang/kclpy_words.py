@@ -1,7 +1,7 @@
-"""What the tests of amazon_kclpy ask their `utils` for: files, whose messages of the daemon are written by our encoder.
+"""The `utils` module of amazon_kclpy's tests, with the daemon's messages written by our encoder.
 
-Their texts are the daemon's half of a conversation. Each message in them becomes the one that our side says in that
-place, with the child's half written as its library writes it. A message that no daemon writes stays as it is.
+The tests' strings are the daemon's half of a conversation. Each message is replaced by ours, and the child's half is
+written as its library writes it. A message that no daemon writes stays unchanged.
 """
 
 import json
@@ -17,7 +17,7 @@ from leasehold.balancer.model import Position
 
 
 def make_io_obj(text: str | None = None) -> StringIO:
-    """A file with this text, its messages written anew."""
+    """Return a file with this content, its messages replaced by ours."""
     return StringIO("".join(_written([json.loads(line) for line in (text or "").splitlines()])))
 
 
@@ -56,7 +56,7 @@ def _answered(talk: Conversation) -> None:
 
 
 def _checkpoint(talk: Conversation, message: dict[str, Any]) -> None:
-    """The child has asked for a checkpoint, by number or, at the shard's end, for all."""
+    """Handle the child's request for a checkpoint, by number or, at the end of the shard, of everything."""
     number = None if talk.asking == "shardEnded" else message["sequenceNumber"]
     talk.receive_data(
         json.dumps({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None}).encode()
@@ -80,6 +80,6 @@ def _record(told: dict[str, Any]) -> Record:
 
 
 def _note(action: str) -> None:
-    """Keep which messages were written by us, for whoever has started these tests."""
+    """Record which messages were written by us, for the caller of these tests."""
     with Path(os.environ["WRITTEN_BY_US"]).open("a") as notes:
         notes.write(f"{action}\n")

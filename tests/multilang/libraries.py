@@ -1,4 +1,4 @@
-"""What processors are written with and run by, as their registries have it: libraries, and the real daemon."""
+"""The libraries that processors use and the real daemon, downloaded from their registries."""
 
 import hashlib
 import os
@@ -12,9 +12,9 @@ from leasehold.adapters.toolchain import ServiceError, filled
 from leasehold_lab.standins.node import find_node, install
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
-"""The sources: to install it would bring Java's jars, and its Python part needs none of them."""
+"""The sources, because installing the package would download Java's jars, which its Python part does not need."""
 REPOSITORIES = "https://github.com/awslabs"
-"""The packages for Node and Ruby have no samples. LEASEHOLD_KCL_REPOSITORIES names another place, such as a folder."""
+"""The packages for Node and Ruby have no samples. LEASEHOLD_KCL_REPOSITORIES can name a local folder instead."""
 NODES, RUBYS = "amazon-kinesis-client-nodejs", "amazon-kinesis-client-ruby"
 COMMITS = {NODES: "800c210fa491d60da152c1f2dd73fa7c4753553e", RUBYS: "abe69f4df6108d111b89ae66c53d7b8b3792ce3a"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -22,7 +22,7 @@ NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
 
 
 def kclpy() -> Path:
-    """The folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
+    """Return the folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
 
     def fill(folder: Path) -> None:
         wanted = folder / "wanted.txt"
@@ -35,32 +35,32 @@ def kclpy() -> Path:
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as opened:
             opened.extractall(folder, filter="data")
-        # Samples are found by the PATH, as where the library is installed.
+        # Samples are found on the PATH, as if the library were installed.
         (folder / "amazon_kclpy-3.1.3" / "samples" / "sample_kclpy_app.py").chmod(0o755)
 
     return filled(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
 
 
 def kclpy_environment() -> dict[str, str]:
-    """In which a sample of amazon_kclpy is a program of this Python. Raises ServiceError."""
+    """Return the environment in which a sample of amazon_kclpy runs on this Python. Raises ServiceError."""
     folder = kclpy()
     return {"PYTHONPATH": str(folder), "PATH": f"{folder / 'samples'}{os.pathsep}{PATH}"}
 
 
 def node_processor() -> str:
-    """The command of a processor of aws-kcl. Raises ServiceError."""
+    """Return the command of a processor of aws-kcl. Raises ServiceError."""
     node = find_node()
 
     def fill(folder: Path) -> None:
         install(NODE_TREE, folder)
-        shutil.copy(NODE_TREE / "processor.cjs", folder)  # beside the packages, where it looks for them
+        shutil.copy(NODE_TREE / "processor.cjs", folder)  # next to the packages, where Node looks for them
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
     return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
 
 
 def _cloned(folder: Path, name: str) -> None:
-    """Put one of KCL's repositories into a folder, at the commit that is tried here. Raises ServiceError."""
+    """Clone one of the KCL's repositories into a folder, at the tested commit. Raises ServiceError."""
     folder.mkdir(exist_ok=True)
     source = f"{os.environ.get('LEASEHOLD_KCL_REPOSITORIES', REPOSITORIES)}/{name}"
     try:
@@ -76,11 +76,11 @@ def _cloned(folder: Path, name: str) -> None:
 
 
 def node_sample() -> tuple[Path, str]:
-    """The folder of aws-kcl's basic sample, as its repository has it, and the PATH with Node. Raises ServiceError."""
+    """Return the folder of aws-kcl's basic sample from its repository, and the PATH with Node. Raises ServiceError."""
     node = find_node()
 
     def fill(folder: Path) -> None:
-        install(NODE_TREE, folder)  # what the sample logs with, where it looks for it
+        install(NODE_TREE, folder)  # the sample's logging library, where the sample looks for it
         _cloned(folder / "repository", NODES)
 
     folder = filled(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
@@ -89,7 +89,7 @@ def node_sample() -> tuple[Path, str]:
 
 
 def ruby_sample() -> tuple[Path, dict[str, str]]:
-    """The folder of aws-kclrb's sample, as its repository has it, and where its library is. Raises ServiceError."""
+    """Return the folder of aws-kclrb's sample, as in its repository, and of its library. Raises ServiceError."""
     ruby = shutil.which("ruby")
     if (
         ruby is None
@@ -106,7 +106,7 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
 
 
 def java_daemon(*options: str) -> tuple[str, ...]:
-    """The command of KCL's MultiLangDaemon, without its file; options are the JVM's. Raises ServiceError."""
+    """Return the command of the KCL's MultiLangDaemon without its file; options are the JVM's. Raises ServiceError."""
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         raise ServiceError(f"no {', no '.join(missing)} on the PATH")
     pom = Path(__file__).parents[1] / "java" / "multilang" / "pom.xml"

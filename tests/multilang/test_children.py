@@ -1,4 +1,4 @@
-"""Children as processes: what one of them does is its own shard's matter."""
+"""Children run as processes, and a fault of one affects only its own shard."""
 
 import asyncio
 import logging
@@ -66,7 +66,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
-    """A child that is not told of its records, its stop and its end does nothing, or is killed at work."""
+    """A child is told of its shard, its records, its stop and its end."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children = Children(_argv(), most_records=2)
 
@@ -95,7 +95,7 @@ def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptureFixture) -> None:
-    """An answer before the write would let a child forget what nobody has stored."""
+    """A child may forget its records once its checkpoint is confirmed."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children, stored = Children(_argv("checkpoint")), list[Position]()
 
@@ -110,13 +110,13 @@ def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptu
 
     _run(children, story)
     assert stored == [Position("5")]
-    told = [record for record in caplog.records if "checkpoint" in record.message]
-    assert [record.message.rpartition(" ")[2] for record in told] == ["None", "IllegalArgumentException"]
+    checkpointed = [record for record in caplog.records if "checkpoint" in record.message]
+    assert [record.message.rpartition(" ")[2] for record in checkpointed] == ["None", "IllegalArgumentException"]
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_the_end_of_a_shard_is_the_childs_word(checkpoints: bool) -> None:
-    """An end without its checkpoint would be stored, and what the child still holds would be lost."""
+    """The end is stored only after the child's checkpoint, so records that it still holds are not lost."""
     children, stored = Children(_argv("checkpoint" if checkpoints else "well", "shardEnded")), list[str]()
 
     async def store(position: Position) -> CheckpointError | None:
@@ -134,7 +134,7 @@ def test_the_end_of_a_shard_is_the_childs_word(checkpoints: bool) -> None:
 
 @pytest.mark.parametrize("how", ["crash", "hang", "close", "wrong", "orphan"])
 def test_a_child_that_fails_costs_its_own_shard_alone(how: str) -> None:
-    """In Java it ends the daemon, with the children of all other shards, or stays as an orphan."""
+    """In Java it ends the daemon with the children of all other shards, or stays as an orphan."""
     patience = 5.0 if how == "hang" else None
     bad, good = Children(_argv(how), timeout_seconds=patience), Children(_argv())
 
@@ -155,7 +155,7 @@ def test_a_child_that_fails_costs_its_own_shard_alone(how: str) -> None:
 
 @pytest.mark.parametrize("argv", [_argv("crash", "initialize"), ["/no/such/program"], _argv("hang", "initialize")])
 def test_a_child_that_does_not_begin_blames_no_record(argv: list[str]) -> None:
-    """Its records would go to the dead letter, one by one, for a program that is not there."""
+    """If the program is missing, no record goes to the dead letters."""
     children = Children(argv, timeout_seconds=2.0)
 
     async def story() -> None:
@@ -168,7 +168,7 @@ def test_a_child_that_does_not_begin_blames_no_record(argv: list[str]) -> None:
 
 
 def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Each `print` of a processor would be a line of the log; a full pipe would stop it."""
+    """A processor that prints neither fills the log nor blocks on a full pipe."""
     children = Children(_argv("babble"))
 
     async def story() -> None:
@@ -177,8 +177,8 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
-    told = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
-    assert told == [
+    messages = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
+    assert messages == [
         "started",
         f"a line on its standard output is no message (no JSON); said once: debug {'x' * 100}",
         "ended with status 0, and 6000 lines on its standard output were no messages",
@@ -186,7 +186,7 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_caller_that_waits_no_longer_leaves_no_child(caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that is given up would go on beside the next child of its shard."""
+    """A child that timed out does not run next to the shard's next child."""
     children = Children(_argv("hang"))
 
     async def story() -> None:
@@ -207,7 +207,7 @@ def test_a_caller_that_waits_no_longer_leaves_no_child(caplog: pytest.LogCapture
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """It may hold the child's pipes: in Java the shard's end waits for them, without limit."""
+    """Such processes may hold the child's pipes; in Java the end of the shard waits for them without limit."""
     children = Children(_argv("orphan"))
 
     async def story() -> None:
@@ -223,9 +223,9 @@ def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptur
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 @pytest.mark.parametrize("keeper_dies", [False, True])
 def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: Path) -> None:
-    """A hung child, and what it has started, would hold its files and connections for ever, unseen.
+    """A hung child and its own processes do not keep files and connections open.
 
-    Whoever looks after that may have been killed himself before.
+    This holds even if the process that watches over the children was killed first.
     """
     program = tmp_path / "daemon.py"
     program.write_text(
@@ -257,7 +257,7 @@ def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: P
 
 
 def test_a_child_that_hangs_at_its_shards_end_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Without this a shard whose lease is renewed would have no reader for ever, and its children neither."""
+    """A shard whose lease is renewed still ends, so that its children get readers."""
     children, pids = Children(_argv("hang", "shardEnded"), shard_end_seconds=1.0), list[int]()
 
     async def story() -> None:
@@ -277,7 +277,7 @@ def test_a_child_that_hangs_at_its_shards_end_is_asked_again(caplog: pytest.LogC
 
 @pytest.mark.parametrize("at", ["shutdownRequested", "leaseLost"])
 def test_a_last_word_has_a_bound(at: str) -> None:
-    """Without `timeoutInSeconds` the heir of a shard, and the shard's next child, would wait for ever."""
+    """Even without `timeoutInSeconds`, the next owner and the next child of a shard do not wait forever."""
     children = Children(_argv("hang", at))
 
     async def story() -> None:
@@ -295,7 +295,7 @@ def test_a_last_word_has_a_bound(at: str) -> None:
 
 
 def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: pytest.LogCaptureFixture) -> None:
-    """In Java a second child of the shard is given the same records beside the first."""
+    """In Java a second child of the shard gets the same records next to the first."""
     children = Children(_argv("hang"))
 
     async def story() -> None:
@@ -304,7 +304,7 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
             await asyncio.sleep(0.01)
         first = children.pids["s"]
         left = asyncio.create_task(children.leave("s"))
-        await asyncio.sleep(0)  # it waits for its turn before the lease comes back
+        await asyncio.sleep(0)  # it waits for its turn before the lease returns
         begun = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):
             await batch
@@ -318,7 +318,7 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
 
 
 def test_no_child_is_started_once_all_is_closed() -> None:
-    """A lease that is taken while the daemon ends would have a child that nobody ends."""
+    """A lease that is taken while the daemon ends gets no child."""
     children = Children(_argv())
 
     async def story() -> None:
@@ -330,7 +330,7 @@ def test_no_child_is_started_once_all_is_closed() -> None:
 
 
 def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytest.LogCaptureFixture) -> None:
-    """A progress bar would fill the memory, or the pipe, and then stop its processor."""
+    """A progress bar neither fills the memory nor blocks its processor on a full pipe."""
     children = Children(_argv("long"))
 
     async def story() -> None:
@@ -347,7 +347,7 @@ def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytes
 def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The sample of amazon_kclpy ends no line: all that it says would be shown when its shard has ended."""
+    """The sample of amazon_kclpy ends no line, and its output is shown before its shard ends."""
     children = Children(_argv("endless"))
 
     async def story() -> None:
@@ -361,7 +361,7 @@ def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
 
 
 def test_children_that_ended_before_they_named_their_group_keep_no_processor() -> None:
-    """Each of them doubled the text that the keeper holds: after twenty it never came to the end of its pipe."""
+    """The keeper reads to the end of its pipe. Once, twenty such children were too many, as each doubled its buffer."""
     ended = "".join(f"- {number}\n" for number in range(1, 200))
-    keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  no other process can be asked
+    keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  not accessible otherwise
     assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}

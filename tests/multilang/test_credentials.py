@@ -1,4 +1,4 @@
-"""Different credentials for the stream and the lease table, where rights are enforced."""
+"""Different credentials for the stream and the lease table, where permissions are enforced."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.services
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[Account]:
-    """An account in which nobody does what no policy allows."""
+    """An account in which every call needs a policy that allows it."""
     with account() as made:
         yield made
 
@@ -20,7 +20,7 @@ def aws() -> Iterator[Account]:
 def test_a_role_reads_the_stream_and_a_profile_keeps_the_leases(
     aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without this a stream of another account would be read with the table's rights, and refused, or the reverse."""
+    """A stream of another account is read with its own credentials, not with those of the table."""
     ground = Ground(aws.client("kinesis"), aws.service.url, aws.service.url, tmp_path, REGION)
     ground.kinesis.create_stream(StreamName=ground.stream, ShardCount=1)
     ground.put("a")
@@ -44,6 +44,6 @@ def test_a_role_reads_the_stream_and_a_profile_keeps_the_leases(
     ) as daemon:
         daemon.await_line(lambda line: "INFO checkpoint None" in line)
         assert daemon.end() == 0
-    asked = aws.asked()[before:]
-    assert {action.partition(":")[0] for action, _, _ in asked} == {"kinesis", "dynamodb"}
-    assert [each for each in asked if not each[2]] == []
+    calls = aws.asked()[before:]
+    assert {action.partition(":")[0] for action, _, _ in calls} == {"kinesis", "dynamodb"}
+    assert [each for each in calls if not each[2]] == []

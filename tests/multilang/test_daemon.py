@@ -1,4 +1,4 @@
-"""The search for a record that ends its children, and the names of what a store may say."""
+"""The daemon's search for a record that crashes its children, and the names of the store's errors."""
 
 import threading
 
@@ -29,10 +29,10 @@ def _records(count: int) -> list[Record]:
 def test_each_record_that_ends_its_child_is_found_and_no_other(
     count: int, bad: set[int], cuts: list[int], acknowledges: bool
 ) -> None:
-    """A record that no child can bear would stop its shard; one that is taken for it would be skipped.
+    """Exactly the records that crash every child are dead-lettered.
 
-    Whatever the size of the batches, which differs after each fault, and also where the child checkpoints nothing, so
-    that all comes again: each child hears all records from the checkpoint on, in order, but for dead letters.
+    This holds for any batch size (it differs after each fault) and for children that checkpoint nothing, so that all
+    records are repeated. Each child receives all records after the checkpoint in order, except for dead letters.
     """
     records, search = _records(count), RecordSearch(ATTEMPTS)
     letters, checkpoint, deaths = set[int](), 0, 0
@@ -63,7 +63,7 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
 
 
 def test_faults_are_counted_together_only_until_their_records_have_passed() -> None:
-    """A record is to blame only for faults since a child last got past it."""
+    """A record is blamed only for faults since a child last got past it."""
     search, records = RecordSearch(ATTEMPTS), _records(2 * ATTEMPTS)
     for record in records:
         assert search.failed([record]) is None
@@ -80,34 +80,34 @@ def test_records_before_the_failed_one_reset_no_faults() -> None:
 
 
 def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> None:
-    """The faults of a dead-lettered record, or of suspects that have passed, would count against good records."""
+    """Faults of a dead-lettered record, or of cleared suspects, do not count against later records."""
     records = _records(5)
     for blamed in (True, False):
         search = RecordSearch(2)
         part = records[:1] if blamed else records[:4]
         assert search.failed(part) is None
-        found = search.failed(part)
+        culprit = search.failed(part)
         if blamed:
-            assert found == records[0]
+            assert culprit == records[0]
             search.dead_lettered(records[0])
         else:
-            assert found is None
+            assert culprit is None
             for each in search.parts(records[:4], (0, 0, 0)):
                 search.passed(each)
         assert search.failed(records[4:]) is None
 
 
 def test_the_attempts_are_enough_for_a_search() -> None:
-    """A shard would be left on the bench in the middle of a search, and begin it anew elsewhere."""
-    search, deaths, found = RecordSearch(ATTEMPTS), 0, None
+    """A search ends before its shard is put on cooldown, so it does not start again elsewhere."""
+    search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
     records = _records(MOST_RECORDS)
-    while found is None:
+    while culprit is None:
         for part in search.parts(records, (0, 0, 0)):
             if part[-1] is records[-1]:
-                deaths, found = deaths + 1, search.failed(part)
+                deaths, culprit = deaths + 1, search.failed(part)
                 break
             search.passed(part)
-    assert found == records[-1]
+    assert culprit == records[-1]
     handling = ChildHandler(Children(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None).handling
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
     assert deaths < handling.attempts
@@ -115,7 +115,7 @@ def test_the_attempts_are_enough_for_a_search() -> None:
 
 
 def test_a_fault_while_children_are_ended_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that embeds the daemon would keep a thread and the descriptors of its loop."""
+    """A program that embeds the daemon keeps neither a thread nor the descriptors of its loop."""
     children, before = Children(["x"]), set(threading.enumerate())
 
     async def refused() -> None:
@@ -128,7 +128,7 @@ def test_a_fault_while_children_are_ended_leaves_no_thread(monkeypatch: pytest.M
 
 
 def test_the_names_of_what_the_store_says() -> None:
-    """Children try again after one of these names, and give up after another."""
+    """The name of an error tells children whether to retry or to give up."""
 
     def named(code: str) -> str:
         fault = StoreError("x")

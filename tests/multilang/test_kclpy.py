@@ -1,4 +1,4 @@
-"""The library of Python itself as the child: it reads what our encoder writes, and we read what it answers."""
+"""Python's library as the child: it reads what our encoder writes, and we parse its responses."""
 
 import json
 from io import StringIO
@@ -16,7 +16,7 @@ v3 = pytest.importorskip("amazon_kclpy.v3.processor")
 
 
 class _Pipe:
-    """The child's two pipes at once: a line that it reads is said once it has answered the one before."""
+    """Both pipes of the child; a line is written once the child has responded to the one before."""
 
     def __init__(self, talk: Conversation, steps: list[Any], refused: int) -> None:
         self.talk, self._steps, self._refused = talk, steps, refused
@@ -89,7 +89,7 @@ class _Old(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined]
 
 
 def test_a_whole_conversation_with_a_checkpoint_that_is_refused_once() -> None:
-    """An error of another shape would end user code, or be taken for a success."""
+    """A rejected checkpoint reaches user code as the error that it expects."""
     pipe, errors = _told(_Old(), [_records, Conversation.shard_ended], refused=1)
     assert pipe.heard == [
         _status("initialize"),
@@ -103,7 +103,7 @@ def test_a_whole_conversation_with_a_checkpoint_that_is_refused_once() -> None:
 
 
 class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
-    """A processor of the second version, which the library of the third runs by a delegate."""
+    """A processor of the second version, which the third version's library runs through a delegate."""
 
     version = 2
 
@@ -130,7 +130,7 @@ class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
 
 
 def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> None:
-    """`leaseLost` would be unknown to it, or the records be none."""
+    """It receives `leaseLost` and its records as its own version has them."""
     processor = _Newer()
     steps = [_records, Conversation.shutdown_requested, Conversation.lease_lost]
     pipe, errors = _told(v3.V2toV3Processor(processor), steps)
@@ -139,7 +139,7 @@ def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> Non
 
 
 def test_a_processor_of_the_second_version_ends_its_shard() -> None:
-    """Without this `shardEnded` would be a lease that is lost, and its shard never end."""
+    """`shardEnded` reaches it as the end of a shard, not as a lost lease."""
     processor = _Newer()
     pipe, errors = _told(v3.V2toV3Processor(processor), [_records, Conversation.shard_ended])
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "TERMINATE"]

@@ -1,4 +1,4 @@
-"""Ours and KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
+"""Our daemon and the KCL's own MultiLangDaemon on one stream and one table, with the same processor."""
 
 import os
 import re
@@ -23,13 +23,13 @@ from leasehold.stores.urls import open_store
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java"), pytest.mark.timeout(1800)]
 
 WAIT = 300.0
-"""Java lists its leases every two failover times, and starts slowly where several tests share a machine."""
+"""Java lists its leases every two failover times, and starts slowly if several tests share a machine."""
 CHILD_LINE = re.compile(r"shard (\S+), child (\d+): (started|ended)")
 
 
 @define
 class Fleet:
-    """Daemons of both makes, what was put, and what their children were given."""
+    """Daemons of both makes, the records that were put, and those that children received."""
 
     ground: Ground
     notes: Path
@@ -38,7 +38,7 @@ class Fleet:
     ours: list[Daemon] = field(factory=list)
 
     def owners(self) -> dict[str, str | None]:
-        """The owner of each lease that has not ended; nothing where nobody has made the table yet."""
+        """Return the owner of each lease that has not ended; empty if the table does not exist yet."""
         try:
             store = open_store(self.ground.store, create=False, write=False)
         except StoreError:
@@ -49,25 +49,29 @@ class Fleet:
             store.close()
 
     def read_by(self, *workers: str) -> None:
-        """Wait until each of these has a lease, and nobody else any."""
+        """Wait until these workers, and no others, have a lease each."""
         until(lambda: set(self.owners().values()) == {*workers}, f"{workers}: {self.owners()}", WAIT)
 
     def given(self) -> dict[str, list[tuple[str, int]]]:
-        """The records of each child, by shard and process."""
+        """Return the records of each child, by shard and process."""
         lines = {file.name: file.read_text().splitlines() for file in self.notes.iterdir()}
         return {
-            name: [(key, int(number)) for key, number in (line.split() for line in told)]
-            for name, told in lines.items()
+            name: [(key, int(number)) for key, number in (line.split() for line in record_lines)]
+            for name, record_lines in lines.items()
         }
 
     def all_given(self) -> None:
-        """Wait until each record that was put was given to a child."""
-        until(lambda: {key for told in self.given().values() for key, _ in told} >= {*self.put}, "every record", WAIT)
+        """Wait until each record was passed to a child."""
+        until(
+            lambda: {key for records in self.given().values() for key, _ in records} >= {*self.put},
+            "every record",
+            WAIT,
+        )
 
     @contextmanager
     def of_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """A daemon of Java."""
-        # So each worker takes leases by itself, as all of KCL 2.x and ours do; else their leader waits for minutes.
+        """Start a Java daemon."""
+        # Each worker takes leases by itself, like KCL 2.x and ours; otherwise their leader waits for minutes.
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
         file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
         log = self.ground.folder / f"{worker}.log"
@@ -83,7 +87,7 @@ class Fleet:
 
     @contextmanager
     def of_ours(self, worker: str) -> Iterator[Daemon]:
-        """One of ours, by the same file but for its name."""
+        """Start one of our daemons, with the same file except for its name."""
         file = self.ground.file(worker, processor("faithful"), workerId=worker)
         with self.ground.started(str(file), environment={"CHILD_NOTES": str(self.notes)}) as daemon:
             self.ours.append(daemon)
@@ -92,7 +96,7 @@ class Fleet:
 
 @contextmanager
 def putting(fleet: Fleet) -> Iterator[None]:
-    """Records, all the time."""
+    """Put records continuously until the block ends."""
     over = Event()
 
     def put() -> None:
@@ -111,21 +115,21 @@ def putting(fleet: Fleet) -> Iterator[None]:
 
 
 def most_children(daemon: Daemon) -> dict[str, int]:
-    """How many children of each shard there were at once."""
-    there, most = defaultdict[str, int](int), dict[str, int]()
+    """Return the most children that each shard had at one time."""
+    there, peaks = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
-        if found := CHILD_LINE.search(line):
-            there[found[1]] += 1 if found[3] == "started" else -1
-            most[found[1]] = max(most.get(found[1], 0), there[found[1]])
-    return most
+        if match := CHILD_LINE.search(line):
+            there[match[1]] += 1 if match[3] == "started" else -1
+            peaks[match[1]] = max(peaks.get(match[1], 0), there[match[1]])
+    return peaks
 
 
 def test_both_daemons_share_a_table_and_outlive_each_other(
     kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
-    """Who moves over would lose records on the day on which both run."""
+    """No record is lost during a migration, while both daemons run."""
     try:
-        # Several of these share a machine of two cores with the services.
+        # Several of these share two cores with the services.
         java = java_daemon("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     except ServiceError as missing:
         pytest.skip(f"JAVA'S MULTILANGDAEMON IS NOT RUN: {missing}")
@@ -140,9 +144,9 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
             first = stack.enter_context(fleet.of_java("java-1"))
             fleet.read_by("java-1")
             with fleet.of_ours("ours-1") as ours:
-                fleet.read_by("java-1", "ours-1")  # Java hands over to ours
+                fleet.read_by("java-1", "ours-1")  # Java hands off to ours
                 assert ours.end() == 0
-            fleet.read_by("java-1")  # ours hand over to Java
+            fleet.read_by("java-1")  # ours hand off to Java
             second = stack.enter_context(fleet.of_ours("ours-2"))
             fleet.read_by("java-1", "ours-2")
             first.kill()
@@ -160,7 +164,7 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
             fleet.read_by("java-2", "ours-3")
         fleet.all_given()
         assert last.end() == 0
-    given = fleet.given()
-    assert [told for told in given.values() if told != sorted(told, key=lambda each: each[1])] == []
+    by_child = fleet.given()
+    assert [records for records in by_child.values() if records != sorted(records, key=lambda each: each[1])] == []
     assert {count for daemon in fleet.ours for count in most_children(daemon).values()} == {1}
-    assert {shard.partition(".")[0] for shard in given} == {f"shardId-00000000000{number}" for number in range(6)}
+    assert {shard.partition(".")[0] for shard in by_child} == {f"shardId-00000000000{number}" for number in range(6)}

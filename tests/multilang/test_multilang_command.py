@@ -1,4 +1,4 @@
-"""`leasehold multilang` itself: the command over stand-ins of the services, with children that are processes."""
+"""`leasehold multilang` itself, over stand-ins of the services, with children that are processes."""
 
 import base64
 import re
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.services
 
 
 def _shard(line: str) -> str:
-    found = re.search(r"shardId-[0-9]{12}", line)
-    assert found is not None
-    return found[0]
+    match = re.search(r"shardId-[0-9]{12}", line)
+    assert match is not None
+    return match[0]
 
 
 def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> None:
-    """The end of a shard would be stored without its child's word, or the last records without a checkpoint."""
+    """The end of a shard is stored only once its child confirms it, and the last records are checkpointed."""
     ground.put("a", "b", "c")
     with ground.daemon(processor("faithful")) as daemon:
         daemon.await_line(lambda line: "got initialize" in line)
@@ -38,14 +38,14 @@ def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Gr
         (last,) = ground.put("d")
         shard = _shard(daemon.await_line(lambda line: "got processRecords" in line))
         assert daemon.end() == 0
-        found = daemon.checkpoints()
-        assert (found[shard], found.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
+        positions = daemon.checkpoints()
+        assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
         ends = [each.partition(" ")[2] for each in daemon.children_said() if "initialize" not in each][-4:]
         assert sorted(ends) == ["leaseLost 0", "leaseLost 0", "shutdownRequested 0", "shutdownRequested 0"]
 
 
 def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tmp_path: Path) -> None:
-    """In Java it ends the daemon again and again; here it would keep its shard on the bench."""
+    """In Java such a record ends the daemon again and again."""
     ground.put("a", "b", "poison", "c")
     letters = tmp_path / "letters"
     arguments = ("--dead-letter", f"file://{letters}", "--attempts", "2")
@@ -61,7 +61,7 @@ def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tm
 
 
 def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) -> None:
-    """A child that flushes by the clock would keep its last records for ever."""
+    """A child that flushes by the clock needs calls without records."""
     with ground.daemon(processor("well"), callProcessRecordsEvenForEmptyRecordList="true") as daemon:
         for _ in range(2):
             daemon.await_line(lambda line: "got processRecords 0" in line)
@@ -71,7 +71,7 @@ def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) ->
 
 
 def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground, tmp_path: Path) -> None:
-    """A fleet of children in other languages could change its table only by a stop."""
+    """A fleet with children in other languages changes its table without a stop."""
     ground.put("a")
     to = f"sqlite://{tmp_path}/to.db"
     with ground.daemon(processor("faithful"), "--to", to) as daemon:
@@ -92,7 +92,7 @@ def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground,
 
 @pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
 def test_with_strict_the_status_is_javas(how: str, ground: Ground) -> None:
-    """Whoever restarts a daemon by its status would leave it down, or think that it has failed."""
+    """Scripts that restart a daemon by its exit status keep working."""
     ground.put("a")
     with ground.daemon(processor(how, "processRecords"), "--strict") as daemon:
         daemon.await_line(lambda line: "got processRecords 1" in line)
@@ -104,7 +104,7 @@ def test_with_strict_the_status_is_javas(how: str, ground: Ground) -> None:
 
 
 def test_a_child_that_cannot_be_started_leaves_the_daemon_at_work(ground: Ground) -> None:
-    """One wrong path would end the daemon, as in Java, or be silent."""
+    """A wrong path is logged, and does not end the daemon as in Java."""
     ground.put("a")
     with ground.daemon("/no/such/program", "--attempts", "2") as daemon:
         daemon.await_line(lambda line: "/no/such/program" in line)

@@ -1,4 +1,4 @@
-"""The `.properties` file of a MultiLangDaemon, and what its keys mean here."""
+"""A MultiLangDaemon's `.properties` file, and what its keys mean here."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,7 +22,7 @@ from leasehold.balancer.model import at_timestamp
 
 LEAST = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
 
-# Each key that KCL's own tests of its mapping set, with a value as they have it, in two generations.
+# Each key that the KCL's own mapping tests set, with their values, in two generations.
 KCL3 = """
 executableName = sample_kclpy_app.py
 streamArn = arn:aws:kinesis:us-east-5:000000000000:stream/kclpysample
@@ -79,7 +79,7 @@ def _of(**given: str) -> MultiLangSettings:
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
 def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
-    """A file that runs a daemon today would not start here, and nobody could change over."""
+    """A file that runs a daemon today also starts here."""
     path = tmp_path / "app.properties"
     path.write_text(text)
     settings = understood_properties(read_properties(path))
@@ -95,7 +95,7 @@ def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
 
 
 def test_every_key_has_a_fate() -> None:
-    """A key without one would be passed over without a word, as in Java."""
+    """Every key is either supported or reported, while Java ignores unknown ones silently."""
     wrong = {"initialPositionInStream": "LATEST", "retrievalMode": "POLLING"}
     for key in KEYS:
         if key == "initialPositionInStreamExtended":
@@ -103,12 +103,12 @@ def test_every_key_has_a_fate() -> None:
         value = wrong.get(key, "DefaultCredentialsProvider" if "Credentials" in key else "1")
         if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
             value = "false"
-        given = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
-        assert key in {each.key for each in understood_properties(given).support if each.fate != "unknown"}
+        properties = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
+        assert key in {each.key for each in understood_properties(properties).support if each.fate != "unknown"}
 
 
 def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
-    """Java does so under the application's name; polling in its place would take the other readers' share."""
+    """Java uses fan-out under the application's name; polling would take quota from other readers."""
     assert _of(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
     assert _of(retrievalMode="polling").source == "kinesis://clicks"
     foreign = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
@@ -124,7 +124,6 @@ def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
 
 
 def test_properties_that_are_taken() -> None:
-    """A key that is taken for another would read from another place, or too much at once."""
     settings = _of(
         executableName="python  app.py  --x",
         tableName="leases",
@@ -194,14 +193,14 @@ def test_properties_that_are_taken() -> None:
     ],
 )  # fmt: skip
 def test_properties_that_are_refused(given: dict[str, str], said: str) -> None:
-    """A daemon that starts all the same would read from another place than its file says."""
+    """A daemon must not start if it would read from another place than its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
         understood_properties(LEAST | given)
     assert fnmatchcase(str(caught.value), said)
 
 
 def test_the_syntax_is_javas(tmp_path: Path) -> None:
-    """A value that is read in another way than by Java names another stream, or another program."""
+    """A value that is parsed differently names another stream or program."""
     path = tmp_path / "app.properties"
     path.write_bytes(b"# a comment\n! another\na=1\nb:2\nc 3\n  d  =  4 \ne=5\\\n   6\nf=\\u2603\xe9\na=7\n\\:g=\n")
     assert read_properties(path) == {
@@ -210,7 +209,7 @@ def test_the_syntax_is_javas(tmp_path: Path) -> None:
 
 
 def test_settings_over_the_file(tmp_path: Path) -> None:
-    """A container sets a stream's name by its environment; where nobody asked, `${...}` is part of a value."""
+    """A container sets a stream's name by its environment; otherwise `${...}` is part of the value."""
     path = tmp_path / "app.properties"
     path.write_text("streamName = ${STREAM}\napplicationName = a\n")
     assert read_properties(path, ["applicationName=b=c"]) == {"streamName": "${STREAM}", "applicationName": "b=c"}
@@ -227,7 +226,7 @@ def test_settings_over_the_file(tmp_path: Path) -> None:
 
 
 def test_the_table_names_what_is_unknown_and_shows_no_value() -> None:
-    """Java logs each value, secrets included, and says nothing of a key that it does not know."""
+    """Java logs each value, including secrets, and does not report unknown keys."""
     table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").table()
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
@@ -239,10 +238,10 @@ def test_the_table_names_what_is_unknown_and_shows_no_value() -> None:
 
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
 def test_any_file_is_understood_or_refused_by_name(given: dict[str, str]) -> None:
-    """A fault that names no key leaves its user to guess."""
-    told: object
+    """Every error names the key."""
+    expected: object
     try:
-        told = {each.key for each in understood_properties(LEAST | given).support}
+        expected = {each.key for each in understood_properties(LEAST | given).support}
     except ValueError as error:
-        told = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
-    assert told in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())
+        expected = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
+    assert expected in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())

@@ -1,4 +1,4 @@
-"""The talk with one child, case by case; `test_protocol.py --rewrite` writes the cases with today's answers."""
+"""The conversation with one child, case by case; `test_protocol.py --rewrite` updates the expected responses."""
 
 import json
 import re
@@ -31,14 +31,14 @@ CASES = Path(__file__).with_name("conversations.txt")
 
 
 class Talk:
-    """One case: each line a message of the daemon, a line of the child, or what the store said."""
+    """One case; each line is a message of the daemon, a line of the child, or a result of the store."""
 
     def __init__(self) -> None:
         self.talk = Conversation("shard-1", TRIM_HORIZON)
         self.told: list[str] = []
 
     def run(self, line: str) -> None:
-        """Do this, and tell what came of it."""
+        """Execute this line of the case."""
         name, _, rest = line.partition(" ")
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
@@ -63,9 +63,9 @@ class Talk:
         self._tell()
 
     def _initialize(self, rest: str) -> None:
-        at, *most = rest.split()
+        at, *options = rest.split()
         if self.talk.asking is None:
-            mosts = (int(each.removeprefix("most=")) for each in most)
+            mosts = (int(each.removeprefix("most=")) for each in options)
             self.talk = Conversation("shard-1", _position(at), *mosts)
         self.talk.initialize()
 
@@ -78,8 +78,8 @@ class Talk:
 
     def _checkpoint(self, rest: str) -> None:
         sequence, *sub = rest.split()
-        told = {"action": "checkpoint", "sequenceNumber": sequence if sequence.isdigit() else json.loads(sequence)}
-        self._hear(json.dumps(told | ({"subSequenceNumber": json.loads(*sub)} if sub else {})).encode() + b"\n")
+        message = {"action": "checkpoint", "sequenceNumber": sequence if sequence.isdigit() else json.loads(sequence)}
+        self._hear(json.dumps(message | ({"subSequenceNumber": json.loads(*sub)} if sub else {})).encode() + b"\n")
 
     def _hear(self, *parts: bytes) -> None:
         for part in parts:
@@ -103,7 +103,7 @@ class Talk:
                     self.told.append(f"broken: {why}")
 
     def end(self) -> str:
-        """All of it, and how far the child has come by its own word."""
+        """Return the whole case, and the position up to which the child confirmed."""
         told = f"acknowledged {self.talk.acknowledged.sequence} {self.talk.acknowledged.sub}"
         return "\n".join([*self.told, told + (", over" if self.talk.over else "")])
 
@@ -119,24 +119,24 @@ def _record(text: str, key: str = "k") -> Record:
 
 
 def status(action: str) -> bytes:
-    """The answer to this action."""
+    """Return the response to this action."""
     return b'{"action":"status","responseFor":"%s"}\n' % action.encode()
 
 
 def rewritten(text: str) -> str:
-    """The cases with today's answers."""
+    """Return the cases with today's responses."""
     made = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
-        asked = case.partition("\n----")[0]
+        script = case.partition("\n----")[0]
         talk = Talk()
-        for line in asked.splitlines()[1:]:
+        for line in script.splitlines()[1:]:
             talk.run(line)
-        made.append(f"{asked}\n----\n{talk.end()}\n")
+        made.append(f"{script}\n----\n{talk.end()}\n")
     return "\n".join(made)
 
 
 def test_conversations() -> None:
-    """Every child of KCL was written against these very lines: another byte or answer would end or mislead it."""
+    """The KCL's children rely on these exact bytes and responses."""
     assert rewritten(CASES.read_text()) == CASES.read_text()
 
 
@@ -153,10 +153,10 @@ LINES = st.sampled_from([
 
 
 class TalkMachine(RuleBasedStateMachine):
-    """A status that moved the checkpoint would skip records; an answer out of range would move the row of another.
+    """Status messages never move the checkpoint, and responses never reach another shard's row.
 
-    Over every order of events: `acknowledged` rises, by stored checkpoints alone, within what was delivered; messages
-    wait for each other; and nothing is said or understood after the end.
+    For every order of events, `acknowledged` only rises, to stored checkpoints within the delivered records; messages
+    wait for each other; and nothing is sent or parsed after the end.
     """
 
     def __init__(self) -> None:
@@ -170,19 +170,19 @@ class TalkMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 4))
     def records(self, count: int) -> None:
-        """A batch, which may be larger than a message."""
+        """Deliver a batch, which may be larger than one message."""
         records = [_record(str(self.number + 1 + each)) for each in range(count)]
         if self._asks(lambda: setattr(self, "number", self.number + self.talk.process_records(records, None))):
             assert self.talk.delivered.order >= self.talk.acknowledged.order or self.talk.acknowledged.ended
 
     @rule(which=st.sampled_from(["shutdown_requested", "lease_lost", "shard_ended"]))
     def end(self, which: str) -> None:
-        """An end."""
+        """Send an end."""
         self._asks(getattr(self.talk, which))
 
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
-        """The store has answered."""
+        """Let the store respond."""
         before, wanted, self.wanted = self.talk.acknowledged, self.wanted, None
         step = self.talk.checkpoint_stored if stored else partial(self.talk.checkpoint_failed, "ThrottlingException")
         assert _refused(step) == (wanted is None)
@@ -191,20 +191,20 @@ class TalkMachine(RuleBasedStateMachine):
 
     @rule(line=LINES, cut=st.integers(0, 99))
     def line(self, line: bytes, cut: int) -> None:
-        """A line of the child, in one part or two."""
+        """Send a line of the child, in one part or two."""
         for part in filter(None, (line[:cut], line[cut:])):
             self.talk.receive_data(part)
         self._look()
 
     @rule()
     def answer(self) -> None:
-        """The answer that is waited for."""
+        """Send the response that is awaited."""
         self.talk.receive_data(status(self.talk.asking or "initialize"))
         self._look()
 
     @rule()
     def close(self) -> None:
-        """The child's end."""
+        """End the child."""
         self.talk.receive_data(b"")
         self._look()
 
@@ -236,9 +236,9 @@ class TalkMachine(RuleBasedStateMachine):
         assert talk.acknowledged == acknowledged
         assert talk.over == self.over
         for line in talk.data_to_send().splitlines():
-            told = json.loads(line)
-            assert told["action"] == "checkpoint" or told["action"] == self.asking
-            assert len(told.get("records", ())) <= 3
+            message = json.loads(line)
+            assert message["action"] == "checkpoint" or message["action"] == self.asking
+            assert len(message.get("records", ())) <= 3
 
 
 def _refused(step: Callable[[], object]) -> bool:
@@ -254,7 +254,7 @@ TestTalk = TalkMachine.TestCase
 
 @pytest.mark.parametrize("arrived", [None, 1_700_000_000.0005])
 def test_a_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
-    """The library of Python takes int() of it: without one the child would end."""
+    """Python's library calls int() on it."""
     talk = Conversation("s", TRIM_HORIZON)
     talk.initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
@@ -277,14 +277,14 @@ def _begun() -> Conversation:
     ids=["a truth value", "deeply nested"],
 )
 def test_a_line_of_another_shape_is_not_understood(line: bytes) -> None:
-    """A child's odd line must neither end its daemon nor be taken for a number."""
+    """A child's malformed line neither ends its daemon nor is parsed as a number."""
     talk = _begun()
     talk.receive_data(line + b"\n")
     assert isinstance(talk.next_event(), NotUnderstood)
 
 
 def test_a_number_of_very_many_digits_is_refused() -> None:
-    """Python refuses to read it."""
+    """Python limits the digits that int() parses."""
     talk = _begun()
     talk.receive_data(status("initialize"))
     talk.next_event()
@@ -295,14 +295,14 @@ def test_a_number_of_very_many_digits_is_refused() -> None:
 
 
 def test_a_carriage_return_ends_a_line() -> None:
-    """Some languages write it at the end of each line."""
+    """Some languages end each line with one."""
     talk = _begun()
     talk.receive_data(status("initialize").strip() + b"\r")
     assert talk.next_event() == Answered("initialize")
 
 
 def test_a_line_that_is_too_long_is_named_once() -> None:
-    """A child that writes without line ends would fill the log."""
+    """A child that writes no line ends does not fill the log."""
     talk = _begun()
     for _ in range(2):
         talk.receive_data(b"x" * (MOST_LINE_BYTES + 1))
@@ -311,7 +311,7 @@ def test_a_line_that_is_too_long_is_named_once() -> None:
 
 
 def test_the_end_of_the_pipe_comes_after_the_checkpoint_before_it() -> None:
-    """A child may ask for its last checkpoint and close."""
+    """A child may request its last checkpoint and close its pipe."""
     talk = _begun()
     talk.receive_data(status("initialize"))
     talk.next_event()

@@ -1,4 +1,4 @@
-"""The libraries of Python and Node under the command, unchanged, on a stream that splits, plain and aggregated."""
+"""The unchanged Python, Node and Ruby libraries under the command, on a stream that splits, plain and aggregated."""
 
 import os
 import re
@@ -31,14 +31,14 @@ WAIT = 120.0
 
 T = TypeVar("T")
 Told = tuple[str, int, int]
-"""The key of a record, and its place in the shard."""
+"""The key of a record, and its position in the shard."""
 Children = dict[tuple[str, str], list[Told]]
-"""What each child was given, by shard and process."""
+"""The records that each child received, by shard and process."""
 
 
 @pytest.fixture
 def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator[Ground]:
-    """A stream of one shard that can be subscribed to: a file that sets no polling key asks for that."""
+    """A stream of one shard with fan-out, which a file without a polling key uses."""
     client = boto3.client("kinesis", endpoint_url=ferrokinesis_url, region_name=REGION)
     made = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
     client.create_stream(StreamName=made.stream, ShardCount=1)
@@ -48,7 +48,7 @@ def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator
 
 
 def had(make: Callable[[], T]) -> T:
-    """What a registry has; skip with the true reason where it does not answer."""
+    """Return what a registry provides; skip with the reason if it does not respond."""
     try:
         return make()
     except ServiceError as missing:
@@ -56,12 +56,12 @@ def had(make: Callable[[], T]) -> T:
 
 
 def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
-    """The keys of so many records by themselves and as many in aggregates, one key each."""
+    """Put this many plain records and as many aggregated ones, one key each; return the keys."""
     keys = [f"{name}-{number}" for number in range(count)]
     ground.put(*keys[: count // 2])
     packed: dict[bool, Aggregate] = defaultdict(lambda: Aggregate(1 << 20))
     for key in keys[count // 2 :]:
-        # A user record belongs to the shard in whose range its own key is.
+        # A user record belongs to the shard whose range contains its key.
         upper = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16) >= 2**127
         assert packed[upper].add(b"x", key)
     for upper, aggregate in packed.items():
@@ -75,11 +75,11 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
 
 
 def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> Children:
-    """What each child has said of its records on standard error; a line of theirs may be shown in parts."""
+    """Return what each child wrote about its records to standard error; a line may arrive in parts."""
     texts = defaultdict[tuple[str, str], str](str)
     for line in daemon.heard():
-        if found := LINE.search(line):
-            texts[found[1], found[2]] += found[3]
+        if match := LINE.search(line):
+            texts[match[1], match[2]] += match[3]
     return {
         child: [(key, int(number), int(sub)) for key, number, sub in record.findall(text)]
         for child, text in texts.items()
@@ -87,27 +87,29 @@ def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> Children:
 
 
 def told_in_file(file: Path) -> Children:
-    """What each child has written of its records into the log that all children of Node's sample share.
+    """Return what each child wrote about its records to the log that all children of Node's sample share.
 
-    The sample writes no sub-sequence number; the number in the key is as good, since it rises within an aggregate.
+    The sample writes no sub-sequence number. The number in the key serves instead, since it rises within an aggregate.
     """
-    found: Children = defaultdict(list)
+    by_child: Children = defaultdict(list)
     for pid, shard, number, key in OF_NODES_SAMPLE.findall(file.read_text() if file.exists() else ""):
-        found[shard, pid].append((key, int(number), int(key.partition("-")[2])))
-    return found
+        by_child[shard, pid].append((key, int(number), int(key.partition("-")[2])))
+    return by_child
 
 
 def read_through_a_split(
     ground: Ground, daemon: Daemon, children: Callable[[], Children], ended: Callable[[], bool]
 ) -> None:
-    """Put, split, put, and end; each record came once, in the order of its shard.
+    """Put, split, put, and end; check that each record came once, in the order of its shard.
 
-    children  what each child was given so far
-    ended     whether the child of the first shard has said that this has ended
+    children  what each child has received so far
+    ended     whether the child of the first shard has reported its end
     """
 
     def await_all_of(keys: list[str]) -> None:
-        until(lambda: {key for told in children().values() for key, _, _ in told} >= {*keys}, "every record", WAIT)
+        until(
+            lambda: {key for records in children().values() for key, _, _ in records} >= {*keys}, "every record", WAIT
+        )
 
     before = put_both_ways(ground, "before", 40)
     await_all_of(before)
@@ -118,18 +120,18 @@ def read_through_a_split(
     after = put_both_ways(ground, "after", 40)
     await_all_of(after)
     assert daemon.end() == 0
-    found = children()
-    assert [[each[1:] for each in told] for told in found.values()] == [
-        sorted(each[1:] for each in told) for told in found.values()
+    by_child = children()
+    assert [[each[1:] for each in records] for records in by_child.values()] == [
+        sorted(each[1:] for each in records) for records in by_child.values()
     ]
-    assert sorted(key for told in found.values() for key, _, _ in told) == sorted(before + after)
-    assert {shard for shard, _ in found} == {f"shardId-00000000000{number}" for number in range(3)}
-    assert len(found) == 3
+    assert sorted(key for records in by_child.values() for key, _, _ in records) == sorted(before + after)
+    assert {shard for shard, _ in by_child} == {f"shardId-00000000000{number}" for number in range(3)}
+    assert len(by_child) == 3
     assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
 
 
 def read_as_said(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
-    """As above, by what children say on standard error."""
+    """Do the same with what children write to standard error."""
     read_through_a_split(
         ground,
         daemon,
@@ -139,7 +141,7 @@ def read_as_said(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended:
 
 
 def over_the_file(ground: Ground) -> list[str]:
-    """What every user changes in a sample's file, and nothing else."""
+    """Return the changes that every user makes to a sample's file, and no others."""
     summary = ground.kinesis.describe_stream_summary(StreamName=ground.stream)["StreamDescriptionSummary"]
     properties = {
         "streamName": ground.stream,
@@ -152,14 +154,14 @@ def over_the_file(ground: Ground) -> list[str]:
 
 
 def test_the_sample_of_amazon_kclpy_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """A processor or a file that has to be changed would not be moved."""
+    """Users can migrate processors and files without changes."""
     file, environment = had(kclpy) / "samples" / "sample.properties", had(kclpy_environment)
     with fanned.started(str(file), *over_the_file(fanned), environment=environment) as daemon:
         read_as_said(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
 
 
 def test_the_library_of_python_understands_what_we_write() -> None:
-    """Its conversations are tried in a process of their own, where the library can be found."""
+    """The conversations are tested in another process, where the library can be imported."""
     environment = {**os.environ, **had(kclpy_environment)}
     command = (
         sys.executable,
@@ -175,9 +177,9 @@ def test_the_library_of_python_understands_what_we_write() -> None:
 
 
 def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) -> None:
-    """Without this what its authors expect of a daemon's messages would be known by our own reading alone.
+    """The library's own tests show what its authors expect of a daemon's messages.
 
-    The archive of its sources has five of its eleven tests, and not the module that they take their files from.
+    Its source archive has five of its eleven tests, and not the module that creates their files.
     """
     environment, notes = {**os.environ, **had(kclpy_environment)}, tmp_path / "notes"
     (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
@@ -201,13 +203,13 @@ def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) ->
 
 
 def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:
-    """Node's library checkpoints by numbers alone, and takes a full pipe for an error."""
+    """Node's library checkpoints by numbers alone, and treats a full pipe as an error."""
     with ground.daemon(had(node_processor)) as daemon:
         read_as_said(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
 
 
 def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Without this what its authors show to everybody, and most processors of Node begin with, might not be moved."""
+    """Most Node processors start from this sample."""
     sample, path = had(node_sample)
     log = fanned.folder / "application.log"
     environment = {"PATH": path, "NODE_LOG_DIR": str(fanned.folder)}
@@ -223,7 +225,7 @@ def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> Non
 
 
 def test_the_sample_of_aws_kclrb_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Without this Ruby's library, which reads and writes lines in its own way, would be known from its text alone."""
+    """Ruby's library reads and writes lines in its own way."""
     folder, environment = had(ruby_sample)
 
     def children() -> Children:

@@ -1,4 +1,4 @@
-"""Children that crash, hang and babble behind workers that come and go: nothing lost, in order, one child a shard."""
+"""Children crash, hang and print noise while workers come and go; nothing is lost, and each shard has one child."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ LINE = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
 
 
 class Daemon:
-    """One worker with its children, until it is told to stop."""
+    """One worker with its children, until it is stopped."""
 
     def __init__(self, store: MemoryStore, source: ListSource, me: str, children: Children) -> None:
         config = Config(lease_seconds=10, initial_position=TRIM_HORIZON)
@@ -48,7 +48,7 @@ class Daemon:
             self._runner.run()
 
     def stop(self) -> None:
-        """In good order."""
+        """Stop in good order."""
         until(lambda: self._runner, "the worker")
         assert self._runner is not None
         self._runner.stop()
@@ -59,7 +59,7 @@ class Daemon:
 def test_no_record_is_lost_by_children_that_misbehave(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each fault alone is borne; two of them at once, in a hand-over or at a shard's end, may not be."""
+    """Combinations are tested too: two faults at once, during a hand-off or at the end of a shard."""
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
     monkeypatch.setattr(module, "LAST_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
@@ -100,17 +100,19 @@ def test_no_record_is_lost_by_children_that_misbehave(
         )
     worker_of = dict[str, str]()
     for each in source.listed:
-        asked = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
-        worker_of |= {pid: worker for worker, pid, _ in asked}
-        given = [pid for _, pid, action in asked if action == "processRecords"]
-        turns = [pid for pid, _ in groupby(given)]
-        assert len(turns) == len({*turns}), f"shard {each.id}: one child was given records while another was: {asked}"
-    # The next worker may begin as the child that has answered shutdownRequested ends; in one worker they take turns.
+        messages = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
+        worker_of |= {pid: worker for worker, pid, _ in messages}
+        pids = [pid for _, pid, action in messages if action == "processRecords"]
+        turns = [pid for pid, _ in groupby(pids)]
+        assert len(turns) == len({*turns}), (
+            f"shard {each.id}: one child was given records while another was: {messages}"
+        )
+    # The next worker may start while a child that confirmed shutdownRequested ends; in one worker they take turns.
     there = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
-        if record.name == "leasehold.child" and (found := LINE.match(record.message)):
-            shard_id, pid, what = found.groups()
-            # On a slow machine one is given up before it has asked anything, and so before it has said whose it is.
+        if record.name == "leasehold.child" and (match := LINE.match(record.message)):
+            shard_id, pid, what = match.groups()
+            # On a slow machine a child may time out before its first request, and so before it has named its shard.
             lives = there[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
             assert len(lives) <= 1, record.message
@@ -121,7 +123,7 @@ def test_no_record_is_lost_by_children_that_misbehave(
 def test_a_shard_whose_end_no_child_answers_ends_at_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without this its lease would be renewed for ever, and the two halves of a split shard would have no reader."""
+    """The lease is not renewed forever, so the children of a split shard get readers."""
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
     monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
     caplog.set_level(logging.INFO, "leasehold.child")
@@ -142,10 +144,10 @@ def test_a_shard_whose_end_no_child_answers_ends_at_last(
     until(lambda: all(numbers in given(half.id) for half in halves), "the records of both halves", 120)
     daemon.stop()
 
-    # The second child began at the row's checkpoint: the first had stored none, so it was given everything again.
+    # The first child stored no checkpoint, so the second got all records again.
     assert given(parent.id) == [numbers, numbers]
     lines = [LIFE.fullmatch(record.message) for record in caplog.records]
-    lives = [(found[1], found[2]) for found in lines if found]
+    lives = [(match[1], match[2]) for match in lines if match]
     assert [what for shard_, what in lives if shard_ == "p"] == [
         "started",
         "ended with status -9",

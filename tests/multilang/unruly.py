@@ -1,9 +1,9 @@
-"""A child that misbehaves as chance has it, some times: it crashes, hangs, babbles, and checkpoints late or oddly.
+"""A child that misbehaves at random: it crashes, hangs, prints noise, and checkpoints late or wrongly.
 
     unruly.py FOLDER SEED WORKER
 
-What it is done with it writes down first, a file for each process; so often may all children of a shard misbehave.
-What each child of a shard is asked for, and by which worker, stands in one more file, in the order of reading.
+Before it misbehaves, it writes the fault to a file of its process; the children of a shard share a limited number
+of faults. One more file lists the messages to each child of a shard, with its worker, in the order of reading.
 """
 
 import json
@@ -27,14 +27,14 @@ def tell(told: dict[str, Any]) -> None:
 
 
 def checkpoint(number: str | None) -> str | None:
-    """The error that the daemon answers with."""
+    """Request a checkpoint; return the daemon's error, if any."""
     tell({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
     error: str | None = json.loads(sys.stdin.readline())["error"]
     return error
 
 
 def misbehave(deed: str, draw: random.Random) -> None:
-    """One misdeed, after which there may be no answer."""
+    """Commit one fault, after which there may be no response."""
     match deed:
         case "crash":
             os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
@@ -51,7 +51,7 @@ def misbehave(deed: str, draw: random.Random) -> None:
         case "null":
             sys.stdout.write("null\n" + "x" * 100_000 + "\n")
         case "fork":
-            # It holds the pipes of its parent, and is told of no end.
+            # It holds its parent's pipes and is not notified of the end.
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
@@ -65,8 +65,8 @@ def misbehave(deed: str, draw: random.Random) -> None:
 
 
 def main(folder: Path, seed: str, worker: str) -> None:
-    """Answer everything, but for misdeeds."""
-    shard, draw = "", random.Random()  # noqa: S311  a draw of misdeeds
+    """Respond to every message, apart from faults."""
+    shard, draw = "", random.Random()  # noqa: S311  random faults
     for line in sys.stdin:
         message = json.loads(line)
         action = message["action"]
@@ -74,8 +74,8 @@ def main(folder: Path, seed: str, worker: str) -> None:
             shard = message["shardId"]
             begun = len(list(folder.glob(f"{shard}.*")))
             draw = random.Random(f"{seed} {shard} {begun}")  # noqa: S311  likewise
-        with (folder / f"asked-{shard}").open("a") as asked:
-            asked.write(f"{worker} {os.getpid()} {action}\n")
+        with (folder / f"asked-{shard}").open("a") as log:
+            log.write(f"{worker} {os.getpid()} {action}\n")
         done = folder / f"{shard}.{os.getpid()}"
         done.touch()
         numbers = [each["sequenceNumber"] for each in message.get("records", ())]
@@ -90,7 +90,7 @@ def main(folder: Path, seed: str, worker: str) -> None:
         with done.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[part:]))
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
-            # The last that was delivered, or one of this message that was done.
+            # The last record that was delivered, or a finished one of this message.
             checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
         tell({"action": "status", "responseFor": action})
 

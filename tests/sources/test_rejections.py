@@ -1,4 +1,4 @@
-"""Which rejections of a service may pass by themselves, and which come again for the same request."""
+"""Distinguish a service's temporary rejections from lasting ones."""
 
 import pytest
 from azure.eventhub.exceptions import AuthenticationError, ConnectError
@@ -46,7 +46,7 @@ AGAIN = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 50
 def test_a_rejection_of_aws_is_lasting_only_if_the_same_request_gets_it_again(
     code: str, status: int, kind: type[SourceError], service: AwsService
 ) -> None:
-    """Without it one redirect would put a shard aside, or a missing right be asked about again and again."""
+    """A redirect is temporary, and a missing permission is lasting."""
     error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     with pytest.raises(SourceError) as raised, said_plainly("orders", service):
         raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # enough of a response
@@ -54,7 +54,7 @@ def test_a_rejection_of_aws_is_lasting_only_if_the_same_request_gets_it_again(
 
 
 def _connect_error(condition: str) -> ConnectError:
-    """The client's own error, with what the service named as the reason."""
+    """Return the client's own error, with the service's reason."""
     error = ConnectError("no")
     error.error = condition
     return error
@@ -72,5 +72,5 @@ def _connect_error(condition: str) -> ConnectError:
     ids=["token", "unauthorized", "not-found", "value", "busy"],
 )
 def test_rejected_credentials_of_an_event_hub_may_pass(error: Exception, kind: type[SourceError]) -> None:
-    """A role that was just given, or a token about to be renewed, is rejected once or twice."""
+    """A role that was just granted, or a token about to be renewed, may be rejected once or twice."""
     assert type(explained(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind

@@ -1,4 +1,4 @@
-"""The stream of a table in Amazon's own DynamoDB Local, read by workers whose leases are in the same service."""
+"""Workers read a table's stream in Amazon's DynamoDB Local, with their leases in the same service."""
 
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 def test_a_worker_reads_the_changes_and_its_successor_goes_on_behind_them(
     start: Position, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """The stand-in that all else is tried with is ours: it could differ from the service in what we rely on."""
+    """Amazon's own service confirms what the other tests assume of our stand-in."""
     name = f"orders-{uuid4().hex[:8]}"
     dynamodb_local_client.create_table(
         TableName=name,
@@ -55,7 +55,7 @@ def test_a_worker_reads_the_changes_and_its_successor_goes_on_behind_them(
 
     before = put("before")
     first = read("a", before if start == TRIM_HORIZON else [])
-    # Its times are cut to the minute, so LATEST may begin up to a minute early.
+    # Its times are cut to the minute, so LATEST may start up to a minute early.
     assert start == LATEST or first == before
     second = put("between")
     assert read("b", second) == second

@@ -1,4 +1,4 @@
-"""The stream of a table is disabled and enabled again, under workers on one lease table."""
+"""A table's stream is disabled and enabled again while workers on one lease table read it."""
 
 import time
 from collections.abc import Callable
@@ -28,13 +28,13 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_by_its_arn() -> None:
-    """The leases of the former stream would be deleted with what nobody has read of it (L14)."""
+    """Leases of the former stream stay until its records are read (L14)."""
     later = [0.0]
     table, store = TableStreams(lanes=2, clock=lambda: time.time() + later[0]), MemoryStore()
     with served(table) as endpoint:
         present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
-        def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  a worker's own
+        def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  the worker's signature
             seen = set[str]()
 
             def handle(delivery: Delivery) -> None:
@@ -56,7 +56,7 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
         left = put("left")
         table.disable()
         former = present.replace("orders", table.arn)
-        later[0] = 2.0  # no two streams of a table are made in one second
+        later[0] = 2.0  # a table cannot get two streams in one second
         table.enable()
         new = put("new")
         assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
@@ -67,7 +67,7 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
 
 
 def test_a_new_group_reads_a_stream_that_was_disabled() -> None:
-    """What it has left can be read for a day, and no shard of it is open (L4)."""
+    """Its records can be read for a day, although none of its shards is open (L4)."""
     table, seen = TableStreams(lanes=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})

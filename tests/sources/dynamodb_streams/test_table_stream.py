@@ -1,4 +1,4 @@
-"""The stream of a table through boto3, against a stand-in with the service's limits."""
+"""A table's stream through boto3, against a stand-in with the service's limits."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Clock:
-    """A time that stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     now = 1_800_000_000.0
 
@@ -42,7 +42,7 @@ def table(clock: Clock) -> TableStreams:
 
 @pytest.fixture
 def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of its stream; nobody's own credentials are used."""
+    """Return the URL of its stream, with test credentials only."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     with served(table) as endpoint:
@@ -56,33 +56,33 @@ def opened(url: str) -> TableStream:
 
 
 def only(table: TableStreams) -> str:
-    """The id of its one shard."""
+    """Return the id of its one shard."""
     (shard,) = table.shards
     return shard
 
 
 def reader(source: TableStream, shard: str, start: Position = TRIM_HORIZON) -> ChangePoller:
-    """A reader of this shard."""
+    """Return a reader of this shard."""
     return source.open(Lease(shard), start)
 
 
 def keys(batch: Batch) -> list[str]:
-    """The items of a batch, in order."""
-    return [each.change.keys["id"] for each in batch.records]
+    """Return the items of a batch, in order."""
+    return [record.change.keys["id"] for record in batch.records]
 
 
 def whole(read: ChangePoller) -> list[Record]:
-    """All records up to the end of a shard that has ended."""
-    found: list[Record] = []
+    """Return all records up to the end of a closed shard."""
+    records: list[Record] = []
     while True:
         batch = read.read()
-        found += batch.records
+        records += batch.records
         if batch.ended:
-            return found
+            return records
 
 
 def test_a_change_comes_whole_and_decodes_to_python_values(table: TableStreams, url: str) -> None:
-    """A field would be lost, or a number rounded, between the table and the handler."""
+    """No field is lost and no number rounded between the table and the handler."""
     table.put("a", {"n": {"N": "1.5"}, "b": {"B": "AP8="}, "m": {"M": {"x": {"BS": ["cQ=="]}}}})
     table.put("a", None)
     first, last = reader(opened(url), only(table)).read().records
@@ -98,22 +98,22 @@ def test_a_change_comes_whole_and_decodes_to_python_values(table: TableStreams, 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"dynamodb":{"Keys":{"id":{"X":"a"}}},"eventName":"x"}'])
 def test_other_data_is_no_change(data: bytes) -> None:
-    """A handler would fail with an error of boto3's or of JSON, which names neither the record nor the cause."""
+    """The error names the record and the cause, which errors of boto3 or JSON do not."""
     with pytest.raises(ValueError, match="is no change of an item of DynamoDB"):
         _ = Record(data, "1").change
 
 
 def test_a_change_from_kinesis_data_streams_for_dynamodb_decodes_too() -> None:
-    """Such records have milliseconds, no sequence number, and another case in the name of who made the change."""
-    told = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
+    """Such records have milliseconds, no sequence number, and a differently cased key in `userIdentity`."""
+    change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
     by = {"principalId": "dynamodb.amazonaws.com"}
-    data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": told}).encode()
+    data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": change}).encode()
     made = datetime.fromtimestamp(1_800_000_000.5, UTC)
     assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", made, "dynamodb.amazonaws.com")
 
 
 def test_every_page_of_shards_is_listed_with_its_parents(table: TableStreams, url: str) -> None:
-    """Shards from the second page on would be taken for gone, and their leases deleted."""
+    """Leases of shards after the first page are not deleted."""
     for _ in range(250):
         table.roll()
     ids = sorted(table.shards, key=lambda shard: table.shards[shard].first)
@@ -125,14 +125,14 @@ def test_every_page_of_shards_is_listed_with_its_parents(table: TableStreams, ur
 
 
 def test_a_shard_with_a_child_is_closed_even_where_its_page_is_old(table: TableStreams, url: str) -> None:
-    """The listing would contradict itself, and nothing would be created or deleted while it does (L2)."""
+    """A listing that contradicts itself would block the creation and deletion of leases (L2)."""
     table.stale_seconds = 60.0
     table.roll()
     assert [shard.open for shard in opened(url).shards()] == [False, True]
 
 
 def test_a_shard_that_is_gone_is_told_from_one_that_is_there(table: TableStreams, url: str) -> None:
-    """A lease would be deleted whose shard has records, or stay for good (L10)."""
+    """A lease is deleted only once its shard is gone (L10)."""
     first = only(table)
     table.roll()
     source = opened(url)
@@ -144,7 +144,7 @@ def test_a_shard_that_is_gone_is_told_from_one_that_is_there(table: TableStreams
 
 
 def test_a_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
-    """The children would never be read, or the last records be lost; an empty answer is no end."""
+    """An empty response is not the end of a shard."""
     table.empty_every = 3
     for number in range(2500):
         table.put(str(number), {})
@@ -154,7 +154,7 @@ def test_a_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
 
 
 def test_a_reader_begins_behind_its_checkpoint(table: TableStreams, url: str) -> None:
-    """The record of the checkpoint would be handed over again at each change of owner."""
+    """The record of the checkpoint is not repeated after a change of owner."""
     for key in "abc":
         table.put(key, {})
     source, shard = opened(url), only(table)
@@ -165,13 +165,13 @@ def test_a_reader_begins_behind_its_checkpoint(table: TableStreams, url: str) ->
 def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
     table: TableStreams, url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start at LATEST has every record of the second in which it was made, since their times are cut to it."""
+    """Record times are cut to seconds, so LATEST includes every record of the second in which it is resolved."""
     table.put("old", {})
     clock.now += 10.7
     table.put("same second", {})
     table.put("new", {})
     source = opened(url)
-    # The stand-in's Date header is this machine's, and without milliseconds.
+    # The stand-in's Date header is this machine's time, without milliseconds.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
     start = source.latest(Lease(only(table)))
     assert start == at_timestamp(1_800_000_010_000)
@@ -179,7 +179,7 @@ def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
 
 
 def test_a_time_is_kept_where_the_service_has_no_iterator_for_it(table: TableStreams, url: str, clock: Clock) -> None:
-    """Older services and DynamoDB Local would leave a worker that begins at LATEST with an error for good."""
+    """A worker that starts at LATEST also works with older services and DynamoDB Local."""
     clock.now += 7
     table.put("old", {})
     clock.now += 7
@@ -190,7 +190,7 @@ def test_a_time_is_kept_where_the_service_has_no_iterator_for_it(table: TableStr
 
 
 def test_an_expired_iterator_is_replaced_where_the_reader_was(table: TableStreams, url: str, clock: Clock) -> None:
-    """A handler that takes longer than a quarter of an hour would end the reading of its shard."""
+    """A handler may take longer than the iterator's 15 minutes."""
     table.put("a", {})
     read = reader(opened(url), only(table))
     assert keys(read.read()) == ["a"]
@@ -204,7 +204,7 @@ def test_an_expired_iterator_is_replaced_where_the_reader_was(table: TableStream
 def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
     table: TableStreams, url: str, asked_at: str
 ) -> None:
-    """Records that are gone would be skipped without a word; with `if_trimmed` reading goes on, and says so."""
+    """With `if_trimmed`, reading continues and the loss is logged."""
     for key in "abcd":
         table.put(key, {})
     source, shard = opened(url), only(table)
@@ -214,7 +214,7 @@ def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
     refused, allowed = (reader(each, shard, first.position) for each in (source, going_on))
     if asked_at == "records":
         for each in (refused, allowed):
-            each._limit = 1  # noqa: SLF001  so that it stands before the end
+            each._limit = 1  # noqa: SLF001  so that it stops before the end
             each.read()
         table.shards[shard].trimmed = 3
     with pytest.raises(Trimmed, match=r"its checkpoint \d+ is not there any more: .*if_trimmed=TRIM_HORIZON"):
@@ -224,11 +224,11 @@ def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
 
 
 def test_the_horizon_passes_a_reader_that_has_read_nothing(table: TableStreams, url: str) -> None:
-    """Whoever asked for the oldest record there is would get an error in place of it."""
+    """A reader that starts at the oldest record gets no error when that record expires."""
     table.put("a", {})
     table.put("b", {})
     read = reader(opened(url), only(table))
-    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  got before the horizon moved
+    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
     table.shards[only(table)].trimmed = 1
     assert keys(read.read()) == []
     assert keys(read.read()) == ["b"]
@@ -238,16 +238,16 @@ def test_the_horizon_passes_a_reader_that_has_read_nothing(table: TableStreams, 
 def test_a_number_that_no_record_can_have_is_no_fault_of_the_network(
     table: TableStreams, url: str, number: str
 ) -> None:
-    """Boto3 refuses it before it asks, and the shard would be tried again for ever, without a reason."""
+    """boto3 rejects it before sending a request, so a retry cannot help."""
     with pytest.raises(Trimmed, match=f"its checkpoint {number} is not there any more"):
         reader(opened(url), only(table), Position(number)).read()
 
 
 def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableStreams, url: str) -> None:
-    """A busy table would end the reading, or a missing right be tried for ever under the name of Kinesis."""
+    """A busy table is retried; a missing permission is an error that names DynamoDB, not Kinesis."""
     table.put("a", {})
     read = reader(opened(url), only(table))
-    # Boto3 itself asks twice.
+    # boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
     slow, failed = read.read(), read.read()
     assert slow.fault.startswith("DynamoDB Streams asks to slow down on stream 'arn:aws:dynamodb:")
@@ -259,7 +259,7 @@ def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableS
 
 @pytest.mark.parametrize("denied", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"])
 def test_a_denied_right_is_named(table: TableStreams, url: str, denied: str) -> None:
-    """An operator would have to guess which of four rights is missing."""
+    """The error names which of the four permissions is missing."""
     table.denied.add(denied)
     source = opened(url)
     with pytest.raises(SourceError, match=f"may not read stream .*, for want of dynamodb:{denied}: "):
@@ -267,7 +267,7 @@ def test_a_denied_right_is_named(table: TableStreams, url: str, denied: str) -> 
 
 
 def test_an_answer_without_the_expected_fields_is_no_reading(table: TableStreams, url: str) -> None:
-    """A record without a number would be handed over, and could never be checkpointed."""
+    """A record without a sequence number could never be checkpointed."""
     table.put("a", {})
     row: dict[str, Any] = table.shards[only(table)].rows[0]["dynamodb"]
     number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but no decimal string
@@ -278,7 +278,7 @@ def test_an_answer_without_the_expected_fields_is_no_reading(table: TableStreams
 
 
 def test_several_empty_answers_are_the_tip_and_one_is_not(table: TableStreams, url: str) -> None:
-    """An empty answer between two records would say that all was read; or an idle shard would seem far behind."""
+    """A single response may be empty although more records follow."""
     read = reader(opened(url), only(table))
     assert [read.read().behind_seconds for _ in range(EMPTY_AT_TIP)] == [*[None] * (EMPTY_AT_TIP - 1), 0.0]
 
@@ -286,7 +286,7 @@ def test_several_empty_answers_are_the_tip_and_one_is_not(table: TableStreams, u
 def test_a_stream_made_anew_is_another_stream(
     table: TableStreams, url: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The leases of the former stream would be taken for those of shards long gone, and be deleted (L14)."""
+    """Leases of the former stream are kept, although its shards are not listed any more (L14)."""
     source = opened(url)
     former = source.incarnation()
     assert former == "123456789012:orders:1800000000"
@@ -300,7 +300,7 @@ def test_a_stream_made_anew_is_another_stream(
 
 
 def test_a_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
-    """What is left of a stream that was disabled could not be read once the table has another one."""
+    """The rest of a disabled stream can be read even if the table has a new one."""
     table.put("a", {})
     source = opened(url.replace("//orders?region=eu-west-1&", f"//{table.arn}?"))
     assert keys(reader(source, source.shards()[0].id).read()) == ["a"]
@@ -321,13 +321,12 @@ def test_a_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
     ],
 )
 def test_a_wrong_url_is_one_clear_error(wrong: str, why: str) -> None:
-    """Users would learn of a slip from the service, or not at all."""
     with pytest.raises(ValueError, match=why):
         open_source(wrong)
 
 
 def test_a_table_without_a_stream_and_one_that_is_not_there_are_said(table: TableStreams, url: str) -> None:
-    """A worker would wait for shards of a stream that nobody has enabled."""
+    """A worker does not wait for shards of a stream that is not enabled."""
     other = opened(url.replace("//orders?", "//other?"))
     with pytest.raises(SourceError, match="Table not found; check its name, account and region"):
         other.shards()
@@ -337,5 +336,5 @@ def test_a_table_without_a_stream_and_one_that_is_not_there_are_said(table: Tabl
 
 
 def test_latest_without_a_listing_asks_for_one(url: str) -> None:
-    """The first lease of a new fleet could not be pinned."""
+    """The first lease of a new fleet can be resolved."""
     assert opened(url).latest(Lease("x")).sequence == "AT_TIMESTAMP"

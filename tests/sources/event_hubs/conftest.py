@@ -1,4 +1,4 @@
-"""One process of local event hubs for these tests, and a hub of its own for each of them."""
+"""One process with local event hubs for these tests, and a separate hub for each test."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
 
 
 @pytest.fixture(scope="session")
-def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
+def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips if there is none
     with event_hubs({}) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[Executor]:
-    """Closes sources while the next tests run: the client takes a second for each."""
+    """Close sources while the next tests run, because the client takes a second for each."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
@@ -29,7 +29,7 @@ def closing() -> Iterator[Executor]:
 def here(
     hubs: LocalHubs, closing: Executor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Here]:
-    """A hub with two partitions and consumer groups `$Default`, `second` and `third`, its key in the environment."""
+    """Create a hub with two partitions and three consumer groups, and set its key in the environment."""
     name = re.sub(r"\W+", "-", request.node.name)
     hubs.create(name, 2, ("$Default", "second", "third"))
     monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())

@@ -1,4 +1,4 @@
-"""What the tests do with a hub: send, receive by the official client, read by our reader."""
+"""Steps of the tests with a hub: send, receive with the official client, read with our reader."""
 
 import threading
 from collections.abc import Iterable
@@ -20,53 +20,53 @@ PATIENCE_SECONDS = 20.0
 
 @define(slots=False)
 class Here:
-    """One hub, and what was opened on it."""
+    """One hub, and the sources opened on it."""
 
     hubs: LocalHubs
     hub: str
     opened: list[EventHubsSource] = Factory(list)
 
     def source(self, **options: str) -> EventHubsSource:
-        """A source of this hub."""
+        """Return a source of this hub."""
         source = open_url(f"{self.hubs.namespace}/{self.hub}", options)
         self.opened.append(source)
         return source
 
     @cached_property
     def plain(self) -> EventHubsSource:
-        """A source of this hub without options, one for all readers of a test: closing one takes a second."""
+        """A source of this hub without options, shared by all readers of a test because closing one takes a second."""
         return self.source()
 
     def reader(self, start: Position = TRIM_HORIZON, partition: str = "0", epoch: int = 0) -> PartitionReader:
-        """Our reader of one partition."""
+        """Return our reader of one partition."""
         return self.plain.open(Lease(partition, epoch=epoch), start)
 
     def send(self, texts: Iterable[str], partition: str = "0") -> None:
         self.hubs.put(self.hub, partition, texts)
 
     def received(self, wanted: int, at: str | int | datetime, *, inclusive: bool = False) -> list[EventData]:
-        """The first events of partition 0 that the official client receives from there."""
-        found: list[EventData] = []
+        """Return the first events that the official client receives from partition 0."""
+        events: list[EventData] = []
         client = EventHubConsumerClient.from_connection_string(self.hubs.connection_string(self.hub), "$Default")
 
-        def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may hand over None
-            found.extend([event] if event else [])
-            if len(found) >= wanted:
+        def arrived(_context: object, event: Any) -> None:  # noqa: ANN401  the SDK may pass None
+            events.extend([event] if event else [])
+            if len(events) >= wanted:
                 client.close()
 
         limit = threading.Timer(PATIENCE_SECONDS, client.close)
         limit.start()
         client.receive(arrived, partition_id="0", starting_position=at, starting_position_inclusive=inclusive)
         limit.cancel()
-        return found
+        return events
 
     def readers(self, partition: int = 0) -> list[dict[str, Any]]:
-        """Who reads this partition, as the hub sees it."""
+        """Return the readers of this partition as the hub sees them."""
         return list(self.hubs.look(self.hub)[partition]["readers"])
 
 
 def collected(reader: PartitionReader, wanted: int) -> list[Record]:
-    """So many records, and whatever came with the last of them."""
+    """Return this many records, and others of the last batch."""
     records: list[Record] = []
 
     def enough() -> bool:
@@ -78,7 +78,7 @@ def collected(reader: PartitionReader, wanted: int) -> list[Record]:
 
 
 def fault(reader: PartitionReader) -> Batch:
-    """The empty batch by which a reader says that something passing went wrong."""
+    """Return the empty batch by which a reader reports a temporary fault."""
     return until(lambda: (batch := reader.read()).wait_seconds > IDLE_SECONDS_MOST and not batch.records and batch)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""What users are told when a hub cannot be used as asked, and that no secret is in it."""
+"""Errors say how to fix a hub's configuration, and contain no secret."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
 
-SECRET = "Endpoint=sb://place.servicebus.windows.net;SharedAccessKeyName=name;SharedAccessKey=hidden;EntityPath=hub"  # noqa: S105  made up
+SECRET = "Endpoint=sb://place.servicebus.windows.net;SharedAccessKeyName=name;SharedAccessKey=hidden;EntityPath=hub"  # noqa: S105  invented
 EXPIRES = 2_000_000_000
 ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
 
@@ -56,7 +56,7 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
 def test_a_url_that_cannot_be_used_names_the_field(
     place: str, options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`$Default` in double quotes reaches us as nothing; reading another group than meant would be worse."""
+    """In double quotes the shell removes `$Default`; the error avoids reading another group than intended."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     with pytest.raises(ValueError, match=said) as raised:
         open_url(place, options)
@@ -64,13 +64,12 @@ def test_a_url_that_cannot_be_used_names_the_field(
 
 
 def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
-    """`"…?group=$Default"` arrives as `group=`, and nobody sees why from "wants one value" alone."""
+    """`"…?group=$Default"` arrives as `group=`, so the error message suggests single quotes."""
     with pytest.raises(ValueError, match="single quotes around the URL"):
         open_source("eventhubs://place/hub?group=")
 
 
 def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option that the table of schemes does not know could not be given at all."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     source = open_source("eventhubs://Place/hub?group=$Default&transport=websockets&prefetch=7")
     assert source.stream == "place.servicebus.windows.net/hub/$default"
@@ -102,13 +101,13 @@ def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
     ],
 )
 def test_the_offset_is_preferred_where_there_is_one(position: Position, start: EventPosition) -> None:
-    """Some SDKs have written `no offset` into checkpoints; asked for as an offset it reads nothing."""
+    """Some SDKs have written `no offset` into checkpoints; as an offset it would read nothing."""
     assert starting(position) == start
 
 
 @pytest.mark.parametrize("position", [LATEST, SHARD_END])
 def test_a_reader_never_starts_at_a_moving_place(position: Position) -> None:
-    """LATEST is pinned first; opened as it is, a restart would skip what arrived in between."""
+    """LATEST is resolved first, so that a restart does not skip events that arrived in between."""
     with pytest.raises(ValueError, match=position.sequence):
         starting(position)
 
@@ -135,13 +134,13 @@ class _Said(EventHubError):
     ],
 )
 def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
-    """A fault that may pass must not stop a shard, nor one that cannot be retried for ever."""
-    told = explained(error, ACCESS, "3")
-    assert isinstance(told, SourceUnavailable) == (kind is SourceUnavailable)
+    """Temporary faults are retried; lasting ones stop the shard."""
+    explanation = explained(error, ACCESS, "3")
+    assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
     with pytest.raises(SourceError, match=said):
-        raise told
-    assert "partition 3" in str(told)
-    assert "hidden" not in str(told)
+        raise explanation
+    assert "partition 3" in str(explanation)
+    assert "hidden" not in str(explanation)
 
 
 class _Credential:
@@ -149,7 +148,7 @@ class _Credential:
         self.error = error
         self.asked: tuple[str, ...] = ()
 
-    def get_token(self, *scopes: str, **_options: Any) -> AccessToken:  # noqa: ANN401  the SDK's own signature
+    def get_token(self, *scopes: str, **_options: Any) -> AccessToken:  # noqa: ANN401  the SDK's signature
         self.asked = scopes
         if self.error:
             raise self.error
@@ -157,20 +156,20 @@ class _Credential:
 
 
 def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() -> None:
-    """A refused identity taken for a passing fault would be tried again for ever."""
+    """A rejected identity is a lasting fault, so it is not retried."""
     credential = _Credential()
     assert asyncio.run(AsyncCredential(credential).get_token("scope")).expires_on == EXPIRES
     assert credential.asked == ("scope",)
     refused = _Credential(ClientAuthenticationError("no such identity"))
     with pytest.raises(AuthenticationError, match="no such identity") as raised:
         asyncio.run(AsyncCredential(refused).get_token("scope"))
-    told = explained(raised.value, Access("place", "hub", "$Default"))
-    assert "role 'Azure Event Hubs Data Receiver'" in str(told)
+    explanation = explained(raised.value, Access("place", "hub", "$Default"))
+    assert "role 'Azure Event Hubs Data Receiver'" in str(explanation)
 
 
 @pytest.mark.services
 def test_a_missing_hub_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistyped hub or group must stop at once with the name in the message."""
+    """A mistyped hub or group stops at once, with its name in the message."""
     missing = open_url(f"{here.hubs.namespace}/nowhere", {})
     with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
         missing.shards()
@@ -186,7 +185,7 @@ def test_a_missing_hub_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytes
 
 @pytest.mark.services
 def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quotas and outages pass; a shard that gave up would need somebody to start it again."""
+    """Quota errors and outages are temporary, so the shard is retried without a restart."""
     reader = here.reader()
     until(here.readers)
     here.hubs.detach(here.hub, "0", "amqp:resource-limit-exceeded")
@@ -201,57 +200,57 @@ def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: py
 
 @pytest.mark.services
 def test_websockets_without_their_package_say_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client takes it for a passing fault, and would try for ever."""
+    """The SDK would treat the missing package as temporary and retry forever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
         here.source(transport="websockets").shards()
 
 
 class Feed:
-    """A link that has these events, and then this fault."""
+    """A link with these events, and then this fault."""
 
     events: ClassVar[list[Record]] = []
     fault: ClassVar[BaseException | None] = None
 
     def __init__(self, *_given: object, **_named: object) -> None:
-        """Nothing is opened."""
+        """Open nothing."""
 
     def take(self) -> list[Record]:
         came, self.events[:] = [*self.events], []
         return came
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it nobody would ask, before the first events of a late link, whose the partition is by now."""
+    """The worker can check who owns the partition before it dispatches the first events of a late link."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     now = [100.0]
     reader = poller.PartitionReader(
         cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10, clock=lambda: now[0]
     )
-    told = []
+    unlinked = []
     for number, passed in enumerate((0.0, 25.0, 30.0)):
         now[0] += passed
         Feed.events[:] = [Record(b"", str(number))] if passed else []
-        told.append(reader.read().unlinked_seconds)
+        unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
-    told.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().unlinked_seconds)
     taken = EventHubError("taken")
     taken.error = "link:stolen"
     monkeypatch.setattr(Feed, "fault", taken)
-    told.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", None)
-    told.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().unlinked_seconds)
     now[0] += 7.0
     Feed.events[:] = [Record(b"", "5")]
-    told.append(reader.read().unlinked_seconds)
-    assert told == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
+    unlinked.append(reader.read().unlinked_seconds)
+    assert unlinked == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
 
 
 def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it faults that are weeks apart would add up, or an idle partition keep a processor busy."""
+    """Events reset the backoff after faults, and an idle partition is polled every half second at most."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     monkeypatch.setattr(poller, "random", SimpleNamespace(uniform=lambda _least, most: most))
     reader = poller.PartitionReader(cast("Any", None), ACCESS, "0", TRIM_HORIZON, epoch=0, prefetch=10)
@@ -266,18 +265,18 @@ def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.Monkey
 
 
 def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a slice would end before the last of its events has come, or never."""
+    """A slice ends only after its last events had time to arrive."""
     now = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
-    told = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
-    monkeypatch.setattr(source, "Background", lambda: SimpleNamespace(ask=lambda work: work.close() or told))
+    properties = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
+    monkeypatch.setattr(source, "Background", lambda: SimpleNamespace(ask=lambda work: work.close() or properties))
     monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
     hub = source.EventHubsSource(ACCESS)
     assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
 
 
 def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
-    """Without it a silent hub would hold the worker's turn for ever, and leave a task for each question."""
+    """A timeout frees the worker's turn and cancels the task of the request."""
     asking = Background()
     work = asyncio.sleep(3600)
     with pytest.raises(SourceUnavailable, match=r"did not answer within 0\.02 s"):
@@ -287,7 +286,6 @@ def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
 
 
 def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a drain would wait for a silent hub for as long as whatever the default is by then."""
     asking, waited = Background(), list[float]()
     silent: Future[None] = Future()
 
@@ -304,7 +302,7 @@ def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_closing_waits_for_what_lets_go() -> None:
-    """Without it a process would end before its links are given back, which the next owner then has to steal."""
+    """Links are closed before the process ends, so the next owner need not steal them."""
     begun, left = threading.Event(), threading.Event()
 
     async def slow() -> None:
@@ -323,7 +321,7 @@ def test_closing_waits_for_what_lets_go() -> None:
 
 
 def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a request to a hub that has stopped would be left pending when the loop is closed."""
+    """No request is left pending when the loop is closed."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
     begun = threading.Event()
 
@@ -344,7 +342,7 @@ def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.Mo
 def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a worker on a broken network would never end, for its client's links do not close."""
+    """A worker on a broken network can still end, although its client's links never close."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
     begun = threading.Event()
 
@@ -361,7 +359,7 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
     assert begun.wait(20.0)
     closing.close()
     until(lambda: not thread.is_alive())
-    caplog.set_level(logging.CRITICAL, "asyncio")  # it says that a task was left
+    caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task was left
     del closing
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""Our reader on the real client: resumed, robbed, cut off, slowed down, and never losing a record."""
+"""Our reader on the real client loses no record when resumed, displaced, disconnected or throttled."""
 
 import gc
 import logging
@@ -14,11 +14,11 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shar
 pytestmark = pytest.mark.services
 
 LOOKUPS = min(32, (os.cpu_count() or 1) + 4)
-"""Threads that an event loop may start for looking up names, however many partitions there are."""
+"""The number of threads that an event loop may start for name lookups, however many partitions there are."""
 
 
 def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> None:
-    """A token lost on the way makes a checkpoint that other SDKs cannot resume from."""
+    """Other SDKs need the token to resume from a checkpoint."""
     here.send(["a", "b"])
     records = collected(here.reader(), 2)
     event = records[1].event
@@ -29,7 +29,7 @@ def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> No
 
 
 def test_no_record_behind_a_checkpoint_is_handed_out_again(here: Here) -> None:
-    """Re-delivery after a resume is what checkpoints exist to prevent; so is skipping."""
+    """Reading resumes right after the checkpoint, without repeated or skipped events."""
     here.send(["a", "b", "c", "d"])
     done = collected(here.reader(), 4)[1]
     tokens = {"$Default": done.token, "second": "", "third": "no offset"}
@@ -41,13 +41,13 @@ def test_no_record_behind_a_checkpoint_is_handed_out_again(here: Here) -> None:
 
 
 def test_an_event_before_the_checkpoint_is_dropped_even_if_its_offset_says_otherwise(here: Here) -> None:
-    """Other SDKs have stored offsets that do not go with their sequence numbers."""
+    """Other SDKs have stored offsets that do not match their sequence numbers."""
     here.send(["a", "b", "c", "d"])
     assert texts(collected(here.reader(Position("1", 0, "-1")), 2)) == ["c", "d"]
 
 
 def test_a_batch_says_how_far_it_read(here: Here) -> None:
-    """The worker checkpoints `read_to`: one too far loses a record."""
+    """The worker checkpoints `read_to`, so it must never be after the last record read."""
     here.send(["a", "b", "c"])
     reader = here.reader()
     batch = until(lambda: (batch := reader.read()).records and batch)
@@ -63,7 +63,7 @@ def test_a_batch_says_how_far_it_read(here: Here) -> None:
 
 
 def test_reading_from_a_time_includes_that_time(here: Here) -> None:
-    """AT_TIMESTAMP means at or after; an exclusive filter would skip the first record."""
+    """AT_TIMESTAMP means at or after that time."""
     here.send(["a"])
     first = collected(here.reader(), 1)[0]
     milliseconds = round((first.arrived or 0) * 1000)
@@ -71,7 +71,7 @@ def test_reading_from_a_time_includes_that_time(here: Here) -> None:
 
 
 def test_latest_is_a_number_or_for_an_empty_partition_its_beginning(here: Here) -> None:
-    """Between pinning and the first read events arrive; they must not be skipped."""
+    """Events that arrive between resolving LATEST and the first read are not skipped."""
     here.send(["old", "older"])
     source = here.source()
     full, empty = source.latest(Lease("0", checkpoint=LATEST)), source.latest(Lease("1", checkpoint=LATEST))
@@ -83,19 +83,19 @@ def test_latest_is_a_number_or_for_an_empty_partition_its_beginning(here: Here) 
 
 
 def test_a_stolen_link_is_said_and_harms_nobody(here: Here) -> None:
-    """The worker must live on when somebody else reads its partition, and not steal it straight back."""
+    """The worker continues after another reader took its partition, and does not steal it back."""
     here.send(["a", "b"])
     loser = here.reader()
     assert texts(collected(loser, 2)) == ["a", "b"]
     new_owner = here.reader(epoch=3)
     assert texts(collected(new_owner, 2)) == ["a", "b"]
-    said = fault(loser)
-    assert (said.records, said.read_to, said.wait_seconds) == ((), None, 10.0)
+    batch = fault(loser)
+    assert (batch.records, batch.read_to, batch.wait_seconds) == ((), None, 10.0)
     assert [reader["epoch"] for reader in here.readers()] == [3]
 
 
 def test_the_last_to_open_wins_among_equals_and_goes_on_where_it_was(here: Here) -> None:
-    """Epoch 0 against 0 is how the official processors meet: the newer owner must get the link."""
+    """The official processors all use epoch 0, so the newer owner must get the link."""
     here.send(["a"])
     first = here.reader()
     collected(first, 1)
@@ -104,15 +104,15 @@ def test_the_last_to_open_wins_among_equals_and_goes_on_where_it_was(here: Here)
     fault(first)
     here.send(["b"])
     assert texts(collected(second, 1)) == ["b"]
-    # Called again after its wait, the first goes on just after what it handed out.
+    # After its wait, the first reader continues right after the last record it returned.
     assert texts(collected(first, 1)) == ["b"]
     assert fault(second).wait_seconds == 10.0
 
 
-# The client leaves the socket of a connection cut by the other side to the garbage collector, which says so.
+# The client leaves the socket of a broken connection to the garbage collector, which logs a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broken_link_is_opened_again_without_loss_or_repetition(here: Here, caplog: pytest.LogCaptureFixture) -> None:
-    """The service detaches links as a matter of course: on upgrades, throttling and idleness."""
+    """The service routinely detaches links, for upgrades, throttling or idleness."""
     caplog.set_level(logging.CRITICAL, "azure.eventhub")  # a captured traceback would keep that socket alive
     here.hubs.add_partitions(here.hub, 1)
     partitions = ("0", "1", "2")
@@ -136,21 +136,21 @@ def test_a_broken_link_is_opened_again_without_loss_or_repetition(here: Here, ca
 
 
 def test_a_slow_handler_bounds_what_is_in_memory(here: Here) -> None:
-    """A reader that is not called must not take the whole partition into memory."""
+    """A reader buffers only part of a partition while it is not called."""
     numbers = [str(number) for number in range(400)]
     here.send(numbers, "0")
     here.send(numbers, "1")
     source = here.source(prefetch="20")
     slow, quick = (source.open(Lease(partition), TRIM_HORIZON) for partition in ("0", "1"))
     until(here.readers)
-    # By the time all of the other partition has come, all of this one would have.
+    # When the other partition is read completely, this one would be, too.
     assert texts(collected(quick, 400)) == numbers
     assert here.readers()[0]["sent"] <= 4 * 20
     assert texts(collected(slow, 400)) == numbers
 
 
 def test_a_partition_added_at_run_time_is_read_from_its_beginning(here: Here) -> None:
-    """Its first events may come before anybody knows of it."""
+    """Its first events may arrive before any worker knows of it."""
     source = here.source()
     assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
     here.hubs.add_partitions(here.hub, 9)
@@ -161,7 +161,7 @@ def test_a_partition_added_at_run_time_is_read_from_its_beginning(here: Here) ->
 
 
 def test_many_partitions_need_one_thread_and_close_lets_every_link_go(here: Here) -> None:
-    """A thread for each partition would not survive a thousand of them; a link kept would bar the next owner."""
+    """One thread serves a thousand partitions, and closed links do not block the next owner."""
     here.hubs.add_partitions(here.hub, 14)
     before = set(threading.enumerate())
     source = here.source()

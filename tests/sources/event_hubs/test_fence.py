@@ -1,4 +1,4 @@
-"""A rising owner level keeps former owners out, and a place that a hub does not know is refused."""
+"""A rising owner level keeps former owners out, and a position that a hub does not know is an error."""
 
 import logging
 from uuid import uuid4
@@ -22,26 +22,26 @@ pytestmark = pytest.mark.services
 
 
 def opened(here: Here, lease: Lease) -> PartitionReader:
-    """The reader of whoever holds the lease."""
+    """Return the lease owner's reader."""
     return here.plain.open(lease, lease.checkpoint)
 
 
 def levels(here: Here) -> list[int | None]:
-    """The owner levels that read partition 0."""
+    """Return the owner levels that read partition 0."""
     return [reader["epoch"] for reader in here.readers()]
 
 
 def kept_out(here: Here, reader: PartitionReader, level: int) -> None:
-    """It is told so at each try, gets nothing, and disturbs nobody."""
+    """Check that the reader fails on each try, gets no events and does not disturb others."""
     here.send(["more"])
     for _ in range(2):
-        said = fault(reader)
-        assert (said.records, said.wait_seconds) == ((), 10.0)
+        batch = fault(reader)
+        assert (batch.records, batch.wait_seconds) == ((), 10.0)
     assert levels(here) == [level]
 
 
 def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
-    """A worker that slept through the loss of its lease would take the link back, and both read for ever."""
+    """A worker that slept through the loss of its lease cannot take the link back."""
     here.send(["a"])
     store = MemoryStore()
     first = done(store.write(ClaimLease(done(store.write(CreateLease(Lease("0", stream=here.plain.stream)))), "ann")))
@@ -57,7 +57,7 @@ def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
 def test_the_fence_holds_after_a_copy_into_another_layout(
     here: Here, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old fleet's last worker would win every link back from the new fleet, whose numbers begin again."""
+    """A copied lease keeps its epoch, so the new fleet's owner level is above the old one's."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     here.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
@@ -79,7 +79,7 @@ def test_the_fence_holds_after_a_copy_into_another_layout(
 
 
 def test_a_level_that_began_again_waits_until_the_old_fleet_is_gone(here: Here) -> None:
-    """Into the blobs of the Azure SDKs no number can be copied: whoever is shut out must say so, and then read."""
+    """The Azure SDKs' blobs cannot store an epoch, so a reader that is shut out reports it and reads later."""
     here.send(["a"])
     old = here.reader(epoch=502)
     collected(old, 1)
@@ -91,34 +91,34 @@ def test_a_level_that_began_again_waits_until_the_old_fleet_is_gone(here: Here) 
 
 
 def test_a_reader_without_a_level_is_turned_away_beside_an_owner(here: Here) -> None:
-    """The stand-in would let a stranger read along, which the service does not."""
+    """The stand-in rejects such readers, as the service does."""
     collected_by_owner = here.reader(epoch=3)
     here.send(["a"])
     collected(collected_by_owner, 1)
-    told: list[Exception] = []
+    errors: list[Exception] = []
     client = EventHubConsumerClient.from_connection_string(
         here.hubs.connection_string(here.hub), "$Default", retry_total=0
     )
 
     def failed(_context: object, error: Exception) -> None:
-        told.append(error)
+        errors.append(error)
         client.close()
 
     with client:
         client.receive(lambda _context, _event: None, partition_id="0", on_error=failed, starting_position="-1")
-    assert "non-epoch receiver is not allowed" in str(told[0])
+    assert "non-epoch receiver is not allowed" in str(errors[0])
     assert levels(here) == [3]
 
 
 @pytest.fixture(params=[Position("7"), Position("7", 0, "4520")], ids=["number", "offset"])
 def beyond(request: pytest.FixtureRequest) -> Position:
-    """A place behind the end of a partition of two events."""
+    """Return a position after the end of a partition with two events."""
     position: Position = request.param
     return position
 
 
 def test_a_checkpoint_behind_the_partitions_end_stops_with_advice(here: Here, beyond: Position) -> None:
-    """Of a hub that was made anew everything up to the old checkpoint would be skipped without a word."""
+    """Events of a recreated hub are not silently skipped up to the old checkpoint."""
     here.send(["a", "b"])
     reader = here.reader(beyond)
     with pytest.raises(SourceError, match=r"starting position is refused.*leasehold reset"):
@@ -126,7 +126,7 @@ def test_a_checkpoint_behind_the_partitions_end_stops_with_advice(here: Here, be
 
 
 def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pytest.LogCaptureFixture) -> None:
-    """The service begins at the oldest that it kept, and nobody would learn what was lost."""
+    """The service starts at the oldest event it still has, so the reader logs what was lost."""
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
     here.send(["a", "b", "c", "d"])
     first = collected(here.reader(), 4)[0]
@@ -138,5 +138,9 @@ def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pyt
         f"event hub {here.hub!r}, partition 0: 2 events behind number 0 are gone, past retention"
     ]
     with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
-        told = client.get_partition_properties("0")
-    assert (told["beginning_sequence_number"], told["last_enqueued_sequence_number"], told["is_empty"]) == (3, 3, False)
+        properties = client.get_partition_properties("0")
+    assert (
+        properties["beginning_sequence_number"],
+        properties["last_enqueued_sequence_number"],
+        properties["is_empty"],
+    ) == (3, 3, False)

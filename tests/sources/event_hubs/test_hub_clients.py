@@ -1,4 +1,4 @@
-"""The local hub against the real `azure-eventhub` client: what every other test here stands on."""
+"""The local hub works with the real `azure-eventhub` client, which all other tests here rely on."""
 
 import pytest
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.services
 
 
 def test_properties_tell_of_hub_and_partitions(here: Here) -> None:
-    """LATEST is pinned from these properties, and partitions are listed from them."""
+    """LATEST is resolved, and partitions are listed, from these properties."""
     here.send(["a", "bc"])
     with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
         assert client.get_eventhub_properties()["partition_ids"] == ["0", "1"]
@@ -28,7 +28,7 @@ def test_properties_tell_of_hub_and_partitions(here: Here) -> None:
 
 
 def test_producers_reach_partitions_by_number_by_key_and_in_turn(here: Here) -> None:
-    """A batch stored as one event, or in the wrong place, would make every count a lie."""
+    """Each event of a batch is stored separately in its partition."""
     with EventHubProducerClient.from_connection_string(here.hubs.connection_string(here.hub)) as producer:
         producer.send_batch([EventData(str(number)) for number in range(5)], partition_id="1")
         producer.send_batch([EventData("k1"), EventData("k2")], partition_key="key")
@@ -42,16 +42,16 @@ def test_producers_reach_partitions_by_number_by_key_and_in_turn(here: Here) -> 
 
 
 def test_the_client_starts_where_it_asks_to(here: Here) -> None:
-    """Resuming is built on it; our own reader's tests start at offsets, after numbers and at times."""
+    """Tests of resuming start at offsets, after sequence numbers and at times."""
     here.send(["a", "b", "c", "d"])
     third = collected(here.source(group="second").open(Lease("0"), TRIM_HORIZON), 4)[2].event
     assert third.offset != str(third.sequence_number)
-    found = here.received(2, third.sequence_number, inclusive=True)
-    assert (found[0].body_as_str(), found[0].offset) == ("c", third.offset)
+    events = here.received(2, third.sequence_number, inclusive=True)
+    assert (events[0].body_as_str(), events[0].offset) == ("c", third.offset)
 
 
 def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here) -> None:
-    """Going from 20 partitions to 25 at run time is a case of its own for every processor."""
+    """A hub may grow from 20 partitions to 25 at run time."""
     reader = here.reader()
     until(here.readers)
     here.hubs.add_partitions(here.hub, 5)
@@ -64,7 +64,7 @@ def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here
 
 
 def test_a_key_that_is_not_the_hubs_is_turned_away(here: Here) -> None:
-    """Without this no test could tell what a user with a wrong key is told."""
+    """Other tests use this to see the error for a user with a wrong key."""
     wrong = here.hubs.connection_string(here.hub).replace(here.hubs.key, "another")
     with (
         EventHubConsumerClient.from_connection_string(wrong, "$Default", retry_total=0) as client,
@@ -74,7 +74,7 @@ def test_a_key_that_is_not_the_hubs_is_turned_away(here: Here) -> None:
 
 
 def test_orders_that_cannot_be_carried_out_are_errors(here: Here) -> None:
-    """A test that detaches nobody by a slip of the pen would pass for the wrong reason."""
+    """A test that detaches a reader that does not exist fails instead of passing by mistake."""
     with pytest.raises(ServiceError, match="partition 9"):
         here.hubs.detach(here.hub, "9")
     with pytest.raises(ServiceError, match="KeyError"):

@@ -1,4 +1,4 @@
-"""Whose leases a table holds: partitions of all hubs have the same ids, and only the stream's name tells them apart."""
+"""Partitions of all hubs have the same ids, so a lease's stream name tells whose it is."""
 
 import pytest
 from hub_steps import Here
@@ -21,7 +21,7 @@ CONFIG = Config(lease_seconds=10.0, initial_position=LATEST)
 
 
 def begun(here: Here, store: Store, clock: Clock, **options: str) -> Worker:
-    """A new worker of this hub, as long after its first look as rows of a new group may wait for their owner (L13)."""
+    """Return a new worker of this hub, once rows of a new group have waited long enough for their owner (L13)."""
     worker = Worker(store=store, source=here.source(**options), me="ann", config=CONFIG, clock=clock)
     worker.turn(clock())
     clock.now += CONFIG.renew_seconds + RETRY_SECONDS
@@ -30,25 +30,27 @@ def begun(here: Here, store: Store, clock: Clock, **options: str) -> Worker:
 
 
 def turn(here: Here, store: Store, **options: str) -> Listing:
-    """The table after a new worker of this hub has begun."""
+    """Return the table after a new worker of this hub has started."""
     return begun(here, store, Clock(), **options).store.list()
 
 
 def test_a_table_of_another_group_is_refused_and_left_alone(here: Here) -> None:
-    """One group would resume at the other's checkpoints, and skip what it has never read."""
+    """Each consumer group needs its own checkpoints."""
     store, first = MemoryStore(), f"{here.hubs.namespace}/{here.hub}/$default"
     made = turn(here, store)
     assert [(lease.key, lease.stream) for lease in made.leases] == [("0", first), ("1", first)]
-    told = f"lease '0': the hub and group it names is {first}, not {here.hubs.namespace}/{here.hub}/second: give each"
+    message = (
+        f"lease '0': the hub and group it names is {first}, not {here.hubs.namespace}/{here.hub}/second: give each"
+    )
     with pytest.raises(SourceError) as raised:
         turn(here, store, group="second")
-    assert str(raised.value).startswith(told.replace("$Default", "$default"))
+    assert str(raised.value).startswith(message.replace("$Default", "$default"))
     assert store.list() == made
     assert turn(here, store).leases[0].stream == first
 
 
 def test_a_table_of_shards_is_no_table_of_partitions(here: Here) -> None:
-    """A fleet pointed at the wrong table would take leases that it cannot read."""
+    """A fleet that uses the wrong table takes no leases that it cannot read."""
     store = MemoryStore()
     store.write(CreateLease(Lease("shardId-000000000000")))
     with pytest.raises(SourceError, match="lease 'shardId-000000000000': the hub and group it names is none"):
@@ -56,7 +58,7 @@ def test_a_table_of_shards_is_no_table_of_partitions(here: Here) -> None:
 
 
 def test_partitions_added_under_latest_get_leases_at_their_beginning(here: Here) -> None:
-    """From 20 to 25 at run time: what comes before anybody has listed them would be skipped (L6)."""
+    """Events that arrive before a new partition is listed are read (L6)."""
     here.hubs.add_partitions(here.hub, 18)
     here.send(["old"])
     clock = Clock()

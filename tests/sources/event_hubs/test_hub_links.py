@@ -1,4 +1,4 @@
-"""The local hub's side of a connection, asked by an AMQP engine in place of an SDK."""
+"""The local hub's side of a connection, tested with an AMQP engine instead of an SDK."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-# Built from C where it is installed; without it there is no local hub to test.
+# Compiled from C at installation. The local hub needs it.
 pytest.importorskip("proton", reason="python-qpid-proton was not built: no C compiler", exc_type=ImportError)
 
 from proton import Connection, Link, Message, Transport
@@ -23,7 +23,7 @@ HEARTBEAT = bytes.fromhex("0000000802000000")
 
 
 class Wire:
-    """The socket of a hub's connection: keeps what is written, and tells of heartbeats."""
+    """The socket of a hub's connection, which stores what is written and reports heartbeats."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -38,11 +38,11 @@ class Wire:
         return False
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 class Client:
-    """An AMQP engine that speaks with a hub."""
+    """An AMQP engine that talks to a hub."""
 
     def __init__(self, wire: Wire, idle_seconds: float | None = None) -> None:
         self._wire, self._read = wire, 0
@@ -56,7 +56,7 @@ class Client:
         self.connection.open()
 
     def talk(self) -> None:
-        """Carry bytes to and fro until neither side has more to say."""
+        """Carry bytes both ways until neither side has more to send."""
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(pending) or b""
             self._engine.pop(len(data))
@@ -75,13 +75,13 @@ def _token(resource: str, key: str = KEY) -> Message:
 
 
 def _status(token: Message) -> int:
-    said = cast("dict[str, int]", authorised(token, KEY).properties)
-    return said["status-code"]
+    properties = cast("dict[str, int]", authorised(token, KEY).properties)
+    return properties["status-code"]
 
 
 @pytest.mark.parametrize("mode", [Link.SND_SETTLED, Link.SND_UNSETTLED, Link.SND_MIXED])
 def test_a_link_is_settled_as_its_client_asks(mode: int) -> None:
-    """Without it Go's client leaves: it asks the reply links of `$cbs` and `$management` to be settled."""
+    """Go's client requires settled reply links of `$cbs` and `$management`, and disconnects otherwise."""
 
     async def attached() -> tuple[int, int]:
         client = Client(Wire())
@@ -99,7 +99,7 @@ def test_a_link_is_settled_as_its_client_asks(mode: int) -> None:
 
 
 def test_a_silent_hub_sends_heartbeats() -> None:
-    """Without them the clients for Go, Java and JavaScript leave a hub that has had nothing to say for a while."""
+    """The clients for Go, Java and JavaScript disconnect from a hub that sends nothing for a while."""
 
     async def beaten() -> bool:
         wire = Wire()
@@ -118,12 +118,12 @@ def test_a_silent_hub_sends_heartbeats() -> None:
 
 @pytest.mark.parametrize("resource", ["amqp%3A%2F%2Flocalhost%2Fhub", "amqp%3a%2f%2flocalhost%2fhub"])
 def test_a_token_is_judged_by_its_resource_as_it_stands(resource: str) -> None:
-    """Without it Go's client, which escapes in lower case, is turned away with the right key."""
+    """Go's client escapes the resource in lower case, and its key is still accepted."""
     assert _status(_token(resource)) == 202
     assert _status(_token(resource, "another")) == 401
     assert _status(_token("amqp%3a%2f%2flocalhost%2fhub&sr=more")) == 401
 
 
 def test_a_hub_tells_what_clients_insist_on() -> None:
-    """Without the factor Go's client takes the answer for none."""
+    """Go's client ignores a response without the factor."""
     assert of_hub(Hub.of("hub", 1))["georeplication_factor"] == 1

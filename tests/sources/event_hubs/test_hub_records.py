@@ -1,4 +1,4 @@
-"""An event as a record, whatever its sender put into it."""
+"""Events become records, whatever their sender put into them."""
 
 from typing import Any, cast
 
@@ -12,8 +12,8 @@ from leasehold.errors import SourceError
 NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
 
 
-def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData:  # noqa: ANN401  of any kind
-    """An event as it comes."""
+def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData:  # noqa: ANN401  any type
+    """Return an event as it arrives."""
     message = AmqpAnnotatedMessage(**body, annotations=NOTED | (annotations or {}))
     return EventData._from_message(cast("Any", None), message)  # noqa: SLF001  the client's own way
 
@@ -28,17 +28,17 @@ def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData
     ],
 )
 def test_an_event_with_any_body_is_a_record(body: dict[str, Any], data: bytes) -> None:
-    """One event with bytes in an AMQP value would stop its partition, which is read up to there for ever."""
+    """An event with bytes in an AMQP value does not stop its partition."""
     assert record(event(**body)).data == data
 
 
 def test_a_key_and_a_time_of_another_kind_stop_nothing() -> None:
-    """Likewise one whose sender chose its key's bytes freely."""
+    """The same holds for keys with arbitrary bytes."""
     odd = record(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
     assert (odd.partition_key, odd.arrived, odd.position.token) == ("\\xff", None, "4096")
 
 
 def test_an_event_without_a_number_is_refused() -> None:
-    """It could not be checkpointed, and all behind it would be checkpointed for it."""
+    """It could not be checkpointed, and checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
         record(event({b"x-opt-sequence-number": None}, data_body=[b""]))

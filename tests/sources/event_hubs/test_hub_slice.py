@@ -1,4 +1,4 @@
-"""A slice of an event hub, on the real client: each partition ends where the slice does, an empty one at once."""
+"""A slice of an event hub on the real client: each partition ends at the slice's end, an empty one immediately."""
 
 import pytest
 from hub_steps import Here, collected, texts
@@ -11,22 +11,22 @@ pytestmark = pytest.mark.services
 
 
 def read(here: Here, cut: Slice, partition: str, start: Position) -> list[str]:
-    """The texts of a partition's part of the slice, once its reader says that it has ended."""
+    """Return the events of a partition's part of the slice, once its reader has ended."""
     reader = cut.source(here.plain).open(Lease(partition), start)
-    found: list[str] = []
+    bodies: list[str] = []
 
     def ended() -> bool:
         batch = reader.read()
-        found.extend(texts(batch.records))
+        bodies.extend(texts(batch.records))
         return batch.ended
 
     until(ended)
     reader.close()
-    return found
+    return bodies
 
 
 def test_a_partition_ends_where_the_slice_does(here: Here) -> None:
-    """Without it a worker would wait for ever at a partition to which nothing more is sent."""
+    """A worker does not wait at a partition that receives no more events."""
     here.send(["a", "b", "c"])
     times = [int((each.arrived or 0) * 1000) for each in collected(here.reader(), 3)]
     whole = Slice(TRIM_HORIZON, times[-1] + 1)

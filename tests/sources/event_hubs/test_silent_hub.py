@@ -1,4 +1,4 @@
-"""A hub that hangs without a word is not OK within a minute; a quiet one is asked little and stays OK."""
+"""A hub that hangs is reported within a minute; a quiet hub receives few requests and stays OK."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ LEASE_SECONDS = 30.0
 
 
 class Link:
-    """A link that has no fault, and brings what is put on it."""
+    """A link without faults that returns the events put on it."""
 
     events: ClassVar[list[Record]] = []
     opened: ClassVar[int] = 0
@@ -39,12 +39,12 @@ class Link:
         return came
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 @define
 class Service:
-    """Stands for the event loop and for the service behind it: answers at once with a number, or hangs."""
+    """Replaces the event loop and the service: responds immediately with a number, or hangs."""
 
     last: int = 0
     hangs: bool = False
@@ -53,7 +53,7 @@ class Service:
     answers: list["Future[int]"] = field(factory=list)
 
     def start(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
-        """The answer, or a future that nobody fulfils."""
+        """Return the response, or a future that never completes."""
         work.close()
         self.requests += 1
         answer: Future[int] = Future()
@@ -67,7 +67,7 @@ class Service:
 
 @define
 class World:
-    """One partition, its reader, the note of its owner, and somebody who looks at the row."""
+    """One partition, its reader, its owner's annotations, and an observer of the row."""
 
     service: Service = field(factory=Service)
     now: float = 1000.0
@@ -87,7 +87,7 @@ class World:
         return EPOCH + self.now
 
     def live(self, seconds: float) -> Iterator[Status]:
-        """Read when it is due, tell as owners do, and look at the row at every step."""
+        """Read when due, annotate the row as owners do, and look at the row at every step."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now += STEP_SECONDS
             if self.due <= self.now:
@@ -103,7 +103,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """At rest, with a link that is quiet."""
+    """A world with a quiet link."""
     monkeypatch.setattr(poller, "PartitionReceiver", Link)
     Link.events[:], Link.opened = [], 0
     return World()
@@ -111,26 +111,26 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.mark.parametrize("after", range(0, 60, 7))
 def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(world: World, after: int) -> None:
-    """An idle link looked like a reading: lag 0, at the tip, for as long as the hub hung."""
+    """An idle link alone is no proof of progress, so a hanging hub does not show lag 0."""
     assert {status.word for status in world.live(100 + after)} == {"OK"}
     world.service.hangs = True
-    *_, said = world.live(61)
-    assert (said.word, "nothing was heard of it for" in said.says) == ("STALLED", True)
-    *_, said = world.live(60)
-    assert (said.word, "no answer within 30 s" in said.says, Link.opened) == ("STALLED", True, 1)
+    *_, last = world.live(61)
+    assert (last.word, "nothing was heard of it for" in last.says) == ("STALLED", True)
+    *_, last = world.live(60)
+    assert (last.word, "no answer within 30 s" in last.says, Link.opened) == ("STALLED", True, 1)
     world.service.hangs = False
-    *_, said = world.live(100)
-    assert said.ok
+    *_, last = world.live(100)
+    assert last.ok
 
 
 def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
-    """Somebody would be woken for nothing, or the service be asked by each partition all the time."""
+    """A quiet hub raises no alarm, and its partitions rarely send requests."""
     assert {status.word for status in world.live(3000)} == {"OK"}
     assert (world.service.requests <= 3000 / poller.ASK_SECONDS, Link.opened) == (True, 1)
 
 
 def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
-    """Its events say that it answers."""
+    """Events prove that the hub responds."""
     for number in range(1, 30):
         Link.events.append(Record(b"", str(number)))
         assert {status.word for status in world.live(15)} <= {"OK"}
@@ -138,18 +138,18 @@ def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
 
 
 def test_a_link_that_brings_nothing_of_what_is_there_is_opened_again(world: World) -> None:
-    """The service answers, so that nothing else would ever find it: the partition would stand for ever."""
+    """The partition's properties show that events exist, although the link receives none."""
     list(world.live(40))
     world.service.last = 3
-    *_, said = world.live(100)
-    assert (said.ok, Link.opened) == (False, 2)
+    *_, last = world.live(100)
+    assert (last.ok, Link.opened) == (False, 2)
     Link.events[:] = [Record(b"", str(number)) for number in (1, 2, 3)]
-    *_, said = world.live(40)
-    assert (said.word, Link.events) == ("OK", [])
+    *_, last = world.live(40)
+    assert (last.word, Link.events) == ("OK", [])
 
 
 def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world: World) -> None:
-    """A link that is well would be given up for every event that comes at that moment."""
+    """A working link stays open if an event arrives during the request."""
     list(world.live(29))
     world.service.last = 1
     list(world.live(2))
@@ -160,19 +160,19 @@ def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world
 
 
 def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
-    """A busy service refuses such a request, too."""
+    """A busy service may also reject the request for properties."""
     list(world.live(29))
     world.service.refusal = OSError("busy")
-    *_, said = world.live(80)
-    assert (said.word, "busy: nothing was heard" in said.says) == ("STALLED", True)
+    *_, last = world.live(80)
+    assert (last.word, "busy: nothing was heard" in last.says) == ("STALLED", True)
     assert world.service.requests <= 80 / poller.ASK_SECONDS + 1
     world.service.refusal = None
-    *_, said = world.live(60)
-    assert said.ok
+    *_, last = world.live(60)
+    assert last.ok
 
 
 def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
-    """Every lease that is lost while the service hangs would leave a connection."""
+    """A lease that is lost while the service hangs leaves no connection open."""
     list(world.live(45))
     world.service.hangs = True
     list(world.live(25))
@@ -183,7 +183,7 @@ def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
 @pytest.mark.services
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
 def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real client says nothing at all of a connection on which nothing comes."""
+    """The real client reports nothing about a connection on which nothing arrives."""
     monkeypatch.setattr(poller, "HEARD_SECONDS", 0.5)
     monkeypatch.setattr(poller, "ASK_SECONDS", 1.0)
     monkeypatch.setattr(poller, "ANSWER_SECONDS", 2.0)
@@ -202,7 +202,7 @@ def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkey
 
 
 def test_the_time_of_the_last_reading_is_when_the_hub_was_heard(world: World) -> None:
-    """A quiet link moves it only after an event, or an answer to a question about its partition."""
+    """On a quiet link, only an event or a response about its partition advances the time."""
     list(world.live(100))
     for _ in world.live(60):
         reach = world.meter.progress(world.now, world.wall())

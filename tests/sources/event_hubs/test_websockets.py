@@ -1,4 +1,4 @@
-"""AMQP over websockets, for networks that let nothing but port 443 out: through a gateway, to a local hub."""
+"""AMQP over websockets to a local hub through a gateway, for networks that allow only port 443."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ PATH = "/$servicebus/websocket"
 
 @contextmanager
 def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
-    """What takes websockets and hands on the AMQP in them: its port, and the protocols it was asked for."""
-    asked: list[str] = []
+    """Run a gateway from websockets to AMQP; return its port and the protocols that clients requested."""
+    protocols: list[str] = []
 
     async def carry(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=["AMQPWSB10"])
         await socket.prepare(request)
-        asked.append(socket.ws_protocol or "")
+        protocols.append(socket.ws_protocol or "")
         coming, going = await asyncio.open_connection(HOST, to)
         back = asyncio.create_task(_back(coming, socket))
         async for message in socket:
@@ -41,7 +41,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     loop.ask(runner.setup())
     loop.ask(web.TCPSite(runner, HOST, port).start())
-    yield port, asked
+    yield port, protocols
     loop.ask(runner.cleanup())
     loop.close()
 
@@ -54,12 +54,12 @@ async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 
 
 @pytest.mark.services
-@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client's way of asking for no TLS, as here
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as needed here
 def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a firewall that closes 5671 the option would be a promise that nothing keeps."""
+    """The option works behind a firewall that closes port 5671."""
     here.send(["a", "b", "c"])
-    with gateway(here.hubs.service.port) as (port, asked):
-        # The client knows one port for websockets, and asking for it here would want a privileged one.
+    with gateway(here.hubs.service.port) as (port, protocols):
+        # The client always uses port 443 for websockets, which is privileged here.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
         source = here.source(transport="websockets")
         assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
@@ -67,7 +67,7 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
         assert texts(collected(reader, 3)) == ["a", "b", "c"]
         reader.close()
         source.close()
-    assert set(asked) == {"AMQPWSB10"}
+    assert set(protocols) == {"AMQPWSB10"}
 
 
 @pytest.mark.services
@@ -76,7 +76,7 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
 def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
     here.send(["a", "b"])
-    with gateway(here.hubs.service.port) as (port, asked):
+    with gateway(here.hubs.service.port) as (port, protocols):
         direct = given == "NO_PROXY"
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
         proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
@@ -90,7 +90,7 @@ def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pyte
         assert texts(collected(reader, 2)) == ["a", "b"]
         reader.close()
         source.close()
-    assert set(asked) == {"AMQPWSB10"}
+    assert set(protocols) == {"AMQPWSB10"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pyte
 def test_the_environments_proxy_is_read_with_its_credentials(
     monkeypatch: pytest.MonkeyPatch, proxy: str, settings: dict[str, object]
 ) -> None:
-    """Only the environment may hold a password."""
+    """A proxy's password may come only from the environment."""
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("NO_PROXY", "other.servicebus.windows.net")
     assert http_proxy_of("ns.servicebus.windows.net", "") == settings
@@ -119,7 +119,7 @@ def test_the_environments_proxy_is_read_with_its_credentials(
 def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
     monkeypatch: pytest.MonkeyPatch, proxy: str
 ) -> None:
-    """The error names where the address stands."""
+    """The error names the setting that contains the address."""
     with pytest.raises(ValueError, match=r"^eventhubs URL: proxy: write http://host:port$"):
         http_proxy_of("ns", proxy)
     monkeypatch.setenv("HTTPS_PROXY", proxy)
@@ -136,7 +136,7 @@ def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
     ],
 )
 def test_a_proxy_in_the_url_wants_websockets_and_holds_no_password(options: dict[str, str], says: str) -> None:
-    """Nothing of the address is repeated."""
+    """The error does not quote the address."""
     with pytest.raises(ValueError, match=says) as refused:
         open_url("ns/hub", options)
     assert "secret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Aggregated records made by hand, field by field, sound and unsound."""
+"""Build valid and invalid aggregated records field by field."""
 
 import base64
 import hashlib
@@ -8,12 +8,12 @@ LAST = 2**128 - 1
 
 
 def md5(data: bytes) -> bytes:
-    """The digest that both the format and the hash key space use."""
+    """Return the digest that both the format and the hash key space use."""
     return hashlib.md5(data, usedforsecurity=False).digest()
 
 
 def varint(number: int, *, longer: int = 0) -> bytes:
-    """A varint, or one padded with bytes that add nothing."""
+    """Return a varint, optionally padded with redundant bytes."""
     parts = [number & 0x7F]
     while number := number >> 7:
         parts.append(number & 0x7F)
@@ -38,17 +38,17 @@ def nested(depth: int) -> bytes:
 
 
 def keys(*names: str | bytes) -> bytes:
-    """Entries of the partition key table."""
+    """Return entries of the partition key table."""
     return b"".join(sized(1, name.encode() if isinstance(name, str) else name) for name in names)
 
 
 def hash_keys(*names: str | bytes) -> bytes:
-    """Entries of the explicit hash key table."""
+    """Return entries of the explicit hash key table."""
     return b"".join(sized(2, name.encode() if isinstance(name, str) else name) for name in names)
 
 
 def record(key: int | None, data: bytes | None, hash_key: int | None = None, more: bytes = b"") -> bytes:
-    """A user record; None leaves a field out."""
+    """Return a user record; None omits a field."""
     inner = number(1, key) if key is not None else b""
     inner += number(2, hash_key) if hash_key is not None else b""
     inner += sized(3, data) if data is not None else b""
@@ -56,7 +56,7 @@ def record(key: int | None, data: bytes | None, hash_key: int | None = None, mor
 
 
 def sealed(body: bytes) -> bytes:
-    """The body between magic and digest."""
+    """Return the body between magic and digest."""
     return MAGIC + body + md5(body)
 
 
@@ -65,5 +65,5 @@ def hash_of(key: str) -> int:
 
 
 def text(raw: bytes) -> str:
-    """Bytes for a JSON line."""
+    """Return bytes as base64 for a JSON line."""
     return base64.b64encode(raw).decode()

@@ -20,6 +20,6 @@ Rows = list[tuple[str, str | None, bytes]]
 
 
 def packed(rows: Rows, limit: int = 1 << 20) -> tuple[Aggregate, Rows]:
-    """The rows up to the first that does not fit, packed, and those rows."""
+    """Pack rows up to the first that does not fit; return the aggregate and the packed rows."""
     aggregate = Aggregate(limit)
     return aggregate, list(takewhile(lambda row: aggregate.add(row[2], row[0], row[1]), rows))

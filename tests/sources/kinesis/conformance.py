@@ -1,6 +1,6 @@
-"""Writes conformance.jsonl: every crafted case with what KCL's jar makes of it.
+"""Write conformance.jsonl, which holds the KCL jar's result for every crafted case.
 
-Run it after a case was added: `python tests/sources/kinesis/conformance.py`.
+Run it after adding a case: `python tests/sources/kinesis/conformance.py`.
 """
 
 import base64
@@ -17,7 +17,7 @@ TABLE = Path(__file__).with_name("conformance.jsonl")
 
 
 def read() -> Iterator[tuple[Case, tuple[kcl_jar.Kept, ...]]]:
-    """Each stored case, and the records KCL keeps."""
+    """Return each stored case, and the records that the KCL keeps."""
     for line in TABLE.read_text().splitlines():
         row = json.loads(line)
         kept = tuple(
@@ -41,7 +41,7 @@ def _row(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> dict[str, Any]:
 
 
 def write() -> int:
-    """Ask the jar about every crafted case; says how many there are."""
+    """Run every crafted case through the jar, and return their number."""
     crafted = tuple(cases())
     answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in crafted)
     rows = [_row(case, kept) for case, kept in zip(crafted, answers, strict=True)]
@@ -50,4 +50,4 @@ def write() -> int:
 
 
 if __name__ == "__main__":
-    print(write(), "cases")  # noqa: T201  a script says what it did
+    print(write(), "cases")  # noqa: T201  a script prints its result

@@ -12,7 +12,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import client_of
 
 @pytest.fixture
 def client(kinesis_url: str) -> Iterator[KinesisClient]:
-    """A client that repeats nothing by itself."""
+    """A client that does not retry."""
     client = client_of("eu-west-1", kinesis_url, 8)
     yield client
     client.close()

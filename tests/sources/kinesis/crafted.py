@@ -1,4 +1,4 @@
-"""Every crafted case of a Kinesis record that is, or seems, aggregated."""
+"""All crafted cases of Kinesis records that are aggregated or appear to be."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from attrs import frozen
 
 @frozen
 class Case:
-    """One Kinesis record, its shard's range, and what became of it: its reason, and how many were dropped."""
+    """One Kinesis record and its shard's range, with the expected reason and number of dropped records."""
 
     name: str
     data: bytes

@@ -1,4 +1,4 @@
-"""A service that answers SubscribeToShard as scripted, byte for byte as Kinesis frames its events."""
+"""A scripted SubscribeToShard service, with Kinesis's event framing byte for byte."""
 
 import base64
 import json
@@ -23,14 +23,14 @@ class Told:
 
 @frozen
 class Fault:
-    """An event that says what went wrong; the subscription ends with it."""
+    """An event that reports an error and ends the subscription."""
 
     code: str
 
 
 @frozen
 class Refusal:
-    """No subscription at all."""
+    """An error response instead of a subscription."""
 
     code: str
     message: str = ""
@@ -39,7 +39,7 @@ class Refusal:
 
 @frozen
 class Silence:
-    """A subscription that ends before it began."""
+    """A subscription that ends before its first event."""
 
 
 @frozen
@@ -49,12 +49,12 @@ class Cut:
 
 @frozen
 class Garbled:
-    """An event whose bytes were damaged on their way."""
+    """An event whose bytes were damaged in transit."""
 
 
 @frozen
 class Held:
-    """Nothing comes until this is set, or the reader goes away."""
+    """Nothing arrives until this is set or the reader disconnects."""
 
     until: Event = field(factory=Event)
 
@@ -65,20 +65,20 @@ Script = Refusal | Silence | list[Step]
 
 @define
 class Service:
-    """Answers each operation from its list, in order, and keeps what was asked."""
+    """Responds to each operation from its list, in order, and records the requests."""
 
     scripts: list[Script]
     others: dict[str, Callable[[dict[str, Any]], Any]]
     asked: list[dict[str, Any]] = field(factory=list)
-    """What each SubscribeToShard said, but for the consumer and the shard."""
+    """The starting position of each SubscribeToShard request."""
     sent: int = 0
     """Events written so far."""
     left: Event = field(factory=Event)
-    """Set once a reader has gone away before its script was over."""
+    """Set once a reader has disconnected before the end of its script."""
 
 
 def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> Told:
-    """Records of these numbers; the next subscription may begin at `then`."""
+    """Return an event with records of these numbers; the next subscription may start at `then`."""
     rows = [
         {
             "SequenceNumber": str(number),
@@ -95,7 +95,7 @@ def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes =
 
 
 class Server(ThreadingHTTPServer):
-    """Answers on a loopback port as the service of the moment would."""
+    """Serves the current script on a loopback port."""
 
     daemon_threads = True
     service: Service
@@ -106,7 +106,7 @@ class Server(ThreadingHTTPServer):
 
 
 def frame(kind: str, name: str, payload: bytes, content_type: str = "application/json") -> bytes:
-    """One message of an event stream."""
+    """Return one message of an event stream."""
     key = ":exception-type" if kind == "exception" else ":event-type"
     fields = {":message-type": kind, key: name, ":content-type": content_type}
     headers = b"".join(
@@ -193,7 +193,7 @@ class _Answers(BaseHTTPRequestHandler):
                     self._see_whether_the_reader_left()
 
     def _see_whether_the_reader_left(self) -> None:
-        # A reader says nothing more on this connection: what can be read of it is its end.
+        # The reader sends nothing more on this connection, so a read returns only at its end.
         if select([self.connection], [], [], 0.01)[0]:
             raise ConnectionAbortedError
 
@@ -204,7 +204,7 @@ class _Answers(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A server until the block ends."""
+    """Run a server until the block ends."""
     server = Server(("127.0.0.1", 0), _Answers)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

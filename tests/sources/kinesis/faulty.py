@@ -1,4 +1,4 @@
-"""A client of Kinesis whose PutRecords is throttled, half refused, or left without an answer, by a seed."""
+"""A Kinesis client whose PutRecords is throttled, partly rejected or left without a response, by a seed."""
 
 import random
 from collections import Counter
@@ -12,11 +12,11 @@ Rows = list[dict[str, Any]]
 
 
 class Faulty:
-    """Everything else goes to the client as it is.
+    """A client that injects faults into PutRecords and passes all other calls on unchanged.
 
-    rate       the share of requests that something happens to
-    happened   what did, by name
-    doubtful   user payloads of requests whose outcome was hidden
+    rate       the share of requests with a fault
+    happened   the number of faults by name
+    doubtful   user payloads of requests whose result was hidden
     """
 
     def __init__(self, client: KinesisClient, rate: float, seed: int = 1) -> None:
@@ -26,11 +26,11 @@ class Faulty:
         self.happened: Counter[str] = Counter()
         self.doubtful: list[dict[str, Any]] = []
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the client has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute
         return getattr(self._client, name)
 
-    def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's own
-        """As the service would on a bad day."""
+    def put_records(self, *, StreamName: str, Records: Rows) -> Any:  # noqa: ANN401, N803  the client's signature
+        """Fail at random as the service may."""
         fault = next(self._faults) if self._chance.random() < self._rate else "none"
         self.happened[fault] += 1
         if fault == "throttled":
@@ -45,7 +45,7 @@ class Faulty:
             self._client.put_records(StreamName=StreamName, Records=Records)  # type: ignore[arg-type]  # likewise
         raise ReadTimeoutError(endpoint_url="injected")
 
-    def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's own
+    def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's signature
         through = [self._chance.random() < 0.5 for _ in records]
         kept = [row for row, fine in zip(records, through, strict=True) if fine]
         said = self._client.put_records(StreamName=stream, Records=kept)["Records"] if kept else []  # type: ignore[arg-type]  # likewise

@@ -4,7 +4,7 @@
 shards, sixteen and eight again through requests that fail, and has both read everything.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its results
 
 import argparse
 import hashlib
@@ -35,26 +35,26 @@ from leasehold_lab.demo.stage import Tail
 from leasehold_lab.judge.events import ReadingEvent, RecordPlace, event_of
 from leasehold_lab.standins.services import kinesis_local
 
-SILENCE_SECONDS = 240  # a busy machine takes its time for a KCL's first megabytes
+SILENCE_SECONDS = 240  # on a busy machine a KCL worker starts slowly
 Content = dict[str, dict[RecordPlace, tuple[str, str]]]
-"""By shard, in the order in which they were first handed over: partition key and SHA-1 of each user record."""
+"""Partition key and SHA-1 of each user record by shard, in the order of their first dispatch."""
 
 
 @frozen
 class Places:
-    """Where the services are: Kinesis, and DynamoDB for KCL's leases."""
+    """The addresses of Kinesis and, for the KCL's leases, DynamoDB."""
 
     kinesis: str
     dynamodb: str
 
 
 def java_missing() -> str:
-    """What keeps a Java worker from being built here, or nothing."""
+    """Return why a Java worker cannot be built here, or an empty string."""
     return java_kcl.missing()
 
 
 def lying(found: Iterable[Stored]) -> Content:
-    """What lies in the stream, less the aggregates that landed on a wrong shard."""
+    """Return the stream's records, except aggregates that landed on a wrong shard."""
     content: Content = {}
     for each in found:
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop"):
@@ -65,7 +65,7 @@ def lying(found: Iterable[Stored]) -> Content:
 
 
 def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
-    """What a worker of ours, told to decide as KCL does, hands over until it has handed over so many user records."""
+    """Return the user records that our worker dispatches when it decides as the KCL does."""
     source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={at.kinesis}"
     words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
@@ -73,9 +73,9 @@ def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
 
 
 def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str) -> Content:
-    """Likewise by a worker of the Java KCL, polling, on a table of its own."""
+    """Return the user records that a polling Java KCL worker with its own table dispatches."""
     place = (at.kinesis, at.dynamodb, stream, f"{stream}-kcl-{version}")
-    # Asked which shards were open at the horizon, kinesis-local names their children too; KCL refuses to begin.
+    # kinesis-local lists the children of shards open at the horizon too, and the KCL then does not start.
     store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={at.dynamodb}", create=True)
     for shard in open_url(stream, {"region": "eu-west-1", "endpoint": at.kinesis}).shards():
         if not shard.parents:
@@ -86,20 +86,20 @@ def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str
 
 def _handed_over(worker: Child, count: int) -> Content:
     content: Content = {}
-    told = Tail(worker.out, event_of)
+    tail = Tail(worker.out, event_of)
     try:
         silent = time.monotonic()
-        while (had := size(content)) < count:
+        while (count_read := size(content)) < count:
             assert worker.running, worker.said
             assert time.monotonic() < silent + SILENCE_SECONDS, (
-                f"{worker.name}: {had} of {count} records, then silence\n{worker.said}"
+                f"{worker.name}: {count_read} of {count} records, then silence\n{worker.said}"
             )
-            _take(content, told.more())
-            silent = time.monotonic() if size(content) > had else silent
+            _take(content, tail.more())
+            silent = time.monotonic() if size(content) > count_read else silent
             time.sleep(0.1)
         worker.ask_to_end()
         worker.wait()
-        _take(content, told.more())
+        _take(content, tail.more())
     finally:
         worker.kill()
     return content
@@ -116,31 +116,31 @@ def size(content: Content) -> int:
 
 
 def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
-    """Each shard's user records; two contents are equal in order too if these are."""
-    return {shard: [(place, *told) for place, told in rows.items()] for shard, rows in content.items()}
+    """Return each shard's user records, for comparing two results including their order."""
+    return {shard: [(place, *fields) for place, fields in rows.items()] for shard, rows in content.items()}
 
 
 def _main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--count", type=int, default=ROWS, help="flights (%(default)s)")
-    asked.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
-    asked.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=ROWS, help="flights (%(default)s)")
+    parser.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
+    parser.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
+    options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))
     with kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
         client, at = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
         stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
-        found = list(stored(client, stream))
-        print(judged(rows, found, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
-        there = lying(found)
-        print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(found)} Kinesis records")
+        records = list(stored(client, stream))
+        print(judged(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
+        there = lying(records)
+        print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(records)} Kinesis records")
         for reader in (*options.kcl, "ours"):
             began = time.monotonic()
             where = at, stream, size(there), Path(folder)
             content = read_by_ours(*where) if reader == "ours" else read_by_java(*where, reader)
-            said = "the same" if in_order(content) == in_order(there) else "OTHERS"
-            print(f"{reader}: {size(content)} user records, {said}, {time.monotonic() - began:.0f} s", flush=True)
+            verdict = "the same" if in_order(content) == in_order(there) else "OTHERS"
+            print(f"{reader}: {size(content)} user records, {verdict}, {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

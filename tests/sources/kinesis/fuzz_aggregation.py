@@ -4,7 +4,7 @@
 with `--jar`, KCL's jar reads them too and every answer is compared.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its results
 
 import argparse
 import random
@@ -62,7 +62,7 @@ _MUTATIONS: tuple[Callable[[bytes, Chance], bytes], ...] = (_flip, _cut, _remove
 
 
 def mutated(count: int, seed: int) -> Iterator[Case]:
-    """Crafted cases, changed in one to four places; nine in ten get a right digest, to reach the message."""
+    """Return crafted cases changed in one to four places; nine in ten get a valid digest, so that they are parsed."""
     chance = random.Random(seed)  # noqa: S311  repeatable on purpose
     grounds = [case for case in cases() if len(case.data) <= _LARGEST_SEED]
     for _ in range(count):
@@ -75,7 +75,7 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
 
 
 def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
-    """What we make of a case, where we decide as KCL does: its reason, and what is kept."""
+    """Return our result for a case when we decide as the KCL does: its reason, and the records kept."""
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept = tuple(
         (u.partition_key or "", u.explicit_hash_key, u.data, u.sub_sequence_number, answer.aggregated) for u in answer
@@ -84,13 +84,13 @@ def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
 
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
-    """The cases that KCL's jar reads otherwise."""
+    """Return the cases for which the KCL's jar has another result."""
     answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in buffers)
     return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
 
 
 def monsters() -> Iterator[Case]:
-    """Records of up to 10 MiB that invite a slow or greedy reader to die of them."""
+    """Return records of up to 10 MiB that would exhaust a slow or greedy reader."""
     yield Case("a length of 2**40", sealed(b"\x1a" + varint(2**40) + b"x"), "bad-proto")
     yield Case(
         "a million keys",

@@ -1,4 +1,4 @@
-"""KCL's own AggregatorUtil, run from its published jar, as the judge of what an aggregate holds."""
+"""The KCL's own AggregatorUtil, run from its published jar, as the reference for an aggregate's contents."""
 
 import base64
 import os
@@ -16,12 +16,12 @@ _JARS = _HERE.parents[3] / ".local" / "java" / "deaggregate"
 
 
 def missing() -> str:
-    """What keeps the jar from being run here, or nothing."""
+    """Return why the jar cannot be run here, or an empty string."""
     return ", ".join(tool for tool in ("java", "mvn") if shutil.which(tool) is None)
 
 
 def jars() -> Path:
-    """Where the jars lie; the first call fetches them."""
+    """Return the folder of the jars; the first call downloads them."""
     if not (_JARS / "complete").exists():
         fetch = ["mvn", "-q", "-B", "-f", str(_PROGRAM / "pom.xml"), "dependency:copy-dependencies"]
         subprocess.run([*fetch, f"-DoutputDirectory={_JARS}"], check=True, timeout=280)
@@ -30,7 +30,7 @@ def jars() -> Path:
 
 
 def verdicts(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[Kept, ...]]:
-    """For each (data, first, last), the records that KCL hands over."""
+    """Return, for each (data, first, last), the records that the KCL dispatches."""
     lines = [f"{base64.b64encode(data).decode()} {first} {last}" for data, first, last in questions]
     command = ["java", "-cp", f"{jars()}{os.sep}*", str(_PROGRAM / "Deaggregate.java")]
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""A stream in memory that keeps what a producer puts."""
+"""An in-memory stream that stores what a producer puts."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,9 +12,9 @@ from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
 class Kept(Taking):
-    """A client that keeps the records it is given, and calls `before` with them first.
+    """A client that stores records after passing them to `before`.
 
-    halves  whether the stream has two shards, the first of ten hash keys
+    halves  whether the stream has two shards, the first with ten hash keys
     """
 
     def __init__(self, before: Callable[[list[bytes]], object] = lambda _data: None, *, halves: bool = False) -> None:
@@ -41,11 +41,11 @@ class Kept(Taking):
 
 
 def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any setting
-    """A producer on this client."""
+    """Return a producer on this client."""
     return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
 
 
 def refused(code: str) -> ClientError:
-    """An answer of the service to a whole request."""
-    told: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
-    return ClientError(told, "PutRecords")
+    """Return the service's rejection of a whole request."""
+    response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    return ClientError(response, "PutRecords")

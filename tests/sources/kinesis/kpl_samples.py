@@ -1,7 +1,7 @@
-"""Aggregated records that the KPL itself wrote.
+"""Aggregated records written by the KPL itself.
 
-Origin: awslabs/kinesis-aggregation, python/test/test_deagg.py (Apache License 2.0). The Java
-sample producer of that project made them with the KPL; a stream returned them.
+Origin: awslabs/kinesis-aggregation, python/test/test_deagg.py (Apache License 2.0). That project's Java sample
+producer made them with the KPL, and a stream returned them.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""A stream of one shard whose calls tests answer."""
+"""A stream of one shard whose responses the tests script."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ SHARD = {
 
 
 class OneShard:
-    """A client of a stream of one shard, whose writes raise what no client does."""
+    """A client of a stream of one shard, whose writes raise an error that no real client raises."""
 
     def describe_stream_summary(self, **_: object) -> dict[str, Any]:
         return {"StreamDescriptionSummary": {}}
@@ -23,7 +23,7 @@ class OneShard:
 
 
 class Taking(OneShard):
-    """Likewise, but it takes what is written."""
+    """The same client, but its writes succeed."""
 
     def put_records(self, **request: object) -> dict[str, Any]:
         rows = cast("list[object]", request["Records"])

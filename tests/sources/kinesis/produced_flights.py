@@ -1,4 +1,4 @@
-"""A year of flights through the producer while its stream is reshaped and its requests fail; then judged."""
+"""Produce a year of flights while the stream is resharded and requests fail, then judge the result."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ _PATIENCE_SECONDS = 60
 
 
 def flights(count: int = ROWS) -> Iterator[tuple[str, bytes]]:
-    """Aircraft and line of the first flights; each line is unique."""
+    """Return aircraft and line of the first flights; each line is unique."""
     for number, row in enumerate(flight_rows(count)):
         yield row["tailnum"], ",".join((str(number), *row.values())).encode()
 
 
 @frozen
 class Stored:
-    """One Kinesis record, as it lies in its shard."""
+    """One Kinesis record as stored in its shard."""
 
     shard: str
     hash_range: HashRange
@@ -38,14 +38,14 @@ class Stored:
 
 @frozen
 class Verdict:
-    """What became of the rows.
+    """The result for the rows.
 
     lost, extra   rows sent and not found, found and not sent
-    disordered    keys whose rows are not, at first sight, in the order they were sent in
+    disordered    keys whose rows, by first occurrence, are not in the order in which they were sent
     twice         rows found more than once
-    unexplained   of these, rows that were never part of a request without an answer
-    misreported   rows that are not where the producer says
-    dropped       aggregates that a reader leaves out since they landed on a wrong shard
+    unexplained   those of them that were never in a request without a response
+    misreported   rows that are not where the producer reported them
+    dropped       aggregates that a reader leaves out because they landed on a wrong shard
     """
 
     lost: int
@@ -64,7 +64,7 @@ def produce(
     rate: float,
     pending: int,
 ) -> tuple[str, Faulty, list[Writing], Producer]:
-    """Send all rows, asking for the next shard count at even distances."""
+    """Send all rows, changing the shard count at even intervals."""
     stream = f"flights-{uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards[0])
     _active(client, stream)
@@ -100,7 +100,7 @@ def _active(client: KinesisClient, stream: str) -> None:
 
 
 def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
-    """Everything in the stream, shard by shard, older shards first."""
+    """Return all records of the stream, shard by shard, older shards first."""
     for shard in sorted(client.list_shards(StreamName=stream)["Shards"], key=lambda each: each["ShardId"]):
         name, keys = shard["ShardId"], shard["HashKeyRange"]
         reach = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
@@ -114,7 +114,7 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
 
 
 def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, writings: list[Writing]) -> Verdict:
-    """Compare what lies there with what was sent."""
+    """Compare the stored records with those that were sent."""
     seen: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0
     for each in found:
@@ -128,14 +128,16 @@ def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, w
     doubtful = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
     twice = [data for data, count in times.items() if count > 1]
     places = {(data, place) for _, data, place in seen}
-    told = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
+    results = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
     return Verdict(
         lost=len(sent - times.keys()),
         extra=len(times.keys() - sent),
         disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in seen))),
         twice=len(twice),
         unexplained=sum(data not in doubtful for data in twice),
-        misreported=sum((data, (w.shard, w.sequence_number, w.sub_sequence_number)) not in places for data, w in told),
+        misreported=sum(
+            (data, (w.shard, w.sequence_number, w.sub_sequence_number)) not in places for data, w in results
+        ),
         dropped=dropped,
     )
 

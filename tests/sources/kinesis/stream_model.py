@@ -1,4 +1,4 @@
-"""A stream that splits, merges and loses answers, and a KCL reader of it, as plain values in memory."""
+"""An in-memory stream that splits, merges and loses responses, and a KCL reader of it."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ class Stream:
 
     @property
     def open(self) -> list[Shard]:
-        """In the order of their ranges."""
+        """Return the open shards in the order of their ranges."""
         return sorted((each for each in self.shards if each.open), key=lambda each: each.hash_range or HASH_KEYS)
 
     def split(self, place: int) -> None:
@@ -55,7 +55,7 @@ class Stream:
         ]
 
     def read(self) -> Iterator[tuple[str, str, int, str, bytes]]:
-        """As KCL reads it, parents first: shard, sequence number, sub-sequence number, key, data."""
+        """Return all records as the KCL reads them, parents first."""
         for shard in self.shards:
             for sequence, data, key in self.logs.get(shard.id, []):
                 for user in deaggregate(data, key, None, shard.hash_range, misplaced="drop"):

@@ -1,4 +1,4 @@
-"""Workers on a stream of aggregates: one stops in the midst of one, the next goes on; strays are read past."""
+"""A worker stops within an aggregate and the next one continues; misplaced aggregates are read past."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,19 +25,19 @@ from leasehold.stores.writes import CreateLease
 
 pytestmark = pytest.mark.services
 
-HERE, ELSEWHERE = "key-0", "key-1"  # they fall into the second half of the hash keys, and into the first
+HERE, ELSEWHERE = "key-0", "key-1"  # in the second half of the hash keys, and in the first
 Told = tuple[str, int, bytes]
 
 
 def aggregate(key: str, count: int) -> bytes:
-    """So many user records of one key."""
+    """Return an aggregate of user records of one key."""
     packed = Aggregate(1 << 20)
     assert all(packed.add(b"%d" % number, key) for number in range(count))
     return packed.sealed()
 
 
 def put(client: KinesisClient, stream: str, *records: bytes) -> list[str]:
-    """Put these into the second of two shards, one after the other; their sequence numbers."""
+    """Put these into the second of two shards in order; return their sequence numbers."""
     rows = [
         client.put_record(StreamName=stream, Data=data, PartitionKey="a", ExplicitHashKey=str(2**128 - 1))
         for data in records
@@ -47,13 +47,13 @@ def put(client: KinesisClient, stream: str, *records: bytes) -> list[str]:
 
 @pytest.fixture
 def source(kinesis_url: str, stream: str) -> Source:
-    """The stream, to read from."""
+    """Return the stream as a source."""
     return open_url(stream, {"region": "eu-west-1", "endpoint": kinesis_url})
 
 
 @pytest.fixture
 def store(source: Source, tmp_path: Path) -> Store:
-    """A table with the lease of the second shard."""
+    """Return a table with the lease of the second shard."""
     store = open_store(f"sqlite:///{tmp_path}/leases.db", create=True)
     shard = source.shards()[1]
     store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
@@ -62,26 +62,26 @@ def store(source: Source, tmp_path: Path) -> Store:
 
 @contextmanager
 def at_work(store: Store, source: Source, me: str, handling: Handling) -> Iterator[None]:
-    """A worker, until it is no longer needed."""
+    """Run a worker for the duration of the block."""
     worker = Worker(store=store, source=source, me=me, config=Config(initial_position=TRIM_HORIZON))
     with running(Runner(worker, handling)):
         yield
 
 
 def told(delivery: Delivery) -> list[Told]:
-    """Sequence number, sub-sequence number and data."""
-    return [(each.sequence_number, each.sub_sequence_number, each.data) for each in delivery.records]
+    """Return the sequence number, sub-sequence number and data of each record."""
+    return [(record.sequence_number, record.sub_sequence_number, record.data) for record in delivery.records]
 
 
 def checkpoint(store: Store) -> Position:
-    """Of the one lease with records."""
+    """Return the checkpoint of the one lease with records."""
     return next(lease.checkpoint for lease in store.list().leases if lease.shard.endswith("1"))
 
 
 def test_a_half_done_aggregate_is_finished_by_the_next_worker(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
-    """Without it a restart would repeat a part of an aggregate, or skip it."""
+    """A restart neither repeats nor skips part of an aggregate."""
     first, second = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
     stopped, all_came, came = Event(), Event(), list[Told]()
 
@@ -109,7 +109,7 @@ def test_a_half_done_aggregate_is_finished_by_the_next_worker(
 def test_the_read_position_lies_behind_strays_and_can_be_checkpointed(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
-    """Without it a tail of misplaced aggregates would be read again at every start, and the backlog never fall."""
+    """Misplaced aggregates at the end of a shard are not read again after each start, and the backlog falls to zero."""
     first, stray = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
     came, checkpoints = list[Told](), list[Position]()
     handled = Event()

@@ -1,4 +1,4 @@
-"""Arrow columns hold what the records hold, however they were read."""
+"""Arrow columns contain the same data as the records, whichever code builds them."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,7 +24,7 @@ Row = tuple[int, int, str | None, str | None, bytes]
 
 @pytest.fixture(autouse=True, scope="module")
 def measuring() -> Iterator[None]:
-    """The measuring code, though it is not compiled here."""
+    """Enable the measuring code, although it is not compiled here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregation_arrow, "_MEASURING", True)
         yield
@@ -33,7 +33,7 @@ def measuring() -> Iterator[None]:
 def one_by_one(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
-    """The rows as `deaggregate` gives them."""
+    """Return the rows as `deaggregate` gives them."""
     return [
         (place, user.sub_sequence_number, user.partition_key, user.explicit_hash_key, user.data)
         for place, (data, key) in enumerate(zip(records, keys, strict=True))
@@ -44,7 +44,7 @@ def one_by_one(
 def together(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
-    """The rows of the batch."""
+    """Return the rows of the batch."""
     batch = user_record_batch(records, keys, hash_range, misplaced=misplaced)
     batch.validate(full=True)
     return [tuple(row.values()) for row in batch.to_pylist()]
@@ -55,7 +55,7 @@ def together(
 def test_the_columns_hold_the_same_rows(
     aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None, misplaced: Misplaced
 ) -> None:
-    """Spark would see other records than a plain worker."""
+    """Spark gets the same records as a plain worker."""
     records = [packed(list(rows))[0].sealed() for rows in aggregates]
     keys = [f"outer-{place}" for place in range(len(records))]
     assert together(records, keys, hash_range, misplaced) == one_by_one(records, keys, hash_range, misplaced)
@@ -66,7 +66,7 @@ def test_the_columns_hold_the_same_rows(
 def test_odd_records_among_common_ones_are_not_lost_or_moved(
     measured: bool, misplaced: Misplaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One odd record, or a machine without the measuring code, would change a whole batch."""
+    """One odd record does not change the rest of its batch."""
     monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)
     common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].sealed()
     odd = [case for case in cases() if len(case.data) < 10_000]
@@ -80,7 +80,7 @@ def test_odd_records_among_common_ones_are_not_lost_or_moved(
 
 
 def test_mutated_records_read_alike() -> None:
-    """A shortcut of the measuring code would misread what `deaggregate` reads rightly."""
+    """The measuring code agrees with `deaggregate` on malformed records."""
     buffers: list[Case] = list(mutated(2000, seed=8))
     for one, two in pairwise(buffers):
         records = [one.data, two.data]
@@ -88,20 +88,20 @@ def test_mutated_records_read_alike() -> None:
 
 
 def test_every_small_size_reads_alike() -> None:
-    """Bytes are copied several at a time, and short data lies elsewhere than long: ends would be cut or filled."""
+    """Several bytes are copied at a time, and short data is stored in another place than long data."""
     rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
     record = packed(rows)[0].sealed()
     assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
 
 
 def test_more_than_arrow_can_address_is_refused() -> None:
-    """Offsets would wrap around, and rows hold other rows' bytes."""
+    """Larger batches would overflow Arrow's 32-bit offsets."""
     with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
         user_record_batch([bytes(1 << 20)] * 2048)
 
 
 def test_keys_beyond_what_arrow_can_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long key of many small user records takes more bytes than the records do: its offsets would wrap around."""
+    """A long key of many small user records takes more bytes than the records, and could overflow the offsets."""
     record = packed([("k" * 100, None, b"")] * 50)[0].sealed()
     monkeypatch.setattr(aggregation_arrow, "_LIMIT", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):

@@ -1,4 +1,4 @@
-"""Batches of a stream as columns, beside the records that other handlers take."""
+"""Batches of a stream as columns match the records that other handlers get."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ ROWS: list[dict[str, Any]] = [
 
 @frozen
 class Canned:
-    """A client that answers with these rows."""
+    """A client that responds with these rows."""
 
     rows: list[dict[str, Any]]
 
@@ -37,42 +37,39 @@ class Canned:
 
 
 def read(*rows: dict[str, Any]) -> tuple[Batch, InColumns]:
-    """The batch that a plain worker reads, and what makes columns of it."""
+    """Return the batch of a plain worker, and its columns."""
     batch = Poller(cast("KinesisClient", Canned(list(rows))), "orders", "shard-0", TRIM_HORIZON, None).read()
     assert batch.in_columns is not None
     return batch, batch.in_columns
 
 
 def test_columns_say_what_records_say() -> None:
-    """Without it a handler that takes columns would see other records than one that takes objects."""
     batch, in_columns = read(*ROWS)
     rows = in_columns(batch.records)
     assert rows.schema == SCHEMA
-    told = rows.to_pylist()
+    columns = rows.to_pylist()
     names = ("data", "shardId", "streamName", "partitionKey", "explicitHashKey", "sequenceNumber", "subSequenceNumber")
-    assert [tuple(each[name] for name in names) for each in told] == [
+    assert [tuple(each[name] for name in names) for each in columns] == [
         (each.data, "shard-0", "orders", each.partition_key, None, each.sequence_number, each.sub_sequence_number)
         for each in batch.records
     ]
-    times = [each["approximateArrivalTimestamp"] for each in told]
+    times = [each["approximateArrivalTimestamp"] for each in columns]
     assert [each and each.timestamp() for each in times] == [1_767_312_000.123, None, None]
 
 
 def test_columns_of_some_records_are_theirs_alone() -> None:
-    """Without it what a failed handler has done would come again."""
+    """After a failure, a handler gets only the columns of the remaining records."""
     batch, in_columns = read(*ROWS)
     assert in_columns(tuple(batch.records)[1:]) == in_columns(batch.records).slice(1)
     assert in_columns(batch.records[1:]) == in_columns(batch.records).slice(1)
 
 
 def test_an_empty_batch_has_empty_columns() -> None:
-    """Without it a handler that asks for columns would fail where nothing came."""
     batch, in_columns = read()
     assert in_columns(batch.records).num_rows == 0
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the handler's author would not know what to install."""
     batch, in_columns = read(*ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.arrow_rows", raising=False)
@@ -81,7 +78,7 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_module_but_columns_wants_pyarrow() -> None:
-    """A worker or producer of leasehold[aws] or [azure] would not start for want of an extra that it does not use."""
+    """Workers and producers of leasehold[aws] or [azure] start without the pyarrow extra."""
     names = ("kinesis.streams", "kinesis.fan_out", "kinesis.producer", "event_hubs.poller")
     modules = (f"leasehold.adapters.sources.{name}" for name in names)
     code = "import sys; sys.modules['pyarrow'] = None; import " + ", ".join(modules)

@@ -1,4 +1,4 @@
-"""The client that reads: what it makes of the times that Kinesis tells."""
+"""The client that reads: its timeouts, retries and parsing of times."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ ARRIVED = 1_767_312_000.25
 
 
 def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it more than half of the time that boto3 takes for a record would go into looking the time zone up."""
+    """Looking up the time zone takes more than half of boto3's time for a record."""
     monkeypatch.setattr(clients, "Wire", None)
     record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
     body = {"Records": [{**record, "ApproximateArrivalTimestamp": ARRIVED}], "NextShardIterator": "i-2"}
@@ -34,7 +34,7 @@ def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: py
         return AWSResponse(request.url, 200, HTTPHeaders(), Raw(json.dumps(body).encode()))
 
     client = reading_client("eu-west-1", None)
-    # The stubs do not know that a handler of this event may answer in the service's place.
+    # The stubs do not allow a handler of this event to respond instead of the service.
     client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", answer))
     (row,) = client.get_records(ShardIterator="i-1")["Records"]
     arrived = row["ApproximateArrivalTimestamp"]
@@ -43,7 +43,7 @@ def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: py
 
 @pytest.mark.parametrize("options", [{}, {"consumer": "arn:aws:c"}])
 def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
-    """Without it a held shard is unread for half a minute, because the network was silent for a moment."""
+    """A held shard is not left unread for half a minute because the network was silent for a moment."""
     made: list[KinesisClient] = []
 
     def keep(*given: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
@@ -58,7 +58,6 @@ def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, o
 
 
 def test_a_source_that_is_closed_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each source of a long program would leave its connections open."""
     closed = list[str]()
 
     def made(*given: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
@@ -72,40 +71,39 @@ def test_a_source_that_is_closed_closes_its_connections(monkeypatch: pytest.Monk
 
 
 def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each moment's failure would cost a wait of the poller; with more, a thread would wait inside boto3."""
+    """One retry saves a wait of the poller; more would block a thread inside boto3."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
-    asked: list[str] = []
+    requests: list[str] = []
 
     def fail(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
-        asked.append(request.url)
+        requests.append(request.url)
         return AWSResponse(request.url, 500, HTTPHeaders(), Raw(b"{}"))
 
     client = reading_client("eu-west-1", None)
     client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", fail))
     with pytest.raises(ClientError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
 def test_every_form_of_a_time_is_understood(told: object) -> None:
-    """Without it one answer in another form would end a shard."""
     assert utc(told) == datetime.fromtimestamp(ARRIVED, UTC)
 
 
 def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
-    """The same seconds would be waited once more, in the thread that reads."""
-    asked: list[str] = []
+    """A retry would block the reading thread for another timeout."""
+    requests: list[str] = []
 
     def wait(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
-        asked.append(request.url)
+        requests.append(request.url)
         raise ReadTimeoutError(endpoint_url=request.url)
 
     client = reading_client("eu-west-1", None)
     client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", wait))
     with pytest.raises(ReadTimeoutError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
     ],
 )
 def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, seconds: float | None) -> None:
-    """A record without a time would end its shard, and one of the other wire be a thousand years old."""
+    """A record may lack a time, and the unit of the time depends on the encoding."""
     assert seconds_of(told) == seconds
 
 
@@ -132,13 +130,12 @@ def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, secon
     ],
 )
 def test_a_word_that_an_option_does_not_know_is_refused(options: dict[str, str], says: str) -> None:
-    """A slip of the pen would read a stream in another way than its operator wants, without a word."""
     with pytest.raises(ValueError, match=f"^source URL: {says}"):
         source.open_url("orders", {"region": "eu-west-1", **options})
 
 
 def test_a_shard_that_cannot_be_asked_about_is_not_gone() -> None:
-    """Its lease, and how far it is read, would be deleted because a service was busy."""
+    """If the service is busy, the shard's lease and checkpoint are kept."""
     kinesis = reading_client("eu-west-1", None)
     with Stubber(kinesis) as stub:
         stub.add_client_error("get_shard_iterator", "LimitExceededException")

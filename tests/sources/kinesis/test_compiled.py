@@ -1,4 +1,4 @@
-"""The compiled codec is the plain one, only faster."""
+"""The compiled codec gives the same results as plain Python."""
 
 import struct
 import sys
@@ -27,7 +27,7 @@ Forms = dict[str, dict[str, ModuleType]]
 
 @pytest.fixture(scope="module")
 def forms() -> Iterator[Forms]:
-    """Both forms of the codec."""
+    """Return both forms of the codec."""
     with plain_and_compiled() as both:
         if "compiled" not in both:
             pytest.skip("the codec is not compiled: no compiler")
@@ -37,18 +37,18 @@ def forms() -> Iterator[Forms]:
 def test_the_codec_compiles_where_nothing_else_is_installed(
     forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wheels that are built in isolation, as those of other Pythons, came out plain, and only a warning said so."""
+    """Wheels are built in isolation, where a codec that fails to compile only logs a warning."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
-    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # what they share, and what is in C
+    assert len(hatch_build.compile_to(tmp_path)) == len(hatch_build.HOT) + 2  # plus the shared module and the C module
 
 
-def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has classes of its own
+def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its own classes
     return answer.rows, list(answer.subs), str(answer.reason), answer.dropped
 
 
 def test_each_form_says_which_it_is(forms: Forms) -> None:
-    """Nobody could tell from outside why reading is slow."""
+    """Users can find out why reading is slow."""
     assert {name: form["wire"].COMPILED for name, form in forms.items()} == {
         "plain": False,
         "compiled": True,
@@ -57,7 +57,6 @@ def test_each_form_says_which_it_is(forms: Forms) -> None:
 
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
 def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
-    """Records would be read differently by those who installed a wheel."""
     for case in (*cases(), *mutated(5000, seed=9)):
         plain, compiled = (
             _said(forms[form]["decode"].deaggregate(case.data, "k", None, (case.first, case.last), misplaced=misplaced))
@@ -69,7 +68,6 @@ def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
-    """Records would be written differently by those who installed a wheel."""
     written = []
     for form in ("plain", "compiled"):
         aggregate = forms[form]["encode"].Aggregate(2000)
@@ -79,7 +77,6 @@ def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
 
 
 def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
-    """A handler would be given other records on machines with a compiled wheel."""
     for case in (*cases(), *mutated(2000, seed=12)):
         told = []
         for form in ("plain", "compiled"):
@@ -93,7 +90,7 @@ def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
 @pytest.mark.parametrize("hash_range", [None, HASH_KEYS, (0, 2**127), (2**127, HASH_KEYS[1])])
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
 def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, misplaced: str) -> None:
-    """Spark would see other rows on machines with a compiled wheel."""
+    """Spark gets the same rows with and without a compiled wheel."""
     records = [case.data for case in (*cases(), *mutated(2000, seed=10)) if len(case.data) < 10_000]
     batches = [
         forms[form]["arrow"].user_record_batch(records, None, hash_range, misplaced=misplaced)
@@ -103,7 +100,7 @@ def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, mi
 
 
 def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -> None:
-    """A mistake elsewhere would be read as whatever lies behind an answer, or end the process."""
+    """Invalid offsets are an error, so that no memory outside of the response is read."""
     scan = forms["compiled"]["scan"]
     beyond = struct.pack("<iiii", 20, 0, 0, 90)
     for views, fault in (((beyond,) * 3, IndexError), ((b"\xff" * 16,) * 3, IndexError), ((b"",) * 3, ValueError)):
@@ -115,7 +112,6 @@ def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -
 
 
 def test_records_made_in_c_are_records(forms: Forms) -> None:
-    """A handler would meet something that looks like a record, and is none."""
     scan = forms["compiled"]["scan"]
     columns = [b"x", b"y"], ["1", "2"], [0, 0], ["k", None], [None, "7"], [1.5, None], [False, True]
     made = [*scan.records(Record, *columns)]

@@ -1,4 +1,4 @@
-"""Our reading of aggregated records agrees with KCL's own, case by case."""
+"""Our deaggregation agrees with the KCL's, case by case."""
 
 import conformance
 import kcl_jar
@@ -20,20 +20,19 @@ def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
 
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
 def test_user_records_that_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> None:
-    """A worker of ours beside a Java one would process other records than it, or process them differently."""
+    """A worker of ours processes the same records as a Java worker in its group."""
     assert _ours(case) == kept
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
 def test_every_case_has_its_reason_and_count(case: Case) -> None:
-    """Records would vanish as silently as they do in KCL."""
+    """Dropped records are counted and have a reason, unlike in the KCL."""
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     assert (answer.reason, answer.dropped) == (case.reason, case.dropped)
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
 def test_strict_mode_refuses_what_is_malformed_and_nothing_else(case: Case) -> None:
-    """Strict mode would let a broken producer pass, or refuse a sound one."""
     try:
         deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop", strict=True)
         refused = False
@@ -43,14 +42,14 @@ def test_strict_mode_refuses_what_is_malformed_and_nothing_else(case: Case) -> N
 
 
 def test_the_table_holds_every_crafted_case() -> None:
-    """A case added to the list but not run through the jar would be checked by nobody."""
+    """A case must also be run through the jar to be checked."""
     assert tuple(case for case, _ in TABLE) == tuple(cases())
 
 
 @pytest.mark.more
 def test_the_table_says_what_the_jar_says() -> None:
-    """The stored verdicts would drift from KCL's, unseen."""
+    """The stored results stay those of the KCL."""
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
     answers = kcl_jar.verdicts((case.data, case.first, case.last) for case, _ in TABLE)
-    assert answers == [kept for _, kept in TABLE]
+    assert answers == [records for _, records in TABLE]

@@ -1,4 +1,4 @@
-"""Events of a subscription as the rows of a query of Spark."""
+"""Events of a subscription become rows of a Spark query."""
 
 from contextlib import closing
 
@@ -17,7 +17,6 @@ ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
 
 def test_events_become_rows() -> None:
-    """Without this a subscription would be read into records that a query has no columns for."""
     with serving() as server:
         server.service = Service([[event(3), Held()]], {})
         client = reading_client("eu-west-1", server.url)

@@ -1,4 +1,4 @@
-"""Enhanced fan-out from ferrokinesis: order over renewals, a closed shard, a stream that takes no more consumers."""
+"""Enhanced fan-out from ferrokinesis: order across renewals, a closed shard, and a full list of consumers."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-# The first of them may have to build the service.
+# The first test may have to build the service.
 pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
 
 SHARD = "shardId-000000000000"
@@ -39,27 +39,27 @@ def stream(client: "KinesisClient") -> str:
 
 
 def active(client: "KinesisClient", stream: str) -> None:
-    """Wait until the stream has changed."""
+    """Wait until the stream is active again."""
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
 
 
 def put(client: "KinesisClient", stream: str, count: int) -> list[str]:
-    """Put so many records; their numbers."""
+    """Put this many records; return their sequence numbers."""
     rows: Any = [{"Data": b"data", "PartitionKey": "k"} for _ in range(count)]
     return [each["SequenceNumber"] for each in client.put_records(StreamName=stream, Records=rows)["Records"]]
 
 
 @pytest.fixture
 def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
-    """A reader of the whole shard."""
+    """Return a reader of the whole shard."""
     reader = KinesisSource(client, stream, consumer="app").open(Lease(SHARD), TRIM_HORIZON)
     yield reader
     reader.close()
 
 
 def read(reader: Reader, seen: list[str]) -> bool:
-    """One reading, and the wait that it asks for; whether that was the last."""
+    """Read once and wait as the batch asks; return whether the shard has ended."""
     batch = reader.read()
     seen += [record.sequence_number for record in batch.records]
     time.sleep(batch.wait_seconds)
@@ -69,26 +69,26 @@ def read(reader: Reader, seen: list[str]) -> bool:
 def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """Without it the place to go on from could be right by the script of a test, and wrong by a service."""
-    asked: list[str] = []
+    """A real service confirms the position at which the next subscription starts."""
+    positions: list[str] = []
     client.meta.events.register(
         "provide-client-params.kinesis.SubscribeToShard",
-        lambda params, **_: asked.append(params["StartingPosition"]["Type"]),
+        lambda params, **_: positions.append(params["StartingPosition"]["Type"]),
     )
     sent: list[str] = []
     seen: list[str] = []
-    while len(asked) < 3:
+    while len(positions) < 3:
         sent += put(client, stream, 5)
         read(reader, seen)
     until(lambda: read(reader, seen) or len(seen) >= len(sent), "all of it came")
-    assert (seen, asked) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+    assert (seen, positions) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
 
 
 def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: "KinesisClient", stream: str) -> None:
-    """Without this a reader that begins at a checkpoint might be sent the stream from its oldest record on."""
+    """A reader that starts at a checkpoint is not sent the stream from its oldest record."""
     sent = put(client, stream, 120)
     seen: list[str] = []
-    for number in (sent[0], sent[99]):  # in CBOR, in which a client asks at first
+    for number in (sent[0], sent[99]):  # the first request of a client is in CBOR
         asking = reading_client("eu-west-1", client.meta.endpoint_url)
         reader = KinesisSource(asking, stream, consumer="app").open(Lease(SHARD), Position(number))
         found: list[str] = []
@@ -103,7 +103,7 @@ def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: 
 def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
-    """Without it a reshard would cut a backlog off, since this service names the children in each event."""
+    """This service lists the children in each event, and the backlog is still read."""
     sent = put(client, stream, 120)
     client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
     active(client, stream)
@@ -121,13 +121,13 @@ def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
 def test_a_stream_that_takes_no_more_consumers_is_polled(
     client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it what the service says at its limit could be another word than the one we wait for."""
+    """A real service returns the error code that the reader expects at the limit."""
     arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
     for number in range(20):
         client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")
     sent = put(client, stream, 5)
     seen: list[str] = []
     until(lambda: read(reader, seen) or len(seen) >= 5, "it was polled")
-    said = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
-    assert (seen, len(said)) == (sent, 1)
-    assert said[0].startswith(f"stream {stream} takes no consumer 'app', so its shards are polled: ")
+    messages = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
+    assert (seen, len(messages)) == (sent, 1)
+    assert messages[0].startswith(f"stream {stream} takes no consumer 'app', so its shards are polled: ")

@@ -1,4 +1,4 @@
-"""A worker that is sent what is written, from a service that follows a script: its metrics, its stop, and a theft."""
+"""A worker with enhanced fan-out on a scripted service: its metrics, its stop, and the theft of its lease."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ OTHERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @define
 class Joined:
-    """One worker at work, and what it said."""
+    """A running worker, and the events of its handler and leases."""
 
     service: Service
     runner: Runner = field(init=False)
@@ -49,7 +49,7 @@ class Joined:
     over: Event = field(factory=Event)
 
     def begin(self, source: KinesisSource) -> None:
-        """Join a fleet of none."""
+        """Start the worker as the only one of its group."""
         config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
         worker = Worker(store=self.store, source=source, me="a-1", config=config)
         meter = MeterProvider([self.metrics]).get_meter("test")
@@ -58,12 +58,12 @@ class Joined:
         self.thread.start()
 
     def handle(self, delivery: Delivery) -> None:
-        """Note what was handed over."""
+        """Record what was dispatched."""
         self.handled += [record.sequence_number for record in delivery.records]
         self.got_some.set()
 
     def observe(self, happening: Happening, _holding: Holding) -> None:
-        """Note what became of the lease."""
+        """Record events of the lease."""
         self.happened.append(happening)
         if happening != "initialize":
             self.over.set()
@@ -75,14 +75,14 @@ class Joined:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A service without a script yet."""
+    """A server without a script."""
     with serving() as running:
         yield running
 
 
 @pytest.fixture
 def joined(server: Server) -> Iterator[Callable[[list[Script]], Joined]]:
-    """Starts a worker on a script."""
+    """Return a function that starts a worker on a script."""
     started: list[Joined] = []
 
     def start(scripts: list[Script]) -> Joined:
@@ -100,7 +100,7 @@ def joined(server: Server) -> Iterator[Callable[[list[Script]], Joined]]:
 
 
 def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[[list[Script]], Joined]) -> None:
-    """Without it each deploy would leave connections behind, and its shards without a reader until leases expire."""
+    """A deployment leaves neither connections nor leases that must expire first."""
     one = joined([[event(5, 6, then=6), Held()]])
     assert one.got_some.wait(30)
     one.runner.stop()
@@ -111,7 +111,7 @@ def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[
 
 
 def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined]) -> None:
-    """Without it the loser would receive on, and stand in the new owner's way."""
+    """The new owner can subscribe at once."""
     one = joined([[event(5, then=5), Held()]])
     assert one.got_some.wait(30)
     one.store.write(StealLease(one.lease(), "b-1"))
@@ -121,7 +121,6 @@ def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined])
 
 
 def test_a_sent_record_is_counted_as_a_polled_one(joined: Callable[[list[Script]], Joined]) -> None:
-    """Without it a fleet on fan-out would look idle."""
     one = joined([[event(5, 6, then=6, behind=1500), Held()]])
     assert one.got_some.wait(30)
     deadline = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""What the producer wrote is read alike by a worker of ours and by a worker of the Java KCL."""
+"""A worker of ours and a Java KCL worker read the same from what the producer wrote."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreport
 def test_java_and_ours_read_a_reshaped_stream_alike(
     client: KinesisClient, kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
-    """Without it a fleet of KCL workers could find other records in our aggregates than we say are there."""
+    """A fleet of KCL workers finds in our aggregates the records that we wrote."""
     if absent := java_missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     rows = list(flights(8000))
     stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
-    found = list(stored(client, stream))
-    assert evolve(judged(rows, found, faulty, writings), twice=0, dropped=0) == FINE
-    there, at = lying(found), Places(kinesis_url, dynamodb_local_url)
+    records = list(stored(client, stream))
+    assert evolve(judged(rows, records, faulty, writings), twice=0, dropped=0) == FINE
+    there, at = lying(records), Places(kinesis_url, dynamodb_local_url)
     assert len(there) == 2 + 4 + 2
     ours = read_by_ours(at, stream, size(there), tmp_path)
     java = read_by_java(at, stream, size(there), tmp_path, VERSION)

@@ -1,4 +1,4 @@
-"""`max_records` of a source's URL: the most records that one request asks for."""
+"""The `max_records` option of a source's URL limits the records per request."""
 
 import pytest
 from standins.wire_service import Service, listening
@@ -11,7 +11,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 
 def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
-    """The service's own limit holds where the URL has none."""
+    """The default is the service's own limit."""
     answers = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
     for option, limit in (("&max_records=7", 7), ("", RECORDS)):
         spoken = Service({"StreamDescriptionSummary": {}}, *answers)
@@ -23,7 +23,7 @@ def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
 
 @pytest.mark.parametrize(("text", "most"), [("1", 10), ("10", 10), ("1000", ChangePoller.most)])
 def test_max_records_within_the_services_limit_is_taken(text: str, most: int) -> None:
-    """Both ends are included."""
+    """Both bounds are included."""
     assert max_records_of({"max_records": text}, most) == int(text)
 
 

@@ -1,4 +1,4 @@
-"""Aggregates on a shard that is not all of their records' own: which of their user records a reader is given."""
+"""Which user records a reader returns of an aggregate whose records do not all belong to its shard."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast, get_args
@@ -40,47 +40,47 @@ RANGES = st.tuples(st.integers(0, HASH_KEYS[1]), st.integers(0, HASH_KEYS[1])).m
 
 
 def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
-    """The user records inside the range, up to the first whose hash key is no number, one by one."""
+    """Return the user records inside the range, up to the first with an invalid hash key."""
     whole = deaggregate(data, "outer", None, None)
     if not whole.aggregated:
         return list(whole)
-    kept = list[UserRecord]()
+    users = list[UserRecord]()
     for user in whole:
         place = hash_of(user.partition_key or "") if user.explicit_hash_key is None else number(user.explicit_hash_key)
         if place is None:
             break
-        kept += [user] if hash_range[0] <= place <= hash_range[1] else []
-    return kept
+        users += [user] if hash_range[0] <= place <= hash_range[1] else []
+    return users
 
 
 def check(data: bytes, hash_range: HashRange) -> None:
-    """Compare both settings with each other, and with what is there."""
-    kept, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
-    assert list(kept) == by_hand(data, hash_range)
-    assert len(kept) + kept.dropped == len(dropping) + dropping.dropped
+    """Compare both settings with each other and with the expected records."""
+    keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
+    assert list(keeping) == by_hand(data, hash_range)
+    assert len(keeping) + keeping.dropped == len(dropping) + dropping.dropped
     if dropping.reason is Reason.OUT_OF_RANGE:
-        assert (list(dropping), kept.dropped > 0) == ([], True)
+        assert (list(dropping), keeping.dropped > 0) == ([], True)
     else:
-        assert (list(kept), kept.reason) == (list(dropping), dropping.reason)
+        assert (list(keeping), keeping.reason) == (list(dropping), dropping.reason)
 
 
 @pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
 def test_of_a_misplaced_aggregate_we_keep_what_is_the_shards_own(case: Case) -> None:
-    """A record that its producer takes for delivered would be nowhere; or one be read on two shards."""
+    """Each delivered record is read on exactly one shard."""
     check(case.data, (case.first, case.last))
 
 
 @settings(deadline=None)
 @given(ROWS, RANGES)
 def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash_range: HashRange) -> None:
-    """What holds for crafted records might not hold for others."""
+    """The rule holds for generated aggregates as well as for crafted ones."""
     check(packed(rows)[0].sealed(), hash_range)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=30)), min_size=2, max_size=20), RANGES)
 def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
-    """A compiled wheel would hand over records of other shards, under numbers that have no gaps."""
+    """Compiled code neither returns records of other shards nor renumbers the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_PLACING", True)
         data = packed(rows)[0].sealed()
@@ -90,9 +90,9 @@ def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, ha
 
 @define
 class Kpl:
-    """A producer that knows the shards as they were; it takes for delivered what fits the shard that it came to.
+    """A producer with an old shard map that counts a record as delivered if it fits the shard that stored it.
 
-    So does the KPL since 0.15.11, by `succeed_if_correct_shard` of its `retrier.cc`.
+    The KPL does so since 0.15.11, by `succeed_if_correct_shard` of its `retrier.cc`.
     """
 
     stream: Stream
@@ -100,7 +100,7 @@ class Kpl:
     known: list[Shard] = field(factory=list)
 
     def put(self, rows: list[tuple[str, bytes]]) -> None:
-        """Write until all are delivered, by a new map after each aggregate that was misplaced."""
+        """Write until all records are delivered, with a new map after each misplaced aggregate."""
         waiting = list(rows)
         while waiting:
             self.known = self.known or list(self.stream.open)
@@ -108,7 +108,7 @@ class Kpl:
             self.known = [] if waiting else self.known
 
     def _aggregate(self, shard: Shard, rows: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """Write those that this shard was known for, as one record; those that must be sent again."""
+        """Write the rows of this shard in the old map as one record; return those to send again."""
         mine = [row for row in rows if inside(shard, row[0])]
         if not mine:
             return []
@@ -121,13 +121,13 @@ class Kpl:
 
 
 def inside(shard: Shard, key: str) -> bool:
-    """Whether the key falls into the shard's range."""
+    """Return whether the key is in the shard's range."""
     first, last = shard.hash_range or HASH_KEYS
     return first <= hash_of(key) <= last
 
 
 def read(stream: Stream, misplaced: Misplaced) -> Iterator[tuple[str, bytes]]:
-    """As a worker reads it, parents first: the shard and the data."""
+    """Return shard and data of each record as a worker reads them, parents first."""
     for shard in stream.shards:
         for _, data, key in stream.logs.get(shard.id, []):
             for user in deaggregate(data, key, None, shard.hash_range, misplaced=misplaced):
@@ -142,7 +142,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "split", "merge"]), st
 def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merges(
     steps: list[tuple[str, int]],
 ) -> None:
-    """Each split would cost records of the KPL's stale aggregates, though it was told that they are safe."""
+    """The KPL's aggregates for old shards lose no delivered record."""
     stream = Stream()
     kpl, count = Kpl(stream), 0
     for what, place in [*steps, ("put", 9)]:
@@ -162,7 +162,7 @@ def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merg
 
 AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].sealed()
 LOWER: HashRange = (0, 2**127 - 1)
-"""The shard of a and c; b and d are of the upper one."""
+"""The shard of a and c; b and d belong to the upper one."""
 
 
 @define
@@ -178,13 +178,13 @@ class Canned:
         return {"StreamDescriptionSummary": {}}
 
     def get_records(self, **_asked: object) -> dict[str, object]:
-        """All at once, and no more to come."""
+        """Return all records at once, as the last of the shard."""
         rows = [{"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(at)} for at in range(1, self.count + 1)]
         return {"Records": rows, "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
 def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> Poller:
-    """A reader of the lower shard."""
+    """Return a reader of the lower shard."""
     return Poller(cast("KinesisClient", Canned(count)), "orders", "s-0", start, LOWER, misplaced=misplaced)
 
 
@@ -194,14 +194,16 @@ def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "k
      (Position("1", 3), [])],
 )  # fmt: skip
 def test_records_keep_their_numbers_within_the_aggregate(start: Position, left: list[int]) -> None:
-    """A checkpoint inside a misplaced aggregate would be another record's for KCL, or for ours after a restart."""
+    """A checkpoint inside a misplaced aggregate means the same record to us and to the KCL."""
     batch = poller(1, start).read()
-    assert [(each.sub_sequence_number, each.data) for each in batch.records] == [(sub, b"%d" % sub) for sub in left]
+    assert [(record.sub_sequence_number, record.data) for record in batch.records] == [
+        (sub, b"%d" % sub) for sub in left
+    ]
     assert batch.read_to == Position("1", 3)
 
 
 def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
-    """Whoever wants what Java's workers drop to be dropped could not have it; or all others would lose records."""
+    """Dropping matches Java's workers; keeping loses no records."""
     assert [len(poller(1, misplaced=each).read().records) for each in get_args(Misplaced)] == [2, 0]
     assert list(deaggregate(AGGREGATE, "a", None, LOWER)) == [
         UserRecord(b"0", "a", None, 0),
@@ -216,26 +218,26 @@ def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
 
 
 class NoRoom:
-    """A consumer for which the stream has no room: its shards are polled."""
+    """A consumer that the stream has no room for, so that its shards are polled."""
 
     def arn(self) -> None:
-        """None."""
+        """Return None."""
 
 
 def subscribed(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> FanOut:
-    """The same reader, by fan-out."""
+    """Return the same reader, with fan-out."""
     client, consumer = cast("KinesisClient", Canned(count)), cast("StreamConsumer", NoRoom())
     return FanOut(client, "orders", "s-0", start, LOWER, consumer=consumer, misplaced=misplaced)
 
 
 def in_columns(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "keep") -> ArrowPoller:
-    """The same reader, for Spark."""
+    """Return the same reader, for Spark."""
     return ArrowPoller(cast("KinesisClient", Canned(count)), "orders", "s-0", start, LOWER, misplaced=misplaced)
 
 
 @pytest.mark.parametrize("misplaced", get_args(Misplaced))
 def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Misplaced) -> None:
-    """The option of the URL would be taken, and have no effect."""
+    """Polling, fan-out and Spark all honor the option in the URL."""
     source = KinesisSource(cast("KinesisClient", Canned(1)), "orders", misplaced=misplaced)
     for opened in (
         source.open(Lease("s-0", hash_range=LOWER), TRIM_HORIZON),
@@ -246,10 +248,10 @@ def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Mispl
 
 
 def test_a_malformed_aggregate_is_told_so_although_it_is_misplaced_too() -> None:
-    """Strict mode would let a broken producer pass."""
+    """Strict mode reports the broken producer."""
     broken = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
-    found = deaggregate(broken, "a", None, LOWER)
-    assert (list(found), found.reason, found.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
+    users = deaggregate(broken, "a", None, LOWER)
+    assert (list(users), users.reason, users.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
 
 
 @pytest.mark.parametrize("opened", [poller, subscribed, in_columns])
@@ -257,7 +259,7 @@ def test_a_malformed_aggregate_is_told_so_although_it_is_misplaced_too() -> None
 def test_a_dropped_record_is_said_once_and_counted(
     opened: Callable[..., Poller], misplaced: Misplaced, dropped: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream of a KPL would fill the log with a line for each aggregate after a split."""
+    """The KPL's misplaced aggregates after a split do not fill the log."""
     reader = opened(1000, misplaced=misplaced)
     for _ in range(3):
         reader.read()

@@ -1,4 +1,4 @@
-"""Responses with records that are about another shard than the one that was asked for."""
+"""Responses whose records belong to another shard than the requested one are rejected."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ SIX = "49590338271490256608559692538361571095921575989136588898"
 
 
 def asked(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
-    """Return what a reader of this shard makes of this response, and of the right one to the same question."""
+    """Return what a reader of this shard makes of this response, and of the correct one to the same request."""
     mine = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
     right = {"Records": [row(mine)], "NextShardIterator": "next", "MillisBehindLatest": 0}
     answers = iter([{"NextShardIterator": "other", "MillisBehindLatest": 0, "Records": [], **deepcopy(answer)}, right])
@@ -32,12 +32,12 @@ def asked(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  
 
 
 def row(number: str) -> dict[str, Any]:
-    """A record with this sequence number."""
+    """Return a record with this sequence number."""
     return {"Data": b"x", "SequenceNumber": number, "PartitionKey": "k", "ApproximateArrivalTimestamp": 1.0}
 
 
 def child(*parents: str) -> dict[str, Any]:
-    """A shard that follows these."""
+    """Return a shard that follows these."""
     ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
     return {"ShardId": "shardId-000000000009", "ParentShards": [*parents], "HashKeyRange": ends}
 
@@ -53,10 +53,10 @@ def child(*parents: str) -> dict[str, Any]:
     ids=["records", "end", "records and end"],
 )
 def test_a_response_about_another_shard_is_no_reading(poller: type[Poller], answer: dict[str, Any]) -> None:
-    """No record is delivered, no shard finished and no place advanced by a response that names another shard.
+    """No record is delivered, no shard finished and no position advanced by a response for another shard.
 
-    Such a response is known by its sequence numbers and by the parents of the children. One without records, which
-    does not end the shard, names nothing; its iterator brings the next response, which does.
+    Such a response is recognized by its sequence numbers and by the parents of the children. A response without
+    records that does not end the shard names nothing, but its iterator returns the next response, which does.
     """
     batch, (read_to, questions) = asked(poller, "shardId-000000000004", **answer)
     assert (batch.read_to, batch.ended, batch.children) == (None, False, ())
@@ -71,6 +71,6 @@ def test_a_response_about_another_shard_is_no_reading(poller: type[Poller], answ
     ids=["its own", "of a local service", "of another name"],
 )
 def test_a_response_that_names_no_other_shard_is_a_reading(poller: type[Poller], shard: str, number: str) -> None:
-    """Only numbers and names of the service's own form are judged."""
+    """Only sequence numbers and names in the service's own format are checked."""
     batch, _ = asked(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
     assert (batch.read_to.sequence, batch.fault) == (number, "")

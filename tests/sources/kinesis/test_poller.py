@@ -1,4 +1,4 @@
-"""Reading a shard against a stubbed service: where it starts, how often it asks, and what faults do to it."""
+"""Read a shard from a stubbed service: where reading starts, how often it polls, and how it handles faults."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ PLACE = {"StreamName": "orders", "ShardId": "s-0"}
 
 @pytest.fixture
 def stub() -> Iterator[Stubber]:
-    """A service that answers as scripted, checking each question."""
+    """A service that returns scripted responses and checks each request."""
     with Stubber(boto3.client("kinesis", region_name="eu-west-1")) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
@@ -49,12 +49,12 @@ def source(stub: Stubber, clock: Callable[[], float] = lambda: 0.0) -> KinesisSo
 def poller(
     stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS, *, whole: bool = False
 ) -> Poller:
-    """A reader of one shard."""
+    """Return a reader of one shard."""
     return Poller(client(stub), "orders", "s-0", start, hash_range, whole=whole)
 
 
 def iterator(stub: Stubber, name: str, **place: object) -> None:
-    """The next question is for this iterator."""
+    """Expect a request for this iterator."""
     stub.add_response("get_shard_iterator", {"ShardIterator": name}, {**PLACE, **place})
 
 
@@ -76,7 +76,7 @@ def answer(
     limit: int = 10_000,
     **more: object,
 ) -> None:
-    """The next question, for at most so many records, is answered with these."""
+    """Expect a request for at most `limit` records and respond with these rows."""
     answered: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
     if then is not None:
         answered["NextShardIterator"] = then
@@ -84,12 +84,12 @@ def answer(
 
 
 def refuse(stub: Stubber, code: str, status: int = 400) -> None:
-    """The next question is refused."""
+    """Reject the next request with this error."""
     stub.add_client_error("get_records", service_error_code=code, http_status_code=status)
 
 
 def aggregate(*texts: bytes) -> bytes:
-    """An aggregated record whose user records share one key."""
+    """Return an aggregated record whose user records share one key."""
     return sealed(keys("k") + b"".join(record(0, text) for text in texts))
 
 
@@ -97,8 +97,8 @@ AT_FIVE = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": 
 
 
 def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
-    """Sequence number, sub-sequence number and data."""
-    return [(each.sequence_number, each.sub_sequence_number, each.data) for each in records]
+    """Return the sequence number, sub-sequence number and data of each record."""
+    return [(record.sequence_number, record.sub_sequence_number, record.data) for record in records]
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,13 @@ def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
     ],
 )
 def test_a_reader_starts_where_it_is_told(stub: Stubber, start: Position, place: dict[str, object]) -> None:
-    """Without it records would be skipped or repeated from the first read on."""
     iterator(stub, "i-1", **place)
     answer(stub, "i-1", "i-2")
     assert poller(stub, start).read().records == ()
 
 
 def test_records_come_whole_and_in_order(stub: Stubber) -> None:
-    """Without it a field would be lost between the service and the handler."""
+    """Every field of a record reaches the handler."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind=1500)
     batch = poller(stub).read()
@@ -130,12 +129,12 @@ def test_records_come_whole_and_in_order(stub: Stubber) -> None:
 
 
 def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
-    """Without it the rest of a half-done aggregate would be lost, or its first half repeated."""
+    """Reading resumes with the first user record after the checkpoint, within the same aggregate."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
     batch = poller(stub, Position("5", 1)).read()
     assert told(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
-    assert [each.aggregated for each in batch.records] == [True, False]
+    assert [record.aggregated for record in batch.records] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -149,19 +148,19 @@ def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
 def test_a_whole_aggregate_comes_until_its_last_user_record_is_done(
     stub: Stubber, start: Position, place: dict[str, object], records: list[str]
 ) -> None:
-    """A reader of user records may have stopped within an aggregate, whose rest must not be passed over."""
+    """A reader of user records may have stopped within an aggregate, so the aggregate is read whole again."""
     iterator(stub, "i-1", **place)
     whole = aggregate(b"a", b"b", b"c")
     answer(stub, "i-1", "i-2", row(5, whole), row(6, b"d"), row(7, aggregate(b"e", b"f")))
     batch = poller(stub, start, whole=True).read()
     positions = {"5": ("5", 2, whole), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
     assert told(batch.records) == [positions[number] for number in records]
-    assert not any(each.aggregated for each in batch.records)
+    assert not any(record.aggregated for record in batch.records)
     assert batch.read_to == Position("7", 1)
 
 
 def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a tail of misplaced aggregates could never be checkpointed, nor the shard's backlog fall."""
+    """A checkpoint can pass misplaced aggregates at the end of a shard, so the shard's backlog can fall to zero."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
     batch = poller(stub, hash_range=(0, 1)).read()
@@ -170,7 +169,7 @@ def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCap
 
 
 def test_an_expired_iterator_is_replaced_behind_the_last_record_read(stub: Stubber) -> None:
-    """Without it a slow handler would end its shard, or read records twice."""
+    """A slow handler neither ends its shard nor causes records to be read twice."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
     refuse(stub, "ExpiredIteratorException")
@@ -181,7 +180,7 @@ def test_an_expired_iterator_is_replaced_behind_the_last_record_read(stub: Stubb
 
 
 def test_an_empty_answer_does_not_forget_how_far_it_read(stub: Stubber) -> None:
-    """Without it an iterator that expires on a quiet shard would be replaced at the start: all comes again."""
+    """An iterator that expires on a quiet shard is replaced after the last record read, not at the start."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, b"a"))
     answer(stub, "i-2", "i-3")
@@ -193,7 +192,7 @@ def test_an_empty_answer_does_not_forget_how_far_it_read(stub: Stubber) -> None:
 
 
 def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stubber) -> None:
-    """Without it a quiet shard would skip what was there before."""
+    """The new iterator starts at the original position, so records that were already there are not skipped."""
     for name in ("i-1", "i-2"):
         iterator(stub, name, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
         if name == "i-1":
@@ -213,7 +212,7 @@ def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stu
     ],
 )
 def test_a_passing_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
-    """Without it a throttled shard would be given up, or asked again at once."""
+    """A throttled shard is polled again after a wait."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     refuse(stub, code, status)
     answer(stub, "i-1", "i-2", row(5))
@@ -227,7 +226,7 @@ def test_a_passing_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, st
 def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a reset would skip the records that were on their way."""
+    """Records that were in transit when the connection broke are read again."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
@@ -240,7 +239,7 @@ def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
 def test_a_late_answer_is_asked_for_in_smaller_pieces_up_to_the_tip(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a slow link would time out on the same megabytes for ever."""
+    """Smaller requests let a slow link make progress after a timeout."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     reader = poller(stub)
     monkeypatch.setattr(stub.client, "get_records", _raising(ReadTimeoutError(endpoint_url="there")))
@@ -253,7 +252,7 @@ def test_a_late_answer_is_asked_for_in_smaller_pieces_up_to_the_tip(
 
 
 def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
-    """Without it a fleet that is throttled would keep the service from ever recovering, or lose its place."""
+    """Longer waits let a throttled service recover, and the reader keeps its position."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(20):
         refuse(stub, "ProvisionedThroughputExceededException")
@@ -265,7 +264,7 @@ def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
 
 
 def test_an_answer_ends_a_row_of_faults(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it faults that are weeks apart would add up, and each of them cost the longest wait."""
+    """A successful response resets the backoff, so faults that are weeks apart do not add up."""
     longest = partial(Backoff, uniform=lambda _least, most: round(most, 3))
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.poller.Backoff", longest)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
@@ -278,7 +277,6 @@ def test_an_answer_ends_a_row_of_faults(stub: Stubber, monkeypatch: pytest.Monke
 
 
 def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(stub: Stubber) -> None:
-    """Without it records would be passed over in silence, or the reason be found in another library's words."""
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON") as caught:
         poller(stub, Position("5")).read()
@@ -286,10 +284,10 @@ def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(stub:
 
 
 def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """Without the option a fleet that was down for longer than the retention could not go on by itself."""
+    """With the option, a fleet that was down for longer than the retention period resumes by itself."""
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    answer(stub, "i-1", "i-2", row(3), row(9))  # the numbers of a stream that was made anew may be lower
+    answer(stub, "i-1", "i-2", row(3), row(9))  # the sequence numbers of a recreated stream may be lower
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
     assert told(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
     assert "s-0: 5 is not there any more, starting at TRIM_HORIZON" in caplog.text
@@ -297,7 +295,7 @@ def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, cap
 
 @pytest.mark.parametrize("rewind", [False, True])
 def test_a_place_refused_in_the_midst_of_a_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
-    """Without it a shard would begin again with its oldest record, or be said to have lost its checkpoint."""
+    """Only the first iterator of a shard can report a trimmed checkpoint; a later rejection never rewinds the shard."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(6))
     refuse(stub, "ExpiredIteratorException")
@@ -309,21 +307,21 @@ def test_a_place_refused_in_the_midst_of_a_shard_is_no_trimmed_checkpoint(stub: 
 
 
 def test_another_wrong_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
-    """Without it a fault of ours would rewind a shard that lost nothing."""
+    """An invalid request of our own does not rewind the shard."""
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "no such type")
     with pytest.raises(SourceError, match="refused a request"):
         Poller(client(stub), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, rewind=True).read()
 
 
 def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it nobody would learn that the service itself went on behind what it had trimmed."""
+    """The service silently resumes after trimmed records, so the reader logs the gap."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(9))
     answer(stub, "i-2", "i-3", row(12))
     reader = poller(stub, Position("5"))
     assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
-    said = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
-    assert [each.message.startswith(said) for each in caplog.records] == [True]
+    warning = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
+    assert [record.message.startswith(warning) for record in caplog.records] == [True]
 
 
 def _raising(error: Exception) -> Callable[..., object]:
@@ -334,7 +332,7 @@ def _raising(error: Exception) -> Callable[..., object]:
 
 
 def test_a_reader_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stubber) -> None:
-    """Without it an idle fleet would spend its request limit on nothing."""
+    """An idle fleet saves its request quota."""
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i", "i", row(5))
     answer(stub, "i", "i", behind=10)
@@ -346,7 +344,7 @@ def test_a_reader_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stub
 
 
 def test_after_a_refusal_it_asks_less_often_for_a_while(stub: Stubber) -> None:
-    """Without it two applications that share a shard's quota would go on refusing each other for ever."""
+    """Two applications that share a shard's quota stop throttling each other."""
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     for _ in range(2):
         refuse(stub, "ProvisionedThroughputExceededException")
@@ -359,7 +357,7 @@ def test_after_a_refusal_it_asks_less_often_for_a_while(stub: Stubber) -> None:
 
 
 def test_a_user_says_how_often_a_shard_is_asked() -> None:
-    """Without it a second application could not be left the part of the quota that it needs."""
+    """A longer poll interval leaves a second application its share of the quota."""
     pace = PollPace(1.0)
     assert [pace.answered(idle=idle, behind=not idle) for idle in (False, True, True)] == [1.0, 2.0, 2.0]
     assert PollPace(10.0).answered(idle=True, behind=False) == 10.0
@@ -367,7 +365,7 @@ def test_a_user_says_how_often_a_shard_is_asked() -> None:
 
 @pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
 def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str, Any], ...]) -> None:
-    """Without it the worker would have to list shards to go on after a reshard."""
+    """The last batch contains the child shards, so the worker need not list shards after a reshard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
     answer(
@@ -391,7 +389,7 @@ def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[s
     ],
 )
 def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: str) -> None:
-    """Without it the user would get a stack of another library's errors."""
+    """The error message states the cause, so the user needs no botocore traceback."""
     stub.add_client_error("list_shards", service_error_code=code, service_message="")
     with pytest.raises(SourceError, match=says) as caught:
         source(stub).shards()
@@ -406,7 +404,7 @@ def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: s
     ],
 )
 def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
-    """Without it a user would ask for a right that does not help."""
+    """The error message names the KMS permission that the request needs."""
     refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, asked)
     with pytest.raises(SourceError) as caught, said_plainly("orders"):
         raise refused
@@ -414,13 +412,12 @@ def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
 
 
 def test_missing_credentials_are_said_in_a_sentence() -> None:
-    """Without it the user would not learn that it is the credentials."""
     with pytest.raises(SourceError, match="no credentials for stream 'orders'"), said_plainly("orders"):
         raise NoCredentialsError
 
 
 def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
-    """A shard as ListShards tells it."""
+    """Return a shard as ListShards describes it."""
     sequence = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if closed else {})
     above = dict(zip(("ParentShardId", "AdjacentParentShardId"), parents, strict=False))
     ends = {"StartingHashKey": "0", "EndingHashKey": str(HASH_KEYS[1])}
@@ -433,7 +430,7 @@ def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict
 
 
 def test_every_page_of_shards_is_read(stub: Stubber) -> None:
-    """Without it shards beyond the first page would never be leased, and their leases look like garbage."""
+    """Shards after the first page are listed too, so their leases are not mistaken for garbage."""
     first = page(listed("s-0", closed=True), NextToken="t")
     stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
     second = page(listed("s-1", "s-0"), listed("s-2", "s-0", "s-1"))
@@ -446,14 +443,14 @@ def test_every_page_of_shards_is_read(stub: Stubber) -> None:
 
 
 def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
-    """Without it a fast clock here would skip records, or be refused for asking about the future."""
+    """A fast local clock neither skips records nor requests a time in the future."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([5000.0, 5000.25])
     assert source(stub, lambda: next(now)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
 
 
 def test_a_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
-    """Without it a slice would end before the last of its records has arrived, or never."""
+    """A slice ends only after its last records had time to arrive."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([0.0, 4.999, 5.0])
     orders = source(stub, lambda: next(now))
@@ -461,7 +458,7 @@ def test_a_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubbe
 
 
 def test_a_shard_is_gone_only_while_its_stream_answers(stub: Stubber) -> None:
-    """Without it deleting a stream by mistake would delete its checkpoints too."""
+    """Deleting a stream by mistake does not delete its checkpoints."""
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
     stub.add_response("list_shards", page(listed("s-1")))
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
@@ -477,8 +474,8 @@ def test_a_shard_is_gone_only_while_its_stream_answers(stub: Stubber) -> None:
 def test_aggregates_are_kept_where_the_service_spreads_records(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], kept: list[bytes]
 ) -> None:
-    """Without it such streams would lose every aggregate, silently."""
-    # The client's own model may not know the field yet, so the answer is put in its place.
+    """On such streams a user record's hash key may lie outside its shard's range."""
+    # boto3's service model may not have the field yet, so replace the whole response.
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
     reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
@@ -487,27 +484,27 @@ def test_aggregates_are_kept_where_the_service_spreads_records(
 
 
 def test_events_carry_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function may tell its streams apart by their ARN; until the service was asked, its account is unknown."""
-    told = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
-    summary = {"StreamARN": told, "StreamCreationTimestamp": ARRIVED}
+    """Functions may distinguish streams by ARN. The account is unknown until the service was asked."""
+    arn = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
+    summary = {"StreamARN": arn, "StreamCreationTimestamp": ARRIVED}
     monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
     orders = source(stub)
     assert orders.arn("orders") == f"arn:aws:kinesis:{stub.client.meta.region_name}::stream/orders"
     identity = orders.identity()
-    assert orders.arn("orders") == told
+    assert orders.arn("orders") == arn
     streams = KinesisStreams([orders])
     assert streams.reads(Lease("k", stream=identity))
-    assert streams.arn(identity) == told
+    assert streams.arn(identity) == arn
 
 
 def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The account's quota is 20 a second: a thousand workers of ten shards asked 186,000 times before all had read."""
-    now, asked = [0.0], list[float]()
+    """The account's quota is 20 per second: 1,000 workers of ten shards sent 186,000 requests before all had read."""
+    now, calls = [0.0], list[float]()
 
     def described(**_: object) -> dict[str, Any]:
-        asked.append(now[0])
+        calls.append(now[0])
         if now[0] < 100.0:
             raise ClientError({"Error": {"Code": "LimitExceededException"}}, "DescribeStreamSummary")
         return {"StreamDescriptionSummary": {}}
@@ -517,15 +514,15 @@ def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards
     for shard in range(10):
         with pytest.raises(SourceUnavailable):
             stream.open(Lease(f"s-{shard}"), TRIM_HORIZON)
-    assert asked == [0.0]
+    assert calls == [0.0]
     now[0] = 100.0
     for shard in range(10):
         stream.open(Lease(f"s-{shard}"), TRIM_HORIZON)
-    assert asked == [0.0, 100.0]
+    assert calls == [0.0, 100.0]
 
 
 def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) -> None:
-    """Without it one permission less than before would stop a consumer."""
+    """Reading works without the permission kinesis:DescribeStreamSummary."""
     stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5))
@@ -548,14 +545,14 @@ def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) 
     ],
 )
 def test_a_wrong_source_url_is_named_without_being_repeated(url: str, says: str) -> None:
-    """Without it a typing error would end in another library's words, or print a secret."""
+    """The error message names the wrong option but does not quote the URL, which may contain a secret."""
     with pytest.raises(ValueError, match=says) as caught:
         open_source(url)
     assert "secret" not in str(caught.value)
 
 
 def test_a_page_that_cannot_be_unpacked_is_asked_for_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a lack of memory would cost the page, for the next reading would begin behind it."""
+    """After a MemoryError, the next read requests the same page."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
@@ -572,7 +569,7 @@ def _too_much(*_given: object, **_more: object) -> Never:
 
 
 def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: Stubber) -> None:
-    """Its records would be skipped, or the shard be given up for a proxy's page or a service's bad moment."""
+    """A malformed response (a proxy's page, say) neither skips records nor stops the shard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(4), row(5) | {"SequenceNumber": "none"})
     answer(stub, "i-1", "i-2", row(4), row(5))
@@ -587,7 +584,7 @@ def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: 
 
 
 def test_an_answer_that_cannot_be_read_leaves_the_checkpoint_where_it_was(stub: Stubber) -> None:
-    """Without it the first half of a half-done aggregate would be handed over again."""
+    """User records of an aggregate that were already processed are not dispatched again."""
     odd = {"ShardId": "c", "ParentShards": ["s-0"], "HashKeyRange": {"StartingHashKey": "?", "EndingHashKey": "9"}}
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[odd])
@@ -597,13 +594,13 @@ def test_an_answer_that_cannot_be_read_leaves_the_checkpoint_where_it_was(stub: 
 
 
 def test_a_start_that_no_calendar_has_is_said(stub: Stubber) -> None:
-    """A time of somebody else's making in a row would be asked for, and fail, for ever."""
+    """A timestamp outside the range of datetime (a row may hold any number) is an error that a retry cannot fix."""
     with pytest.raises(SourceError, match="leasehold reset"):
         poller(stub, at_timestamp(10**18 - 1)).read()
 
 
 def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a record that lost nothing would be warned of, or each end tell all former losses again."""
+    """Only losses are warned about, and the message at the end counts only those not yet reported."""
     whole = UserRecords((), (), (), (), Reason.AGGREGATED)
     cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
     dropped, lost = Dropped("s-0"), "out-of-range, their aggregate came to another shard than theirs"

@@ -1,4 +1,4 @@
-"""The commands that write to a stream and that take its records apart, as a user calls them."""
+"""The commands that write to a stream and that deaggregate its records."""
 
 import base64
 import json
@@ -35,14 +35,14 @@ def _leasehold(command: str, *arguments: str, given: bytes = b"") -> tuple[int, 
 def test_lines_are_produced_by_column_member_and_whole(
     client: KinesisClient, stream: str, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """The command would send lines under wrong keys, or not all of them."""
+    """All lines are sent, each with the key that the options select."""
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     file = tmp_path / "lines"
     file.write_bytes(b"a,1\nb,2\n\na,3")
     assert _leasehold("produce", source, str(file), "--key", "field:1")[0] == 0
     assert _leasehold("produce", source, "--key", "json:c", given=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
-    status, said, _ = _leasehold("produce", source, given=b"whole\n")
-    assert (status, said.split(",")[0]) == (0, "1 records written")
+    status, output, _ = _leasehold("produce", source, given=b"whole\n")
+    assert (status, output.split(",")[0]) == (0, "1 records written")
     rows = Counter(
         (user.partition_key, user.data)
         for each in stored(client, stream)
@@ -67,7 +67,7 @@ def test_lines_are_produced_by_column_member_and_whole(
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
-    """A typing error would look like a fault of the stream."""
+    """Usage errors can be told from errors of the stream."""
     status, out, err = _leasehold("produce", *arguments)
     assert (status, out, err.count("\n"), said in err) == (2, "", 1, True)
 
@@ -75,7 +75,6 @@ def test_bad_usage_is_one_line_and_status_2(arguments: list[str], said: str) -> 
 def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
     client: KinesisClient, stream: str, kinesis_url: str
 ) -> None:
-    """A user would not know which line is wrong, nor what was sent."""
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     status, _, err = _leasehold("produce", source, "--key", "field:2", given=b"a,b\nc\nd,e\n")
     why = "line 2: no record can be made of it: --key field:2: it has 1 fields between ','; see --delimiter"
@@ -97,7 +96,7 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
     ],
 )
 def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes, said: str) -> None:
-    """A user would see the name of an exception."""
+    """The error says which key was requested, not the name of an exception."""
     with pytest.raises(ValueError, match=re.escape(said)):
         _key(key, ",")(line)
 
@@ -119,14 +118,14 @@ def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes,
     ],
 )
 def test_a_member_that_is_no_text_is_a_key_as_json_spells_it(value: str, key: str) -> None:
-    """Whatever language wrote the line, the same value is the same key."""
+    """The key does not depend on the language that wrote the line."""
     assert _key("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
 def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command names the line, goes on, and ends with status 1."""
+    """The command names the line, continues, and ends with status 1."""
 
     def refuse(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -143,7 +142,7 @@ def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
 def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
     client: KinesisClient, stream: str, kinesis_url: str
 ) -> None:
-    """Ctrl-C on a pipe would throw away what was read from it."""
+    """After Ctrl-C, lines already read from a pipe are still sent."""
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     process = subprocess.Popen(
         [*COMMAND, "produce", source, "--key", "fixed:k", "--linger-ms", "0"],
@@ -153,11 +152,11 @@ def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     process.stdin.flush()
-    while not (found := [each.data for each in stored(client, stream)]):
-        pass  # the line is on its way; the stream tells when it is there
+    while not (written := [each.data for each in stored(client, stream)]):
+        pass  # the line is being sent; wait until the stream has it
     os.kill(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert (process.returncode, found, said.split(b",")[0]) == (0, [b"one"], b"1 records written")
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, written, output.split(b",")[0]) == (0, [b"one"], b"1 records written")
 
 
 def _line(data: bytes, **fields: str) -> bytes:
@@ -168,7 +167,7 @@ AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].sealed()
 
 
 def test_records_are_taken_apart_line_by_line() -> None:
-    """Whoever looks into a stream by hand would see other records than a consumer does."""
+    """The command shows the same records that a consumer gets."""
     lines = _line(AGGREGATE, partition_key="x", sequence_number="5") + _line(b"plain", partition_key="y")
     status, out, err = _leasehold("deaggregate", given=lines)
     rows = [
@@ -205,13 +204,12 @@ def test_records_are_taken_apart_line_by_line() -> None:
 
 
 def test_a_record_that_the_range_drops_is_counted() -> None:
-    """Records would be missing without a word."""
-    given = _line(AGGREGATE)
-    asked = ("deaggregate", "--hash-range", "0", "9", "--json")
-    status, out, err = _leasehold(*asked, "--misplaced", "drop", given=given)
+    line = _line(AGGREGATE)
+    command = ("deaggregate", "--hash-range", "0", "9", "--json")
+    status, out, err = _leasehold(*command, "--misplaced", "drop", given=line)
     assert (status, out) == (0, "")
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 2}, "compiled": False}
-    status, out, err = _leasehold(*asked, given=given)
+    status, out, err = _leasehold(*command, given=line)
     (row,) = map(json.loads, out.splitlines())
     assert (status, row["data"], row["sub_sequence_number"]) == (0, "Mg==", 1)
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 1}, "compiled": False}
@@ -235,6 +233,5 @@ def test_a_record_that_the_range_drops_is_counted() -> None:
     ],
 )
 def test_bad_lines_and_options_are_named(arguments: list[str], given: bytes, said: str) -> None:
-    """A user would have to look for the bad line."""
     status, _, err = _leasehold("deaggregate", *arguments, given=given)
     assert (status, said in err) == (2, True)

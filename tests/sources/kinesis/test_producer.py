@@ -1,4 +1,4 @@
-"""The producer against a stream that splits and merges, through requests that fail in every way."""
+"""The producer on a stream that splits and merges, with requests that fail in every way."""
 
 from typing import Any, cast
 
@@ -22,83 +22,85 @@ FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreport
 
 
 class Altered:
-    """A client some of whose methods answer as told."""
+    """A client with some methods replaced."""
 
-    def __init__(self, client: KinesisClient, **methods: Any) -> None:  # noqa: ANN401  whatever the test wants
+    def __init__(self, client: KinesisClient, **methods: Any) -> None:  # noqa: ANN401  any method
         self._client = client
         self.__dict__.update(methods)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the client has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute
         return getattr(self._client, name)
 
 
-def altered(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it stands in for a client
-    """The client with some of its methods replaced."""
+def altered(client: KinesisClient, **methods: Any) -> Any:  # noqa: ANN401  it replaces a client
+    """Return the client with some of its methods replaced."""
     return Altered(client, **methods)
 
 
 def summary(**fields: object) -> Any:  # noqa: ANN401  a client's method
-    """A DescribeStreamSummary that says so."""
+    """Return a DescribeStreamSummary response with these fields."""
     return lambda **_: {"StreamDescriptionSummary": fields}
 
 
 def refusing(code: str) -> Any:  # noqa: ANN401  a client's method
-    """A PutRecords that refuses every record."""
+    """Return a PutRecords that rejects every record."""
     return lambda **request: {"Records": [{"ErrorCode": code, "ErrorMessage": ""}] * len(request["Records"])}
 
 
 def test_flights_keep_their_order_through_splits_merges_and_faults(client: KinesisClient) -> None:
-    """Rows would be lost, reordered or doubled when a stream is reshaped under load."""
+    """No row is lost, reordered or repeated when a stream is resharded under load."""
     rows = list(flights(8000))
     name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
-    found = list(stored(client, name))
-    verdict = judged(rows, found, faulty, writings)
+    records = list(stored(client, name))
+    verdict = judged(rows, records, faulty, writings)
     assert evolve(verdict, twice=0, dropped=0) == FINE
     assert producer.metrics["UserRecordsPut"] == len(rows)
     assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
-    assert len({each.shard for each in found}) == 2 + 4 + 2
+    assert len({record.shard for record in records}) == 2 + 4 + 2
 
 
 @pytest.mark.more
 def test_all_flights_of_a_year(client: KinesisClient) -> None:
-    """What holds for a few rows might not hold for many; and KCL might read other rows than we do."""
+    """A year of rows is stored correctly, and the KCL reads the same rows as we do."""
     rows = list(flights())
     name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
-    found = list(stored(client, name))
-    verdict = judged(rows, found, faulty, writings)
-    print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  the figures are worth reading
+    records = list(stored(client, name))
+    verdict = judged(rows, records, faulty, writings)
+    print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  figures to read
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
-    kept = kcl_jar.verdicts((each.data, *each.hash_range) for each in found)
-    ours = [deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop").rows for each in found]
-    assert [[row[2] for row in rows] for rows in kept] == [[row[2] for row in rows] for rows in ours]
+    users = kcl_jar.verdicts((record.data, *record.hash_range) for record in records)
+    ours = [
+        deaggregate(record.data, record.partition_key, None, record.hash_range, misplaced="drop").rows
+        for record in records
+    ]
+    assert [[row[2] for row in rows] for rows in users] == [[row[2] for row in rows] for rows in ours]
 
 
 def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> None:
-    """A caller could not find its records again, nor know that they are safe."""
+    """A caller knows that its records are stored, and can find them."""
     with Producer(client, stream, Settings(linger_seconds=60)) as producer:
         writings = [producer.put(b"%d" % place, f"k{place % 5}", None if place % 2 else "7") for place in range(40)]
         assert not any(writing.done for writing in writings)
         assert producer.flush(timeout=30)
-        told = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
+        payloads = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
     there = {
         Written(each.shard, each.sequence_number, user.sub_sequence_number): user.data
         for each in stored(client, stream)
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
     }
-    assert told == there
+    assert payloads == there
 
 
 def test_a_stream_that_spreads_its_records_is_refused(client: KinesisClient, stream: str) -> None:
-    """Consumers would drop nearly every aggregate, in silence."""
+    """Consumers would silently drop nearly every aggregate of such a stream."""
     auto = altered(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
     with pytest.raises(SourceError, match="spreads its records itself"):
         Producer(auto, stream)
 
 
 def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str) -> None:
-    """Records would be refused though the stream takes them, or sent though it does not."""
     large = altered(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
     with Producer(client, stream) as one, Producer(large, stream) as two:
         with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream takes 1048576"):
@@ -120,13 +122,12 @@ def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str
 def test_a_record_that_the_service_would_refuse_is_refused_at_once(
     client: KinesisClient, stream: str, key: str, hash_key: str | None, said: str
 ) -> None:
-    """One bad record would fail the whole request that carries it."""
+    """One invalid record does not fail the request that would contain it."""
     with Producer(client, stream) as producer, pytest.raises(ValueError, match=said):
         producer.put(b"x", key, hash_key)
 
 
 def test_a_late_record_is_given_up_where_the_caller_wants_it(client: KinesisClient, stream: str) -> None:
-    """A caller who cannot wait would wait for ever."""
     refusing_client = altered(client, put_records=refusing("ProvisionedThroughputExceededException"))
     settings = Settings(time_to_live_seconds=0.2, on_late="fail", linger_seconds=0)
     with Producer(refusing_client, stream, settings) as producer, pytest.raises(RecordLate, match="it was not written"):
@@ -135,7 +136,7 @@ def test_a_late_record_is_given_up_where_the_caller_wants_it(client: KinesisClie
 
 
 def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: str) -> None:
-    """A stream that is slower than its caller would fill the memory."""
+    """Memory stays bounded if the stream is slower than its caller."""
     held: list[int] = []
 
     def counting(**request: Any) -> Any:  # noqa: ANN401  a client's method
@@ -151,7 +152,7 @@ def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: st
 
 
 def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClient, stream: str) -> None:
-    """Callers would wait for ever on a stream that is gone, and not hear why."""
+    """Callers get the reason when, say, the stream was deleted."""
     producer = Producer(client, stream, Settings(linger_seconds=0))
     client.delete_stream(StreamName=stream)
     client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig=AT_ONCE)
@@ -163,7 +164,7 @@ def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClie
 
 
 def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream: str) -> None:
-    """A reader could not drop what a lost answer wrote twice."""
+    """A reader can drop the second copy that a lost response caused."""
     faulty = Faulty(client, rate=0.5, seed=3)
     producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
     with producer:
@@ -181,19 +182,18 @@ def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream
 
 
 def test_a_record_without_a_mark_is_left_as_it_is() -> None:
-    """A reader of marked and plain records would cut the plain ones."""
+    """A reader of marked and plain records returns the plain ones whole."""
     for data in (b"", b"lh\x00\x01short", b"x" * 40):
         assert unmarked(data) == (None, data)
 
 
 def test_a_reader_forgets_the_oldest_marks() -> None:
-    """A reader's memory would fill."""
+    """A reader's memory stays bounded."""
     seen = Seen(most=2)
     assert [seen.again(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
 
 
 def test_a_closed_producer_takes_nothing(client: KinesisClient, stream: str) -> None:
-    """A record would be taken and never sent."""
     with Producer(client, stream) as producer:
         pass
     with pytest.raises(ProducerError, match="closed"):

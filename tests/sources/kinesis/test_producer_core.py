@@ -1,4 +1,4 @@
-"""The producer keeps its promises through any mixture of splits, merges, refusals and lost answers."""
+"""The producer keeps its guarantees through any mixture of splits, merges, rejections and lost responses."""
 
 from collections import Counter
 from itertools import chain
@@ -52,7 +52,7 @@ def a_map(stream: Stream) -> ShardMap:
 
 @define
 class World:
-    """A producer, its stream, and what lies between them."""
+    """A producer, its stream, and the requests between them."""
 
     least: int
     stream: Stream = field(factory=Stream)
@@ -70,7 +70,7 @@ class World:
         self.core = Core(self.listing, Settings(least_bytes=self.least))
 
     def put(self, key: int) -> None:
-        """A record of this key."""
+        """Put a record with this key."""
         ticket = len(self.sent)
         self.sent.append((KEYS[key], b"%d" % ticket))
         self.core.put(Entry(ticket, b"%d" % ticket, KEYS[key], hash_of(KEYS[key]), None, self.now, inf))
@@ -80,7 +80,7 @@ class World:
             self.put(key)
 
     def send(self, seconds: float) -> None:
-        """Later, a request leaves if there is one."""
+        """Some time later, send a request if there is one."""
         self.now += seconds
         if units := self.core.request(self.now):
             shards = [unit.shard for units in (*self.under_way, units) for unit in units]
@@ -88,7 +88,7 @@ class World:
             self.under_way.append(units)
 
     def answer(self, choice: tuple[int, list[str]]) -> None:
-        """One of the requests is answered, or not."""
+        """Respond to one of the requests, or lose the response."""
         if self.under_way:
             which, faults = choice
             for place, unit in enumerate(self.under_way.pop(which % len(self.under_way))):
@@ -107,17 +107,17 @@ class World:
         return Unknown("ReadTimeoutError")
 
     def land(self, _: object = None) -> None:
-        """What was lost turns up."""
+        """Store a request whose response was lost."""
         if self.floating:
             self.stream.write(self.floating.pop(0))
 
     def map(self, fresh: bool) -> None:
-        """A listing arrives; an old one was taken when the last fresh one was."""
+        """Deliver a listing; an old one was taken at the time of the last fresh one."""
         self.listing = a_map(self.stream) if fresh else self.listing
         self.results += self.core.mapped(self.listing, self.now)
 
     def finish(self) -> None:
-        """From here on nothing fails; everything must arrive."""
+        """Let nothing fail any more, and check that everything arrives."""
         self.core.flushing = True
         for _ in range(400):
             self.send(1.0)
@@ -137,7 +137,6 @@ class World:
 def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
     rounds: list[tuple[tuple[str, Any], ...]], least: int
 ) -> None:
-    """Records would be lost, reordered or doubled at the first reshard under load."""
     world = World(least)
     for step in chain.from_iterable(rounds):
         world.do(step)
@@ -162,17 +161,17 @@ def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
 
 
 def a_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
-    """A producer of a stream of one shard."""
+    """Return a producer of a stream with one shard."""
     return Core(a_map(Stream()), Settings(**settings_))
 
 
 def an_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
-    """A record that came now."""
+    """Return a record that has just arrived."""
     return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
 
 
 def test_a_record_waits_for_company_and_no_longer() -> None:
-    """Every record would travel alone, or a lone one would never leave."""
+    """A record lingers to be aggregated, but a lone one is sent after the linger time."""
     core = a_core(linger_seconds=0.1)
     core.put(an_entry(0))
     assert (core.request(0.09), core.due()) == ((), 0.1)
@@ -181,15 +180,14 @@ def test_a_record_waits_for_company_and_no_longer() -> None:
 
 
 def test_a_full_aggregate_does_not_wait() -> None:
-    """A busy shard would stand idle for as long as its records may wait."""
     core = a_core(linger_seconds=60.0, least_bytes=1000)
-    told = [core.put(an_entry(ticket)) for ticket in range(12)]
-    assert told == [True, *[False] * 8, True, False, False]
+    results = [core.put(an_entry(ticket)) for ticket in range(12)]
+    assert results == [True, *[False] * 8, True, False, False]
     assert len(core.request(0.0)) == 1
 
 
 def test_aggregates_grow_with_the_round_trip() -> None:
-    """A far shard could not be written to at its full rate, since one request is under way at a time."""
+    """A shard has one request at a time, so a distant one needs larger aggregates to reach its full rate."""
     core = a_core(least_bytes=1000, linger_seconds=0.0)
     sizes = []
     for now in (0.0, 10.0):
@@ -203,7 +201,7 @@ def test_aggregates_grow_with_the_round_trip() -> None:
 
 
 def test_a_shard_s_rate_is_kept() -> None:
-    """The service would refuse what comes too fast, and count it against other writers too."""
+    """Excess requests would be rejected, and would count against other writers."""
     core = a_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
         core.put(an_entry(ticket, size=3 << 20))
@@ -215,15 +213,15 @@ def test_a_shard_s_rate_is_kept() -> None:
 
 
 def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_served_first() -> None:
-    """With shards that are due again within a round trip, the last of them would never be sent to."""
+    """Every shard is served, even if others are due again within a round trip."""
     count, last = 1_200, HASH_KEYS[1]
     step = (last + 1) // count
     shards = [
         Shard(f"s{at}", hash_range=(at * step, last if at == count - 1 else (at + 1) * step - 1)) for at in range(count)
     ]
-    found = mapped(shards)
-    assert found is not None
-    core, served = Core(found, Settings(linger_seconds=0.0)), Counter[str]()
+    shard_map = mapped(shards)
+    assert shard_map is not None
+    core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
         now = 10.0 * turn
         for at in range(count):
@@ -237,7 +235,7 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
 
 @pytest.mark.parametrize(("outcome", "unknown"), [(Refused("x"), False), (Unknown("x"), True)])
 def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
-    """A caller would be told that a record failed which is being written."""
+    """A record in a request that was sent is never reported as timed out."""
     core = a_core(on_late="fail", linger_seconds=0.0)
     one, two = an_entry(0, expires=5.0), an_entry(1, expires=50.0)
     core.put(one)
@@ -251,7 +249,7 @@ def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome
 
 
 def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
-    """Records would be lost although the caller forbade it."""
+    """Records are kept if the caller did not allow timeouts."""
     core = a_core(linger_seconds=0.0)
     core.put(an_entry(0, expires=5.0))
     assert core.late(9.0) == ()
@@ -268,14 +266,14 @@ def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
     ],
 )
 def test_a_listing_with_a_hole_is_no_map(shards: list[Shard]) -> None:
-    """Records would be predicted onto a shard that does not take them."""
+    """Such a listing would predict records onto a shard that does not accept them."""
     assert mapped(shards) is None
 
 
 def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
-    """Two shards would claim the same keys, and half of the aggregates be misplaced."""
+    """Two shards never claim the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
-    found = mapped([Shard("p", hash_range=HASH_KEYS), *children])
-    assert found is not None
-    assert [found.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]
+    shard_map = mapped([Shard("p", hash_range=HASH_KEYS), *children])
+    assert shard_map is not None
+    assert [shard_map.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

@@ -1,4 +1,4 @@
-"""Every record that a producer took has a result, whatever it is given, whatever its client raises, however it ends."""
+"""Every record that a producer accepted gets a result, whatever its data, its client's errors and the way it ends."""
 
 import array
 import gc
@@ -33,16 +33,16 @@ SECONDS = 30.0
 
 
 def outcomes(writings: list[Writing]) -> list[str]:
-    """Wait for each record; the class of its error, or nothing."""
-    found = []
+    """Wait for each record; return the class of its error, or an empty string."""
+    errors = []
     for writing in writings:
         try:
             writing.result(SECONDS)
         except ProducerError as error:
-            found.append(type(error).__name__)
+            errors.append(type(error).__name__)
         else:
-            found.append("")
-    return found
+            errors.append("")
+    return errors
 
 
 # Types
@@ -60,7 +60,7 @@ SURROGATE = "\ud800"
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_at_the_call_and_all_others_are_written(bad: tuple[Any, Any, Any]) -> None:
-    """A record that cannot be sent is never taken, so that it can harm no other."""
+    """A record that cannot be sent is never accepted, so it cannot harm others."""
     client = Kept()
     producer = producing(client, linger_seconds=60.0)
     first = producer.put(b"first", "k")
@@ -94,7 +94,7 @@ def test_data_of_any_bytes_like_type_is_copied_when_it_is_put(kind: Callable[[An
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused_before_anything_is_opened(source: Any, options: Any) -> None:  # noqa: ANN401  anything
-    """`produce` names what is wrong in a ValueError or TypeError."""
+    """`produce` raises a ValueError or TypeError that names the option."""
     threads = threading.active_count()
     with pytest.raises((ValueError, TypeError)) as refused:
         open_producer(source, options)
@@ -110,7 +110,7 @@ FOREIGN += cast("Any", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_other(error: BaseException) -> None:
-    """The producer works on after an exception that no service makes a client raise."""
+    """The producer continues even after an exception that no real client raises."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -126,7 +126,7 @@ def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_othe
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing is needed after a split; the producer asks until it has one."""
+    """After a split the producer needs a listing, so it retries until it has one."""
     client = cast("Any", Taking())
     elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
     monkeypatch.setattr(client, "put_records", lambda **asked: {"Records": [elsewhere] * len(asked["Records"])})
@@ -144,7 +144,7 @@ def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypa
 
 
 def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer recovers before it tells of a fault."""
+    """A producer recovers before it logs a fault."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -161,11 +161,11 @@ def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("method", ["add", "sealed"])
 def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records beside it in an aggregate are written, in order."""
+    """The other records of its aggregate are written, in order."""
     whole, added = getattr(Aggregate, method), list[bytes]()
     first = Aggregate.add
 
-    def add(self: Aggregate, data: bytes, *rest: Any) -> bool:  # noqa: ANN401  as there
+    def add(self: Aggregate, data: bytes, *rest: Any) -> bool:  # noqa: ANN401  as in the client
         added[:] = [*(added if self.count else ()), data]
         if method == "add" and data == b"bad":
             raise MemoryError
@@ -192,7 +192,7 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
     ids=lambda error: type(error).__name__,
 )
 def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None:
-    """The other records of its aggregate and of its request are written, those of a key in order."""
+    """The other records of its aggregate and of its request are written, and those of one key in order."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
@@ -225,14 +225,14 @@ def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None
     ],
 )
 def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object) -> None:
-    """The record is sent again, as after no answer at all."""
+    """The record is sent again, as if there were no response."""
     client, answers = cast("Any", Taking()), iter([answer])
 
     def put_records(**request: object) -> object:
-        for told in answers:
-            if isinstance(told, Exception):
-                raise told
-            return told
+        for response in answers:
+            if isinstance(response, Exception):
+                raise response
+            return response
         return Taking.put_records(client, **request)
 
     client.put_records = put_records
@@ -246,15 +246,15 @@ def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object
 
 @contextmanager
 def silence() -> Iterator[tuple[Kept, Event]]:
-    """A client whose requests have no answer until the block ends; the event is set once one is under way."""
-    asked, over = Event(), Event()
+    """Return a client whose requests get no response until the block ends; the event is set once one is sent."""
+    begun, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        asked.set()
+        begun.set()
         over.wait(SECONDS)
 
     try:
-        yield Kept(hang), asked
+        yield Kept(hang), begun
     finally:
         over.set()
 
@@ -262,26 +262,26 @@ def silence() -> Iterator[tuple[Kept, Event]]:
 def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A timeout is no success, and does not wait for the request under way."""
-    with silence() as (client, asked):
+    """A timeout is no success, and does not wait for the current request."""
+    with silence() as (client, requested):
         producer = producing(client)
         writings = [producer.put(b"%d" % place, "k") for place in range(7)]
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         assert not producer.close(0.0)
         assert outcomes(writings) == ["ProducerError"] * 7
-    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "stream 'orders': the producer was closed after 0 s with 7 records not sent"
     ]
 
 
 def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_threads() -> None:
-    """Its records are written although its owner has forgotten it."""
+    """Its records are written even if its owner dropped it."""
     before = set(threading.enumerate())
-    with silence() as (client, asked):
+    with silence() as (client, requested):
         producer = producing(client, linger_seconds=0.0)
         writings = [producer.put(b"%d" % place, "k") for place in range(7)]
         threads = set(threading.enumerate()) - before
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         del producer
         gc.collect()
         assert all(thread.is_alive() for thread in threads)
@@ -292,7 +292,7 @@ def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_thread
 
 
 def test_a_producer_with_records_that_wait_is_not_collected() -> None:
-    """What waits for company is sent even if its owner forgets it at once."""
+    """Records waiting to be aggregated are sent even if the owner drops the producer immediately."""
     client = Kept()
     writings = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
     gc.collect()
@@ -302,12 +302,12 @@ def test_a_producer_with_records_that_wait_is_not_collected() -> None:
 def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No wait depends on the state that a fault left."""
+    """No wait depends on state that a fault damaged."""
     producer = producing(Taking(), linger_seconds=60.0)
     writing = producer.put(b"a", "k")
 
     def fail() -> float:
-        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault in the midst of it may
+        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault inside it might
         raise KeyError("lost")
 
     monkeypatch.setattr(producer, "_turn", fail)
@@ -321,11 +321,11 @@ def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
 
 
 def test_a_flush_goes_on_when_another_one_ends() -> None:
-    """Each flush sends at once until its own end."""
-    asked, over = Event(), Event()
+    """Each flush disables lingering until its own end."""
+    begun, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        asked.set()
+        begun.set()
         over.wait(SECONDS)
 
     client, ended = Kept(hang), list[bool]()
@@ -333,7 +333,7 @@ def test_a_flush_goes_on_when_another_one_ends() -> None:
     producer.put(b"a", "k")
     waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
     waiting.start()
-    assert asked.wait(SECONDS)
+    assert begun.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
     over.set()
@@ -343,7 +343,7 @@ def test_a_flush_goes_on_when_another_one_ends() -> None:
 
 
 def test_a_producer_that_is_full_sends_at_once() -> None:
-    """Records that wait for company make room for those that wait to be taken."""
+    """Lingering records are sent to make room for records that wait to be accepted."""
     client = Kept()
     settings = Settings(linger_seconds=3600.0)
     with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
@@ -353,7 +353,7 @@ def test_a_producer_that_is_full_sends_at_once() -> None:
 
 
 def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
-    """The log has the fault of the producer."""
+    """The producer's own fault is logged."""
     client = cast("Any", OneShard())
     client.put_records = Taking().put_records
     producer = producing(client)
@@ -368,28 +368,28 @@ def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
 
 
 def test_a_producer_cannot_be_pickled() -> None:
-    """A process that is spawned is told to open its own."""
+    """The error tells a spawned process to open its own producer."""
     with producing(Taking()) as producer, pytest.raises(TypeError, match="open one in each"):
         pickle.dumps(producer)
 
 
 def in_fork(call: Callable[[], object]) -> str:
-    """Call this in a fork of this process; the class of what it raises, or nothing."""
+    """Call this in a fork of this process; return the class of its error, or an empty string."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001  it is told
+            except BaseException as error:  # noqa: BLE001  it is reported
                 os.write(writing, type(error).__name__.encode())
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        found = told.read()
+    with os.fdopen(reading) as pipe:
+        result = pipe.read()
     os.waitpid(child, 0)
-    return found
+    return result
 
 
 DOORS: dict[str, Callable[[Producer, Writing], object]] = {
@@ -407,12 +407,12 @@ DOORS: dict[str, Callable[[Producer, Writing], object]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("locked", [False, True])
 def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
-    """A fork has no threads of its parent's, and a lock that one of them held stays taken."""
+    """A fork has none of its parent's threads, and a lock that one of them held stays locked."""
     client = Kept()
     with producing(client, linger_seconds=3600.0) as producer:
         writing = producer.put(b"a", "k")
         if locked:
-            producer._lock.acquire()  # noqa: SLF001  as a thread of its own may
+            producer._lock.acquire()  # noqa: SLF001  as its own thread might
         try:
             raised = in_fork(lambda: DOORS[door](producer, writing))
         finally:
@@ -424,7 +424,7 @@ def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_result_from_before_a_fork_and_a_producer_made_after_it_work_in_the_fork() -> None:
-    """Only what needs the threads of another process is refused."""
+    """Only calls that need the parent's threads are rejected."""
     with producing(Taking()) as producer:
         writing = producer.put(b"a", "k")
         writing.result(SECONDS)
@@ -440,17 +440,17 @@ def test_a_result_from_before_a_fork_and_a_producer_made_after_it_work_in_the_fo
 def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All producers share the time; each that could not send everything has one line."""
+    """All producers share one timeout, and each that could not send everything logs one line."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
-    with silence() as (client, asked):
+    with silence() as (client, requested):
         stuck = producing(client)
         writings = [stuck.put(b"%d" % place, "k") for place in range(100)]
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         module._drain_at_exit()  # noqa: SLF001
         assert outcomes(writings) == ["ProducerError"] * 100
     with pytest.raises(ProducerError, match="closed"):
         stuck.put(b"b", "k")
-    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "stream 'orders': the program ended without close(), and 100 records were not sent"
     ]
     caplog.clear()
@@ -501,7 +501,7 @@ os.wait()""",
 @pytest.mark.more
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
-    """Whatever way the interpreter ends, the records are written once."""
+    """Records are written once, whichever way the interpreter ends."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     program = tmp_path / "program.py"
     program.write_text(

@@ -1,4 +1,4 @@
-"""A producer whose own threads fail tells those who wait: nothing waits for ever for a thread that is gone."""
+"""If a producer's own threads fail, waiting callers get an error instead of waiting forever."""
 
 import sys
 import threading
@@ -18,13 +18,13 @@ from leasehold.errors import ProducerError, RecordLate, SourceUnavailable
 
 
 def producing() -> Producer:
-    """A producer that sends at once."""
+    """Return a producer that sends immediately."""
     client: Any = OneShard()
     return Producer(client, "orders", Settings(linger_seconds=0.0))
 
 
 def test_futures_that_are_kept_keep_no_data() -> None:
-    """Whoever looks at the results at the end would have every record in memory until then."""
+    """A caller that checks all results at the end need not have all records in memory."""
     client: Any = Taking()
     data = bytes(1000)
     before = sys.getrefcount(data)
@@ -35,7 +35,7 @@ def test_futures_that_are_kept_keep_no_data() -> None:
 
 
 def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that begins in the midst of a split would stop, or wait for ever for a stream that never is whole."""
+    """A producer that starts during a split retries the listing, but not forever."""
     half = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
     listings, waits = [[half], [half], [SHARD]], list[float]()
     clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
@@ -51,7 +51,7 @@ def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch:
 
 
 def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for it would wait for as long as the other shard's answer takes."""
+    """A record's timeout does not depend on another shard's response."""
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
     client, asked, over = cast("Any", Taking()), Event(), Event()
 
@@ -68,7 +68,7 @@ def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: p
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
     settings = Settings(linger_seconds=0.0, time_to_live_seconds=5.0, on_late="fail")
-    passing = partial(next, count(0.0, 2.0))  # two seconds go by whenever somebody looks at the clock
+    passing = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
     with Producer(client, "orders", settings, requests=1, clock=passing) as producer:
         first = producer.put(b"a", "k", "0")
         assert asked.wait(30.0)
@@ -79,13 +79,12 @@ def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: p
 
 
 def test_a_request_that_ends_its_thread_is_told() -> None:
-    """Whoever waits for the record would wait for ever."""
     with pytest.raises(ProducerError, match="3"):
         producing().put(b"a", "k").result(30.0)
 
 
 def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer starts all its threads before it takes a record, or none stays."""
+    """A producer starts all its threads before it accepts a record, or leaves none behind."""
     started, start = list[Thread](), Thread.start
 
     def refuse(thread: Thread) -> None:
@@ -104,7 +103,7 @@ def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.filterwarnings("error")
 def test_a_pump_that_is_ended_from_within_stops_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would be sent any more, and nobody told."""
+    """Callers get an error when nothing is sent any more."""
     producer = producing()
 
     def fail() -> float:

@@ -1,4 +1,4 @@
-"""What a producer sends in CBOR and JSON: the same records, with the same outcomes, and nothing twice."""
+"""A producer's requests in CBOR and JSON store the same records with the same results, each once."""
 
 import base64
 import json
@@ -35,7 +35,7 @@ PLACED: list[UnitOutcome] = [Placed("s-0", "7")]
 
 
 def in_cbor(told: object, status: int = 200) -> Answer:
-    """What the service tells, as CBOR."""
+    """Return a response in CBOR."""
     return Answer(cbor2.dumps(told), CBOR, status)
 
 
@@ -44,12 +44,12 @@ def in_json(told: object, status: int = 200) -> Answer:
 
 
 def written(count: int = 1) -> dict[str, Any]:
-    """The answer to so many records that are in the stream."""
+    """Return the response to `count` records that were stored."""
     return {"FailedRecordCount": 0, "Records": [THERE] * count, "EncryptionType": "NONE"}
 
 
 def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
-    """What answers both questions of a producer in the service's place."""
+    """Replace the service for both of a producer's requests."""
     spoken = Spoken(list(answers))
     for operation in ("ListShards", "PutRecords"):
         spoken.attach(client, operation)
@@ -60,7 +60,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 
 def speaking(*answers: Answer, wire: WireForm = "cbor", way: Way = "through boto3") -> tuple[KinesisPutClient, Spoken]:
-    """A producer's requests, of which the first has listed the shards, and what they are answered."""
+    """Return a producer's client that has listed the shards, and the scripted service."""
     if way == "directly":
         spoken = Spoken(list(answers))
         client = client_of("eu-west-1", listening(spoken), 1, wire)
@@ -74,7 +74,7 @@ def speaking(*answers: Answer, wire: WireForm = "cbor", way: Way = "through boto
 
 @each_way
 def test_the_same_records_arrive_in_both_forms(way: Way) -> None:
-    """Without it a record that is empty, large or of a strange key might arrive as another."""
+    """Empty and large records and unusual keys arrive unchanged."""
     quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
     slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
     assert quick.put(UNITS) == slow.put(UNITS) == PLACED * 3
@@ -98,7 +98,7 @@ def test_the_same_records_arrive_in_both_forms(way: Way) -> None:
 def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
     refusal: Answer, caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
-    """Without it a refusal that looks like a fault would leave it unknown whether records were written."""
+    """Only the listing is tried in CBOR, so no rejection leaves it unknown whether records were stored."""
     requests, spoken = speaking(
         refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
     )
@@ -111,7 +111,7 @@ def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
 
 @each_way
 def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """Without it records would go in a form that nothing shows to be understood."""
+    """Records are sent in CBOR only after the service has responded in CBOR."""
     requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json"]
@@ -119,7 +119,7 @@ def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCa
 
 
 def test_a_throttled_listing_proves_nothing() -> None:
-    """Without it records would go in CBOR to a service that has never spoken it, or never to one that does."""
+    """Records are sent in JSON until a listing succeeds in CBOR."""
     throttled = {"__type": "LimitExceededException", "message": "slow down"}
     client = client_of("eu-west-1", None, 1)
     spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
@@ -136,7 +136,7 @@ def test_a_throttled_listing_proves_nothing() -> None:
 def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
     caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
-    """Without it a producer would stop at a service that takes everything but records in CBOR."""
+    """Some services accept CBOR for everything but records."""
     refusal = in_json({"__type": "SerializationException"}, 400)
     requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
     assert requests.put(UNITS) == requests.put(UNITS) == PLACED * 3
@@ -159,7 +159,7 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
 def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
-    """Without it records would be in the stream twice, and nobody told."""
+    """The result is Unknown, so that the producer decides about a retry."""
     requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
     assert requests.put(UNITS[1:2]) == [outcome]
     assert spoken.forms == ["cbor", "cbor"]
@@ -168,7 +168,7 @@ def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
 
 
 def test_a_request_over_a_kept_connection_that_ends_is_sent_once() -> None:
-    """Records are sent again only by the producer, which knows that they may be in the stream."""
+    """Only the producer retries records, because it knows that they may be stored already."""
     answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
     requests, spoken = speaking(*answers, way="directly")
     assert requests.put(UNITS[1:2]) == requests.put(UNITS[1:2]) == PLACED
@@ -179,7 +179,6 @@ def test_a_request_over_a_kept_connection_that_ends_is_sent_once() -> None:
 
 @each_way
 def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> None:
-    """Without it a refused record would pass for one that is in the stream."""
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
@@ -189,7 +188,7 @@ def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> N
 
 @each_way
 def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> None:
-    """Without it a busy stream would be written to slowly for the rest of a producer's life."""
+    """A producer keeps CBOR when its stream is busy."""
     throttled = {"__type": "ProvisionedThroughputExceededException", "message": "slow down"}
     requests, spoken = speaking(
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
@@ -201,7 +200,7 @@ def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> 
 
 
 def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a client that repeats would send a stand-in where records were meant."""
+    """A client with retries sends the same CBOR body again."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     config = Config(retries={"mode": "standard", "total_max_attempts": 3})
     client = boto3.client("kinesis", region_name="eu-west-1", config=config)
@@ -217,12 +216,11 @@ def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_error_has_the_same_fields_in_both_forms() -> None:
-    """Without it a fault would be taken for another, or its reason be lost."""
-    told = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
+    fault = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
     caught = []
     for wire, form in (("cbor", in_cbor), ("json", in_json)):
         client = client_of("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
-        attached(client, form(SHARDS), form(told, 400))
+        attached(client, form(SHARDS), form(fault, 400))
         client.list_shards(StreamName="orders")
         with pytest.raises(ClientError) as error:
             client.put_records(StreamName="orders", Records=PutRows([{"Data": b"x", "PartitionKey": "k"}]))
@@ -233,8 +231,8 @@ def test_an_error_has_the_same_fields_in_both_forms() -> None:
 
 
 @pytest.mark.parametrize("rows", [PutRows([{"Data": 7, "PartitionKey": "k"}]), PutRows(), [{"Data": 7}], [{}]])
-def test_boto3_says_what_is_wrong_with_records(rows: Any) -> None:  # noqa: ANN401  nothing right
-    """Without it what no service takes would be sent, and refused in other words than boto3's."""
+def test_boto3_says_what_is_wrong_with_records(rows: Any) -> None:  # noqa: ANN401  invalid on purpose
+    """Invalid records raise boto3's own ParamValidationError before a request is sent."""
     client = client_of("eu-west-1", None, 1)
     attached(client, in_cbor(SHARDS))
     client.list_shards(StreamName="orders")
@@ -243,7 +241,7 @@ def test_boto3_says_what_is_wrong_with_records(rows: Any) -> None:  # noqa: ANN4
 
 
 def test_records_that_are_not_a_producers_are_left_to_boto3() -> None:
-    """Without it a caller who uses the client for requests of their own would get other checks than boto3's."""
+    """Callers that use the client for their own requests get boto3's own checks."""
     client = client_of("eu-west-1", None, 1)
     spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
     client.list_shards(StreamName="orders")
@@ -256,7 +254,7 @@ def test_records_that_are_not_a_producers_are_left_to_boto3() -> None:
 def test_without_the_libraries_boto3_writes_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a library that a platform has no wheel of would be one without which nothing is sent."""
+    """Platforms without a wheel for the CBOR library can still write."""
     monkeypatch.setattr(put_client, "PutWire", None)
     requests, spoken = speaking(in_json(SHARDS), in_json(written()))
     assert requests.put(UNITS[1:2]) == PLACED
@@ -267,7 +265,7 @@ def test_without_the_libraries_boto3_writes_by_itself(
 @pytest.mark.services
 @pytest.mark.parametrize(("service", "form"), [("kinesis_url", "cbor"), ("moto_url", "json")])
 def test_services_store_what_was_put(service: str, form: str, request: pytest.FixtureRequest) -> None:
-    """Without it the scripted answers above might be those of no service."""
+    """Real services respond as the scripted ones do."""
     client, name = client_of("eu-west-1", request.getfixturevalue(service), 8), f"wire-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
@@ -282,11 +280,11 @@ def test_services_store_what_was_put(service: str, form: str, request: pytest.Fi
     with Producer(client, name, Settings(linger_seconds=0.0)) as producer:
         for data, key in put:
             producer.put(data, key)
-    found = [
+    stored_records = [
         (user.data, user.partition_key)
         for each in stored(client, name)
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
     ]
-    assert sorted(found) == sorted(put)
+    assert sorted(stored_records) == sorted(put)
     assert forms == {form}
     client.close()

@@ -1,4 +1,4 @@
-"""The records of an answer: columns that look like the objects which nobody has made yet."""
+"""KinesisRecords stores a response as columns and makes Record objects only on access."""
 
 import gc
 import pickle
@@ -37,27 +37,27 @@ MILLISECONDS = 1_767_312_000_123
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["at once", "where they lie"])
 def placing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Aggregates taken apart at once, or read where they lie, though that is not compiled here."""
+    """Run each test with eager unpacking of aggregates and with lazy reading, which is compiled code otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_PLACING", request.param)
         yield
 
 
 def row(number: int, data: bytes) -> dict[str, object]:
-    """As the service answers it."""
-    told = {"Data": data, "SequenceNumber": str(number), "PartitionKey": f"k{number}"}
-    return told | {"ApproximateArrivalTimestamp": MILLISECONDS + number}
+    """Return a record as the service sends it."""
+    fields = {"Data": data, "SequenceNumber": str(number), "PartitionKey": f"k{number}"}
+    return fields | {"ApproximateArrivalTimestamp": MILLISECONDS + number}
 
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
-    """The records of an answer of these rows."""
+    """Return the records of a response with these rows."""
     unpacking = Unpacking(None, done, misplaced="keep", dropped=Dropped("s-0"))
     unpacking.take(cast("list[RecordTypeDef]", list(rows)))
     return unpacking.records
 
 
 def user(number: int, data: bytes, sub: int | None = None) -> Record:
-    """What a handler is given; with a place in an aggregate, if there is one."""
+    """Return the record that a handler receives; `sub` is its position in an aggregate."""
     key, hash_key = ("a", None) if sub is not None else (f"k{number}", None)
     arrived = (MILLISECONDS + number) / 1000
     return Record(data, str(number), sub or 0, key, hash_key, arrived, sub is not None, "", None)
@@ -77,15 +77,14 @@ USERS = (
 
 
 def test_records_stand_in_their_order_however_they_came() -> None:
-    """Without it plain records between aggregates would be handed over before or after their turn."""
+    """Plain records between aggregates keep their place."""
     records = unpacked(*ROWS)
     assert tuple(records) == USERS
-    assert tuple(records) == USERS  # as often as anybody asks
-    assert [type(each) for each in records] == [Record] * 7
+    assert tuple(records) == USERS  # iteration is repeatable
+    assert [type(record) for record in records] == [Record] * 7
 
 
 def test_records_are_a_sequence_as_a_tuple_is() -> None:
-    """Without it a handler that takes the last one, or some of them, would find others, or none."""
     records = unpacked(*ROWS)
     assert (len(records), records[0], records[-1]) == (7, USERS[0], USERS[-1])
     assert records[2:5] == USERS[2:5]
@@ -103,13 +102,13 @@ def test_records_are_a_sequence_as_a_tuple_is() -> None:
 
 
 def test_records_can_be_given_to_another_process() -> None:
-    """Without it a handler that has processes of its own could not hand a batch to them."""
+    """Records can be pickled."""
     records = unpacked(*ROWS)
     assert pickle.loads(pickle.dumps(records[1:])) == USERS[1:]  # noqa: S301  our own
 
 
 def test_columns_made_of_records_are_the_same() -> None:
-    """Without it a batch whose beginning is done would come as other columns than a whole one."""
+    """A batch without its first records has the same columns as the full batch."""
     assert KinesisRecords.of(USERS) == USERS
     assert KinesisRecords.of(()) == ()
     columns = unpacked(*ROWS).columns()
@@ -118,7 +117,7 @@ def test_columns_made_of_records_are_the_same() -> None:
 
 
 def test_an_answer_that_was_taken_apart_is_let_go() -> None:
-    """Without it an answer would be in memory twice, which no budget counts."""
+    """Unpacking frees the response, so it is not in memory twice."""
     listed = list(ROWS)
     columns = columns_of(cast("list[RecordTypeDef]", listed))
     unpacking = Unpacking(None, None, misplaced="keep", dropped=Dropped("s-0"))
@@ -132,26 +131,25 @@ def test_an_answer_that_was_taken_apart_is_let_go() -> None:
     [((1, 1, 0), 1), ((1, 2, 0), 2), ((1, 2, 1), 3), ((1, 3, 0), 4), ((1, 5, 0), 6), ((1, 9, 0), 7)],
 )
 def test_a_record_that_is_done_is_left_out(done: tuple[int, int, int], left: int) -> None:
-    """Without it records would be handled twice after each restart."""
     assert unpacked(*ROWS, done=done) == USERS[left:]
 
 
 @pytest.mark.parametrize(("done", "left"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
 def test_explicit_hash_keys_come_with_their_records(done: tuple[int, int, int] | None, left: list[str | None]) -> None:
-    """Without it a handler that writes on would send a record to another shard than its producer chose."""
+    """A handler that writes records on can choose the same shard as the producer."""
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
-    found = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
-    assert [each.explicit_hash_key for each in found] == left
+    records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
+    assert [each.explicit_hash_key for each in records] == left
 
 
 def test_a_record_without_a_partition_key_is_accepted() -> None:
-    """Without it streams that spread records themselves could not be read."""
+    """Streams that distribute records themselves have no partition keys."""
     keyless: list[dict[str, object]] = [{"Data": data, "SequenceNumber": "5"} for data in (b"plain", AGGREGATE)]
     assert [each.partition_key for each in unpacked(*keyless)] == [None, "a", "a"]
 
 
 def test_reading_makes_no_object_for_a_record() -> None:
-    """Without it half of what reading costs would come back, and nobody would notice."""
+    """Record objects would account for half of the cost of reading."""
     records = unpacked(*ROWS)
     ours = [each for each in gc.get_objects() if isinstance(each, Record) and each.arrived == USERS[0].arrived]
     assert all(each is USERS[0] for each in ours)
@@ -159,30 +157,29 @@ def test_reading_makes_no_object_for_a_record() -> None:
 
 
 def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """The records of an aggregate that `deaggregate` keeps whole, by either setting; None of all else."""
-    found, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
-    assert (found == dropping) or found.reason != "aggregated"
-    if found.reason != "aggregated":
+    """Return the records of an aggregate that `deaggregate` keeps whole in either mode, else None."""
+    keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
+    assert (keeping == dropping) or keeping.reason != "aggregated"
+    if keeping.reason != "aggregated":
         return None
-    told = enumerate(zip(found.keys, found.hash_keys, found.datas, strict=True))
-    return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in told)
+    users = enumerate(zip(keeping.keys, keeping.hash_keys, keeping.datas, strict=True))
+    return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in users)
 
 
 def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
-    """The same records, taken from where they lie; None where that declines."""
-    found = kept_whole(data, "7", 1.5, hash_range)
-    return None if found is None else cast("tuple[Record, ...]", tuple(found))
+    """Return the same records, read lazily; None if lazy reading does not apply."""
+    records = kept_whole(data, "7", 1.5, hash_range)
+    return None if records is None else cast("tuple[Record, ...]", tuple(records))
 
 
 def test_a_record_read_where_it_lies_is_the_one_of_deaggregate() -> None:
-    """Without it a compiled wheel would hand over other records than plain Python does, or some that KCL drops."""
+    """Compiled code returns the same records as plain Python, and none that the KCL drops."""
     for case in (*cases(), *mutated(3000, seed=11)):
         for hash_range in (None, HASH_KEYS, (case.first, case.last)):
             assert placed(case.data, hash_range) in {None, told_at_once(case.data, hash_range)}, case.name
 
 
 def test_numbers_of_three_bytes_are_not_taken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it bytes that are no message, for KCL, would be handed over as records."""
     monkeypatch.setattr(decode, "_PLACING", True)
     size = sealed(keys("a") + b"\x1a\x85\x80\x08\x00\x1a\x80\x80" + bytes(1 << 14))
     key = sealed(keys("") * ((1 << 14) + 1) + b"\x1a\x06\x08\x80\x80\x1a\x01x")
@@ -198,7 +195,6 @@ def test_numbers_of_three_bytes_are_not_taken_for_shorter_ones(monkeypatch: pyte
 def test_common_aggregates_are_read_where_they_lie(
     rows: list[tuple[str, None, bytes]], hash_range: HashRange | None
 ) -> None:
-    """Without it every aggregate might be taken apart at once, and nobody would notice that it costs more."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_PLACING", True)
         data = packed(list(rows))[0].sealed()
@@ -207,7 +203,7 @@ def test_common_aggregates_are_read_where_they_lie(
 
 
 def test_an_answer_is_gone_once_it_is_columns() -> None:
-    """Each answer would be in memory twice for as long as its batch is handled."""
+    """The rows of a response are freed before its batch is handled."""
     rows = cast("list[RecordTypeDef]", [row(number, b"x") for number in range(3)])
     assert columns_of(rows).numbers == ["0", "1", "2"]
     assert rows == []
@@ -215,7 +211,7 @@ def test_an_answer_is_gone_once_it_is_columns() -> None:
 
 @pytest.mark.parametrize(("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is no text")])
 def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it(name: str, says: str) -> None:
-    """A stand-in's number would become a position that no service takes, and the shard stand there for ever."""
+    """A sequence number that is not a string never becomes a position, which no service would accept."""
     rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])
     with pytest.raises(TypeError, match=says):
         columns_of(rows)
@@ -224,19 +220,18 @@ def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it
 
 @pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), marked(b"", Mark(1, 2))[:-1]])
 def test_a_record_without_a_mark_is_given_as_it_is(data: bytes) -> None:
-    """The first bytes of another producer's records would be cut off, or a short one end its shard."""
+    """Records of other producers keep their first bytes."""
     assert unmarked(data) == (None, data)
     assert unmarked(marked(data, Mark(7, 9))) == (Mark(7, 9), data)
 
 
 def test_a_mark_is_known_again_as_long_as_it_is_remembered() -> None:
-    """Without it a copy of a record would be read twice, or a reader of a long stream keep every mark of it."""
+    """Only a limited number of marks is remembered, so memory stays bounded on long streams."""
     seen, marks = Seen(2), [Mark(1, counter) for counter in range(3)]
     assert [seen.again(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [False, True, False, True, False, True, False]
 
 
 def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
-    """Without it each answer would be in memory twice while its records are taken apart."""
     rows = [row(1, b"a"), row(2, b"b")]
     expected = columns_of(cast("list[RecordTypeDef]", [*rows]))
 
@@ -249,8 +244,8 @@ def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
     for beyond in (-1, 2):
         with pytest.raises(IndexError):
             views[beyond]
-    told = columns_of(views)
-    assert (_values(told), told.sealed) == (_values(expected), True)
+    columns = columns_of(views)
+    assert (_values(columns), columns.sealed) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)
     columns_of(cast("list[RecordTypeDef]", rows))
     assert rows == []

@@ -1,4 +1,4 @@
-"""A Kinesis that answers late is read all the same, and keeps nobody else waiting; by a clock of the test's own."""
+"""A Kinesis that responds late is still read and does not delay other work; time is simulated."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -68,16 +68,16 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """What is begun aside is over at once: the service moves the clock."""
+    """Run background work immediately; the service advances the clock."""
     work()
 
 
 @define
 class SlowService:
-    """Answers after so many seconds of a clock that moves only so; a client gives up before, as it was made.
+    """Responds after a delay on a simulated clock; a client with a shorter timeout gives up first.
 
     slow   seconds by operation, where they differ from `delay`
-    asked  each call, with the time-out that it was given
+    asked  each call, with its timeout
     """
 
     delay: float = QUICK_SECONDS
@@ -93,7 +93,7 @@ class SlowService:
         )
 
     def answer(self, operation: str, seconds: float, question: dict[str, Any]) -> Any:  # noqa: ANN401
-        """As a client of this time-out sees it."""
+        """Respond as a client with this timeout sees it."""
         self.asked.append((operation, seconds))
         self.limits += [question["Limit"]] if "Limit" in question else []
         delay = self.slow.get(operation, self.delay)
@@ -102,10 +102,10 @@ class SlowService:
             raise ReadTimeoutError(endpoint_url="there")
         if operation in self.raises:
             raise self.raises.pop(operation)
-        return deepcopy(ANSWERS[operation])  # what was answered is taken apart
+        return deepcopy(ANSWERS[operation])  # the caller modifies the response
 
     def times(self, operation: str) -> list[float]:
-        """The time-outs that calls of this operation were given, in order."""
+        """Return the timeouts of the calls of this operation, in order."""
         return [seconds for name, seconds in self.asked if name == operation]
 
 
@@ -114,21 +114,21 @@ class _SlowClient:
     service: SlowService
     seconds: float
 
-    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401  whatever is asked
+    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401  any operation
         return lambda **question: self.service.answer(operation, self.seconds, question)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
-    """A reader of the one shard."""
+    """Return a reader of the one shard."""
     clients = service.clients(**more)
     return Poller(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
 
 
 def first_batch(service: SlowService, reader: Poller) -> float:
-    """Seconds until records come, by a caller that comes back when it is told to."""
+    """Return the seconds until records arrive, for a caller that honors each batch's wait."""
     began = service.clock.now
     for _ in range(20):
         batch = reader.read()
@@ -140,7 +140,7 @@ def first_batch(service: SlowService, reader: Poller) -> float:
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
 def test_a_service_that_becomes_slow_is_read_on(delay: float) -> None:
-    """Without it a held shard would stay unread for as long as each answer takes longer than five seconds."""
+    """A held shard is read although each response takes longer than the first timeout of five seconds."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -150,7 +150,7 @@ def test_a_service_that_becomes_slow_is_read_on(delay: float) -> None:
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
 def test_a_worker_that_begins_on_a_slow_service_reads_as_soon(delay: float) -> None:
-    """Without it each shard would learn anew, one time-out after another, what the listing has shown."""
+    """Readers start with the timeout that listing the shards needed."""
     service = SlowService(delay)
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
@@ -159,7 +159,7 @@ def test_a_worker_that_begins_on_a_slow_service_reads_as_soon(delay: float) -> N
 
 
 def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a slow service would never be read, or one silent connection keep a shard unread for half a minute."""
+    """A quick response resets the timeout, so a silent connection does not block a shard for half a minute."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -169,13 +169,15 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     batches = [reader.read() for _ in range(2)]
     assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
     assert [len(batch.records) for batch in batches] == [1, 1]
-    assert waits[:2] == [0.4] * 2  # while it grows, the wait for the answer was long enough
+    assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
     said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
-    assert [each.message for each in caplog.records][:2] == [said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])]
+    assert [record.message for record in caplog.records][:2] == [
+        said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])
+    ]
 
 
 def test_each_client_that_was_made_is_closed_once() -> None:
-    """A worker that opens and closes a slow stream for days would end for want of descriptors."""
+    """Closing frees the descriptors of a worker that opens and closes slow streams for days."""
     closed: list[float] = []
     clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
     made = [clients.within(limit) for limit in (5.0, 10.0, 5.0)]
@@ -186,7 +188,7 @@ def test_each_client_that_was_made_is_closed_once() -> None:
 
 
 def test_a_slow_answer_keeps_the_time_out() -> None:
-    """Without it every second answer of a service that is always slow would be given up."""
+    """A service that is always slow is read without further timeouts."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -198,7 +200,6 @@ def test_a_slow_answer_keeps_the_time_out() -> None:
 
 @given(st.lists(st.floats(0.0, 29.0), min_size=1, max_size=30))
 def test_no_call_is_given_up_more_than_three_times_under_any_delays(delays: list[float]) -> None:
-    """Without it some course of delays would leave a shard unread for ever."""
     service = SlowService()
     reader = reader_of(service)
     for service.delay in delays:
@@ -206,7 +207,7 @@ def test_no_call_is_given_up_more_than_three_times_under_any_delays(delays: list
 
 
 def test_fewer_records_are_asked_for_only_where_no_time_is_enough() -> None:
-    """Without it a service that is slow with each call would be asked for crumbs, and never catch up."""
+    """If a longer timeout helps, requests keep their size, so that a slow service can catch up."""
     service = SlowService(12.0)
     reader = reader_of(service)
     for _ in range(6):
@@ -227,7 +228,7 @@ def test_fewer_records_are_asked_for_only_where_no_time_is_enough() -> None:
     ],
 )
 def test_every_question_about_a_stream_is_waited_for(operation: str, ask: Callable[[KinesisSource], Any]) -> None:
-    """Without it a stream whose answers are late could not be listed, and none of its shards be read."""
+    """A stream whose responses are late can still be listed and read."""
     service = SlowService(slow={operation: 25.0})
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     ask(source)
@@ -235,7 +236,7 @@ def test_every_question_about_a_stream_is_waited_for(operation: str, ask: Callab
 
 
 def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
-    """Without it a worker's turn would last for a minute, and a drain wait for it, once a stream falls silent."""
+    """If a stream falls silent, a worker's turn (and a drain) waits for one timeout only."""
     service = SlowService()
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
@@ -247,22 +248,22 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
 
 
 def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
-    """Without it a shard of a slow service would never be subscribed to."""
+    """A shard of a slow service is subscribed to in the end."""
     service = SlowService(slow={"describe_stream_consumer": 12.0})
     patience = CallPatience(service.clients(), insists=True)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=patience)
-    found: list[str | None] = []
+    arns: list[str | None] = []
     for _ in range(3):
         service.clock.now += 1.0
         try:
-            found.append(consumer.arn())
+            arns.append(consumer.arn())
         except SourceUnavailable:
-            found.append(None)
-    assert (found, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
+            arns.append(None)
+    assert (arns, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
 
 
 def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
-    """Without it each request would be given up and sent again, and all of its records be written many times."""
+    """Longer timeouts keep a producer from sending the same records again and again."""
     service = SlowService()
     producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_SECONDS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
@@ -281,7 +282,7 @@ def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
 
 
 def test_quick_answers_count_only_one_after_another() -> None:
-    """Without it the least time-out would come back while every second answer is late."""
+    """The timeout shrinks only after several quick responses in a row."""
     service = SlowService()
     patience = CallPatience(service.clients(), step=1, quick=2)
     for delay in (QUICK_SECONDS, 60.0, *[QUICK_SECONDS] * 3):
@@ -292,12 +293,12 @@ def test_quick_answers_count_only_one_after_another() -> None:
 
 
 def test_no_reading_waits_for_a_slow_answer() -> None:
-    """Without it a slow service would hold all reading threads, and a drain would wait half a minute for each."""
+    """After the first late response, calls run in the background, so reading threads and drains are not blocked."""
     service, begun = SlowService(), list[Callable[[], None]]()
     reader = reader_of(service, start=begun.append)
     reader.read()
     service.delay = 6.0
-    reader.read()  # the first that is late is waited for
+    reader.read()  # only the first late response blocks
     batches = [reader.read() for _ in range(3)]
     assert batches == [Batch((), None, None, 0.25, fault=STILL_ASKED)] * 3
     assert len(begun) == 1
@@ -323,7 +324,7 @@ def columns(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
 def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=begun.append)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=CallPatience(clients))
-    consumer._refusals = fan_out.REFUSALS  # noqa: SLF001  the stream has no room for it
+    consumer._refusals = fan_out.REFUSALS  # noqa: SLF001  the stream's consumer limit is reached
     client, patience = clients.within(0.0), CallPatience(clients)
     return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, patience=patience)
 
@@ -332,7 +333,7 @@ def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Polle
 def test_the_time_of_the_last_reading_moves_only_by_an_answer(
     make: Callable[[SlowService, list[Callable[[], None]]], Poller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a service is silent nothing is read, however often its readers are asked."""
+    """While a service is silent, progress does not advance however often its readers are called."""
     service, begun = SlowService(), list[Callable[[], None]]()
     if make is changes:
         monkeypatch.setitem(ANSWERS, "get_records", ANSWERS["get_records"] | {"Records": []})
@@ -345,7 +346,7 @@ def test_the_time_of_the_last_reading_moves_only_by_an_answer(
         service.clock.now += max(batch.wait_seconds, 0.2)
         return meter.progress(service.clock.now, 1e9 + service.clock.now)
 
-    first = [look() for _ in range(5)][-1]  # as often as a quiet table's stream is asked until it is at its tip
+    first = [look() for _ in range(5)][-1]  # as many reads as a quiet table's stream needs to reach its tip
     assert first.read is not None
     service.delay, since = 1000.0, service.clock.now
     while service.clock.now < since + 200.0:
@@ -355,7 +356,7 @@ def test_the_time_of_the_last_reading_moves_only_by_an_answer(
         silence = service.clock.now - since
         assert reach.behind >= silence - 0.5 or silence < SILENT_SECONDS
         if begun and silence > 80.0:
-            begun.pop()()  # its client gives up
+            begun.pop()()  # its client times out
     service.delay = QUICK_SECONDS
     for _ in range(20):
         while begun:
@@ -365,19 +366,19 @@ def test_the_time_of_the_last_reading_moves_only_by_an_answer(
 
 
 def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> None:
-    """Without it a shard that waited for longer than five minutes would be given up."""
+    """A shard is still read if a response took longer than the iterator's five minutes."""
     service = SlowService()
     reader = reader_of(service)
     reader.read()
     service.delay = 12.0
-    told: Any = {"Error": {"Code": "ExpiredIteratorException"}}
-    service.raises["get_records"] = ClientError(told, "GetRecords")
+    error: Any = {"Error": {"Code": "ExpiredIteratorException"}}
+    service.raises["get_records"] = ClientError(error, "GetRecords")
     assert [len(reader.read().records) for _ in range(4)] == [0, 0, 0, 1]
     assert [name for name, _ in service.asked][-2:] == ["get_shard_iterator", "get_records"]
 
 
 def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
-    """Without it a thousand slow shards would want a thousand threads, or a failed one keep its place for ever."""
+    """At most `WAITING` threads wait for slow shards, and a failed call frees its slot."""
     service, begun = SlowService(6.0), list[Callable[[], None]]()
     clients = service.clients(start=begun.append)
     shards = [CallPatience(clients, step=1) for _ in range(WAITING + 1)]
@@ -414,13 +415,13 @@ def _refusing(fault: Exception) -> Callable[[Callable[[], None]], None]:
 def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a shard whose events come every twenty seconds would be subscribed to for ever, and never read."""
+    """The next subscription has a longer timeout, so a shard with an event every twenty seconds is read."""
     caplog.set_level("INFO", "leasehold.kinesis")
     late = NothingCame(cast("Any", None), "there", "nothing came")
     faults = [late, late, None, None]
 
     class Ended:
-        """A subscription that is over at once."""
+        """A subscription that ends immediately."""
 
         over, take = True, staticmethod(lambda: None)
 
@@ -449,7 +450,7 @@ def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one
 
 
 class _Late(BaseHTTPRequestHandler):
-    """Answers what is asked once it is told to."""
+    """Responds only once it is released."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]]
@@ -457,7 +458,7 @@ class _Late(BaseHTTPRequestHandler):
     patient: ClassVar[int]
 
     def do_POST(self) -> None:
-        """Wait, unless enough were given up."""
+        """Wait, unless `patient` requests have already timed out."""
         operation = self.headers["X-Amz-Target"].rpartition(".")[2]
         self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append(operation)
@@ -465,8 +466,8 @@ class _Late(BaseHTTPRequestHandler):
             self.go_on.wait(30.0)
             self.close_connection = True
             return
-        told: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
-        body = json.dumps({"ShardIterator": "i"} if operation == "GetShardIterator" else told).encode()
+        response: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
+        body = json.dumps({"ShardIterator": "i"} if operation == "GetShardIterator" else response).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/x-amz-json-1.1")
         self.send_header("Content-Length", str(len(body)))
@@ -474,12 +475,12 @@ class _Late(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_said: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
-    """A server that leaves the first requests without an answer."""
+    """Run a server that leaves the first `patient` requests unanswered."""
 
     class Handler(_Late):
         pass
@@ -500,11 +501,11 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the time-out of a real client might be another than its number, or be met twice by a repetition."""
+    """A real client honors its timeout exactly and does not retry by itself."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     made: list[float] = []
-    with late_server(patient=3) as (url, asked):
+    with late_server(patient=3) as (url, operations):
 
         def make(seconds: float) -> Any:  # noqa: ANN401  a client
             made.append(seconds)
@@ -515,5 +516,5 @@ def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyP
         batches = [reader.read() for _ in range(4)]
         clients.close()
     assert [batch.behind_seconds for batch in batches] == [None, None, None, 0.0]
-    assert asked == [*["GetShardIterator"] * 4, "GetRecords"]
+    assert operations == [*["GetShardIterator"] * 4, "GetRecords"]
     assert made == [0.02, 0.04, 0.08, 30.0]

@@ -1,4 +1,4 @@
-"""Streams named by ARN: every request carries it, so that another account's stream of the same name is never read."""
+"""Streams named by ARN: every request contains it, so another account's stream of the same name is never read."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 
 def test_a_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
-    """The region comes out of the ARN, and one that contradicts it is refused."""
+    """The region is taken from the ARN, and a contradicting one is rejected."""
     assert stream_address("orders", "eu-west-1", "source URL").arn is None
     address = stream_address(ARN, None, "source URL")
     assert (address.name, address.arn, address.region) == ("orders", ARN, "eu-west-1")
@@ -52,10 +52,10 @@ def _a_source(spoken: Spoken, wire: str) -> Source:
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_reader_carries_the_arn(wire: str) -> None:
-    """Pages after the first are asked for by their token alone, as ListShards demands."""
+    """Later pages are requested by token alone, as ListShards demands."""
     listed: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
     read = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
-    # The first answer decides how the second request is sent.
+    # The first response decides how the second request is sent.
     spoken = Service(*listed, SUMMARY, {"ShardIterator": "i-1"}, read, read)
     source = _a_source(spoken, wire)
     shards = source.shards()
@@ -69,7 +69,7 @@ def test_every_request_of_a_reader_carries_the_arn(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_producer_carries_the_arn(wire: str) -> None:
-    """So does the request that writes records, whichever way it is sent."""
+    """This includes PutRecords, with or without boto3."""
     written = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
     spoken = Service(SUMMARY, {"Shards": [ROW]}, written, written)
     with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:
@@ -80,7 +80,6 @@ def test_every_request_of_a_producer_carries_the_arn(wire: str) -> None:
 
 
 def test_records_are_written_and_read_by_arn(client: KinesisClient, kinesis_url: str, stream: str) -> None:
-    """What a producer wrote under the ARN is read under it, from a service of its own."""
     arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
     url = f"kinesis://{arn}?endpoint={kinesis_url}"
     with open_producer(url, {}) as producer:

@@ -1,4 +1,4 @@
-"""Several streams in one worker and one table: KCL's keys, and streams that come and go."""
+"""One worker and one table read several streams: lease keys as in the KCL, and streams added or removed."""
 
 from contextlib import closing
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from leasehold.stores.urls import open_store
 
 
 def made(client: KinesisClient, shards: int = 1) -> str:
-    """A stream of its own."""
+    """Create a stream and return its name."""
     name = f"many-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=shards)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
@@ -42,7 +42,7 @@ def made(client: KinesisClient, shards: int = 1) -> str:
 def test_streams_come_and_go_while_a_worker_reads(
     client: KinesisClient, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Without it each stream would need a worker and a table, or every change a restart."""
+    """Streams can be added and removed without a restart, in one worker and one table."""
     one, two, three = made(client), made(client, 2), made(client)
     table = f"many-{uuid4().hex[:8]}"
     sources = {name: KinesisSource(client, name) for name in (one, two, three)}
@@ -86,7 +86,6 @@ def test_streams_come_and_go_while_a_worker_reads(
 
 
 def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
-    """Without it a misspelt name among several would be left out in silence."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "ordres")])
     with Stubber(kinesis) as stub:
@@ -98,7 +97,7 @@ def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
 
 
 def test_a_stream_that_was_made_anew_is_another_stream() -> None:
-    """Without it its shards would be read on from the places of the former ones, which have the same ids."""
+    """Old checkpoints do not apply to a recreated stream, although its shards have the same ids."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "orders")])
     with Stubber(kinesis) as stub:
@@ -110,7 +109,7 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
 
 
 def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a worker without that right would list no shards."""
+    """A worker without the permission kinesis:DescribeStreamSummary can still list shards."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     source = KinesisSource(kinesis, "orders")
     with Stubber(kinesis) as stub:
@@ -122,8 +121,10 @@ def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pyte
         stub.add_client_error("describe_stream_summary", "LimitExceededException")
         with pytest.raises(SourceUnavailable):
             source.incarnation()
-    said = "stream orders: aggregates are filtered by hash range, and the stream is not told from one that is made anew"
-    assert caplog.messages == [f"{said} under its name, for want of kinesis:DescribeStreamSummary"]
+    warning = (
+        "stream orders: aggregates are filtered by hash range, and the stream is not told from one that is made anew"
+    )
+    assert caplog.messages == [f"{warning} under its name, for want of kinesis:DescribeStreamSummary"]
 
 
 def _summary(name: str, made: int) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _shards() -> dict[str, Any]:
 
 @define
 class Told:
-    """A stream that ends in two children, or whose every answer is this fault; it counts what is done with it."""
+    """A stream whose shard ends with two children, or which raises this fault; it counts calls."""
 
     name: str
     fault: SourceError | None = None
@@ -157,7 +158,7 @@ class Told:
     closed: int = 0
 
     def identity(self) -> str:
-        """Its name, once it answers."""
+        """Return its identity, or raise the fault."""
         self.named += 1
         return f"1:{self.name}:7{self.answered()}"
 
@@ -171,7 +172,7 @@ class Told:
         return self
 
     def read(self) -> Batch:
-        """The end of its shard."""
+        """Return the end of its shard."""
         children = tuple(Shard(child, parents=("s-0",)) for child in ("s-1", "s-2"))
         return Batch((), None, 0.0, 0.0, ended=True, children=children)
 
@@ -189,7 +190,7 @@ def several(*sources: Told) -> KinesisStreams:
 
 
 def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
-    """Without it half of what follows a split would wait for a listing, or be read beside its parent."""
+    """Both children of a split are known at once, with their parent, before the next listing."""
     one = Told("a")
     streams = several(one)
     (shard,) = streams.shards()
@@ -202,7 +203,7 @@ def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
 
 
 def test_a_stream_is_asked_for_its_name_once() -> None:
-    """Without it each reading of a shard would describe its stream, which may be done twenty times a second."""
+    """DescribeStreamSummary is limited to twenty requests per second."""
     one = Told("a")
     streams = several(one)
     for _ in range(3):
@@ -212,7 +213,7 @@ def test_a_stream_is_asked_for_its_name_once() -> None:
 
 
 def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it one throttled stream would stop the others, or none at all look like streams without shards."""
+    """One throttled stream does not stop the others; if all fail, the listing is an error and not empty."""
     one, two = Told("a"), Told("b")
     streams = several(one, two)
     streams.shards()
@@ -226,7 +227,7 @@ def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplo
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
-    """Without it one refusal would leave a stream unread for five minutes, while the others are read."""
+    """One throttled request does not leave a stream unread until the next regular listing in five minutes."""
     slow = Told("b")
     streams = several(Told("a"), slow)
     if named:
@@ -245,7 +246,7 @@ def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFi
 
 
 def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:
-    """Without it a stream that was throttled at the first listing would stay unread, without a word after that."""
+    """A stream that was throttled at the first listing is named at a later one."""
     slow = Told("b", SourceUnavailable("b is slow"))
     streams = several(Told("a"), slow)
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
@@ -254,14 +255,13 @@ def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:
 
 
 def test_a_wrong_name_beside_a_right_one_is_said() -> None:
-    """Without it a misspelt stream would be left unread, with a line in the log for all that is told."""
+    """A misspelt stream name among several is an error, not just a log line."""
     streams = several(Told("a"), Told("c", SourceUnavailable("c is slow")), Told("b", SourceError("no stream b")))
     with pytest.raises(SourceError, match="no stream b"):
         streams.shards()
 
 
 def test_a_url_may_name_several_streams() -> None:
-    """Without it the command line could read but one."""
     several = open_source("kinesis://orders,returns?region=eu-west-1")
     assert isinstance(several, KinesisStreams)
     several.close()
@@ -270,11 +270,11 @@ def test_a_url_may_name_several_streams() -> None:
     with pytest.raises(ValueError, match="an ARN is one stream's alone"):
         open_source("kinesis://orders,returns?region=eu-west-1&consumer=arn:aws:kinesis:eu-west-1:1:consumer/c")
     with closing(open_source("kinesis://orders?region=eu-west-1")) as one:
-        assert (type(one), one.stream) == (KinesisSource, "")  # its leases carry no stream's name
+        assert (type(one), one.stream) == (KinesisSource, "")  # its leases have no stream name
 
 
 def test_a_stream_that_left_is_read_no_more_and_each_is_closed() -> None:
-    """A reader would go on with a stream that somebody else reads by now, or its connections stay for ever."""
+    """Open readers of a removed stream fail, since another worker may read it now, and its connections are closed."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     closed: list[str] = []
     streams = KinesisStreams([KinesisSource(kinesis, "orders"), KinesisSource(kinesis, "carts")])

@@ -1,4 +1,4 @@
-"""The tags that a Spark sink puts on its records: read back, read over by KCL, and what was had before left out."""
+"""A Spark sink's tags on its records can be read back, are ignored by the KCL, and identify repeated rows."""
 
 from typing import Any, cast
 
@@ -35,11 +35,11 @@ ROWS = st.lists(
 
 
 def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1 << 20) -> tuple[bytes, int]:
-    """As many of these as fit into an aggregate, and how many that are."""
+    """Return an aggregate of as many of these as fit, and their number."""
     aggregate, count = Aggregate(limit), 0
     for data, key, tag, hash_key in rows:
-        told = (b"", 0) if tag is None else (tag.context, tag.row)
-        if not aggregate.add(data, key, hash_key, *told):
+        label = (b"", 0) if tag is None else (tag.context, tag.row)
+        if not aggregate.add(data, key, hash_key, *label):
             break
         count += 1
     made = aggregate.sealed()
@@ -51,22 +51,22 @@ def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1
 def test_tags_are_read_back_and_count_as_bytes(
     rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int
 ) -> None:
-    """Without this a record would be taken for another, or an aggregate be larger than the stream takes."""
+    """Tags count toward the size limit of an aggregate."""
     data, count = sealed(rows, limit)
     users = deaggregate(data, "a", None)
     if count == 1 and rows[0][2] is None:
-        assert users.tags == ()  # it travels as it is
+        assert users.tags == ()  # a single record is not aggregated
         return
-    kept = rows[:count]
+    packed = rows[:count]
     assert list(zip(users.datas, users.keys, users.hash_keys, strict=True)) == [
-        (row[0], row[1], row[3]) for row in kept
+        (row[0], row[1], row[3]) for row in packed
     ]
-    assert [*users.tags] == ([row[2] for row in kept] if any(row[2] for row in kept) else [])
+    assert [*users.tags] == ([row[2] for row in packed] if any(row[2] for row in packed) else [])
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
 def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes, row: int, key: str) -> None:
-    """Without this the largest record that a sink accepts would be refused by the stream, for ever."""
+    """The stream accepts even the largest record that a sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
     queue = ShardQueue("s", HASH_KEYS, Bucket(1.0))
     entry = Entry(0, data, key, hash_of(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
@@ -77,7 +77,7 @@ def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes,
 
 
 class Asked:
-    """The answers of a shard, one after the other, from a position on."""
+    """The responses of a shard in order, from a position on."""
 
     def __init__(self, kind: type[Poller], records: list[bytes], at: Position) -> None:
         self.poller = kind(cast("Any", object()), "s", "shard-0", at, HASH_KEYS)
@@ -86,14 +86,14 @@ class Asked:
         self.rows = rows[first:]
 
     def batches(self, size: int) -> list[Any]:
-        """All of them, so many records each."""
+        """Return all batches, with at most `size` records each."""
         answers = [self.rows[at : at + size] for at in range(0, len(self.rows), size)]
         told: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
-        return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  an answer of Kinesis
+        return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
 
 
 class Answering:
-    """A client of Kinesis that gives these answers to GetRecords, one after the other."""
+    """A Kinesis client that returns these responses to GetRecords in order."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = [*answers]
@@ -106,7 +106,7 @@ class Answering:
 
 
 def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() -> None:
-    """Tagged records count as had only once the answer that brought them was read to its end."""
+    """Tags are remembered only once the whole response was parsed."""
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
 
@@ -125,16 +125,18 @@ def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() ->
 def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_have_been(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, draw: st.DataObject
 ) -> None:
-    """Without this rows would come twice, or be left out, behind a checkpoint in the middle of a batch."""
+    """Rows are neither repeated nor left out after a checkpoint in the middle of a batch."""
     records = [sealed(rows)[0] for rows in aggregates]
-    had = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    read = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
     tags = [tag for data in records for tag in deaggregate(data).tags if tag is not None]
-    assert len(had) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
-    if not had:
+    assert len(read) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
+    if not read:
         return
-    cut = draw.draw(st.integers(0, len(had) - 1))
-    rest = [each for batch in Asked(Poller, records, had[cut].position).batches(size) for each in batch.records]
-    assert [(each.position.order, each.token) for each in rest] == [(e.position.order, e.token) for e in had[cut + 1 :]]
+    cut = draw.draw(st.integers(0, len(read) - 1))
+    rest = [each for batch in Asked(Poller, records, read[cut].position).batches(size) for each in batch.records]
+    assert [(each.position.order, each.token) for each in rest] == [
+        (e.position.order, e.token) for e in read[cut + 1 :]
+    ]
 
 
 @settings(max_examples=60)
@@ -142,17 +144,17 @@ def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_h
 def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, most: int
 ) -> None:
-    """Without this Spark would have other rows than a worker, or repeat a batch with other rows than it had."""
+    """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
     plain = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
-    buffer, found = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
+    buffer, cut = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
     for batch in Asked(ArrowPoller, records, TRIM_HORIZON).batches(size):
         chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
         buffer.put(chunk)
     tokens = list[str]()
     while (taken := buffer.take(most, 1 << 40)) is not None:
-        found += zip(
+        cut += zip(
             taken.rows["data"].to_pylist(),
             zip(
                 map(int, taken.rows["sequenceNumber"].to_pylist()),
@@ -162,7 +164,7 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
             strict=True,
         )
         tokens.append(taken.ends.token)
-    assert found == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
+    assert cut == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
     if plain and tokens:
         assert tokens[-1] == Asked(Poller, records, TRIM_HORIZON).batches(99)[-1].token
 
@@ -171,7 +173,7 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
 @settings(max_examples=1)
 @given(st.lists(ROWS, min_size=20, max_size=60))
 def test_kcl_reads_over_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
-    """Without this a Java consumer would be given aggregates that it cannot take apart."""
+    """A Java consumer can unpack tagged aggregates."""
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
     rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [

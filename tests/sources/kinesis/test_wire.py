@@ -1,4 +1,4 @@
-"""What is made of answers in CBOR and JSON: the same batches and errors that boto3's own parsing gives."""
+"""Responses in CBOR and JSON give the same batches and errors as boto3's own parser."""
 
 import logging
 from functools import cache
@@ -37,7 +37,7 @@ SLOW, FAST = Spoken([]), Spoken([])
 
 @cache
 def one_client(kind: str) -> "KinesisClient":
-    """The one client of this kind: making one takes longer than a hundred questions."""
+    """Return the shared client of this kind; making one takes longer than a hundred requests."""
     match kind:
         case "slow":
             return SLOW.attach(boto3.client("kinesis", region_name="eu-west-1"))
@@ -48,20 +48,20 @@ def one_client(kind: str) -> "KinesisClient":
 
 
 def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
-    """One batch of a shard whose iterator is at hand."""
+    """Read one batch of a shard, with an iterator already set."""
     poller = Poller(client, "orders", "shardId-0", start, HASH_KEYS)
-    poller._iterator = "i-1"  # noqa: SLF001  asking for it is not the matter here
+    poller._iterator = "i-1"  # noqa: SLF001  requesting an iterator is not under test
     return poller.read()
 
 
 def slowly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """What comes of an answer that boto3 parses by itself."""
+    """Return the batch that boto3's own parser gives."""
     SLOW.answers[:] = [answer]
     return read(one_client("slow"), start)
 
 
 def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
-    """Likewise, through the hooks; and past boto3, which has to come to the same."""
+    """Return the batch that the hooks give, and check that the path without boto3 gives the same."""
     FAST.answers[:] = [answer]
     batch = read(one_client("cbor" if answer.form == CBOR else "json"), start)
     if answer.form == CBOR:
@@ -71,7 +71,7 @@ def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
 
 
 def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
-    """The batch that every way of telling this comes to."""
+    """Return the batch, checked to be the same in every encoding."""
     expected = slowly(in_json(told), start)
     answers = in_json(told), in_cbor(told), in_cbor(told, text=True), in_cbor(told, tagged=True)
     for answer in answers:
@@ -80,7 +80,7 @@ def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
 
 
 def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> None:
-    """Without it the day on which Kinesis says one thing more would double what each request costs."""
+    """A new field in a response does not force the slower parser."""
     added = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
     assert same(added) == same(PLAIN)
     assert hooks.plain_answer_of(cbor2.dumps(added)) == hooks.plain_answer_of(cbor2.dumps(PLAIN)) is not None
@@ -88,7 +88,6 @@ def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> No
 
 
 def test_every_crafted_aggregate_gives_the_same_records() -> None:
-    """Without it an aggregate might be taken apart in another way than the one that was proved."""
     rows = [{**ROW, "SequenceNumber": str(at), "Data": case.data} for at, case in enumerate(cases(), 1)]
     batch = same({**PLAIN, "Records": rows})
     assert batch.count > len(rows) / 2
@@ -121,7 +120,7 @@ ANSWERS = st.fixed_dictionaries(
 @given(ANSWERS, st.none() | st.integers(1, 10**56))
 @settings(max_examples=60)
 def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:
-    """Without it an absent key, an odd number or an empty record might be read in another way."""
+    """Absent keys, odd numbers and empty records are parsed as boto3 parses them."""
     same(told, TRIM_HORIZON if start is None else Position(str(start), 1))
 
 
@@ -133,12 +132,12 @@ def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], sta
     ).map(lambda value: in_json({"Odd": value}).body[8:-1])
 )
 def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> None:
-    """Without it a broken answer might pass for an empty one, behind which reading goes on."""
+    """A broken response is an error, never an empty batch."""
 
-    def outcome(way: Any) -> object:  # noqa: ANN401  either of the two above
+    def outcome(way: Any) -> object:  # noqa: ANN401  one of the two functions above
         try:
-            return evolve(way(Answer(body)), wait_seconds=0.0)  # chance decides how long to wait after a fault
-        except Exception as error:  # noqa: BLE001  whatever it is, it has to be the same
+            return evolve(way(Answer(body)), wait_seconds=0.0)  # the wait after a fault is random
+        except Exception as error:  # noqa: BLE001  both must raise the same error
             return type(error), str(error)
 
     assert outcome(quickly) == outcome(slowly)
@@ -146,7 +145,6 @@ def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> No
 
 @pytest.mark.parametrize("told", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
 def test_every_form_of_a_time_is_understood(told: object) -> None:
-    """Without it one answer in another form would end a shard."""
     (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": told}]})).records
     assert record.arrived == 1_795_363_072.5
 
@@ -157,13 +155,12 @@ each_way = pytest.mark.parametrize("way", WAYS)
 @each_way
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException", "KMSDisabledException"])
 def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
-    """Without it a fault would be taken for another, or its reason be lost."""
-    told = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
-    client, _ = quick(in_cbor(PLAIN), in_cbor(told, 400), way=way)
+    error = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
+    client, _ = quick(in_cbor(PLAIN), in_cbor(error, 400), way=way)
     ask(client)
     with pytest.raises(ClientError) as quickly_told:
         ask(client)
-    slow = Spoken([in_json({**told, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
+    slow = Spoken([in_json({**error, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
     with pytest.raises(ClientError) as slowly_told:
         slow.get_records(ShardIterator="i-1")
     for caught in (quickly_told, slowly_told):
@@ -173,14 +170,13 @@ def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
 
 
 def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
-    """Ask so often; the data of what came."""
+    """Request records `times` times; return their data."""
     answers = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
     return [row["Data"] for rows in answers for row in rows]
 
 
 @each_way
 def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
-    """Without it the fast way would not be the one in use."""
     client, spoken = quick(in_cbor(PLAIN), way=way)
     assert ask(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
@@ -205,7 +201,6 @@ def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
 def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
     refusal: Answer, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a worker would not read from such a service, or ask it everything twice."""
     client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
     assert ask(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json", "json"]
@@ -218,7 +213,6 @@ def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
 def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
     caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
-    """Without it each question would be put into a form that is of no use there."""
     client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
     assert ask(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json"]
@@ -227,7 +221,7 @@ def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
 
 @each_way
 def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """Without it one bad moment at the beginning would make a worker slow for the rest of its life."""
+    """A worker keeps CBOR if its first request fails in JSON as well."""
     busy = Answer(b"<html>busy</html>", "text/html", 503)
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
     client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
@@ -240,7 +234,7 @@ def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.Lo
 
 @each_way
 def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """Without it an error of something in between would make a worker slow for the rest of its life."""
+    """After one CBOR response, an error in JSON does not end the use of CBOR."""
     odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
     client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN), way=way)
     assert ask(client) == [b"data"]
@@ -254,7 +248,7 @@ def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCapture
 def test_without_the_libraries_boto3_reads_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a library that a platform has no wheel of would be one without which nothing is read."""
+    """Platforms without a wheel for the CBOR library can still read."""
     monkeypatch.setattr(clients, "Wire", None)
     with caplog.at_level(logging.WARNING):
         client, spoken = quick(in_json(PLAIN))
@@ -265,7 +259,7 @@ def test_without_the_libraries_boto3_reads_by_itself(
 
 @each_way
 def test_an_error_that_cannot_be_read_is_said(way: Way) -> None:
-    """Without it garbage with an error's status would end in another library's words."""
+    """An unreadable error response is reported by its status."""
     client, _ = quick(Answer(b"\xff", CBOR, 400), way=way)
     with pytest.raises(SourceError, match="refused a request for stream 'orders': 400"):
         read(client)

@@ -1,4 +1,4 @@
-"""The events of a subscription, in CBOR and JSON: the same that boto3's own event stream gives."""
+"""A subscription's events in CBOR and JSON are the same as those of boto3's own event stream."""
 
 from struct import pack
 from typing import TYPE_CHECKING, Any
@@ -35,14 +35,14 @@ STREAM = "application/vnd.amazon.eventstream"
 
 
 def stream(*answers: Answer, kind: str = "event", name: str = "SubscribeToShardEvent") -> Answer:
-    """Events that carry the bodies of these answers, in their form."""
+    """Return a response whose events have these bodies."""
     form = "application/cbor" if answers[0].form == CBOR else "application/json"
     first = frame("event", "initial-response", b"\xa0" if answers[0].form == CBOR else b"{}", form)
     return Answer(first + b"".join(frame(kind, name, each.body, form) for each in answers), STREAM)
 
 
 def events(client: "KinesisClient") -> list[Any]:
-    """All events of a subscription from the beginning of a shard."""
+    """Return all events of a subscription from the start of a shard."""
     start: Any = {"Type": "TRIM_HORIZON"}
     return list(client.subscribe_to_shard(ConsumerARN=CONSUMER, ShardId="s", StartingPosition=start)["EventStream"])
 
@@ -51,7 +51,7 @@ CONSUMER = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
 
 def plainly(told: list[Any]) -> list[Any]:
-    """Events with times as numbers."""
+    """Convert the times of the events to numbers."""
     for each in told:
         for row in each["SubscribeToShardEvent"]["Records"]:
             row["ApproximateArrivalTimestamp"] = clients.seconds_of(row["ApproximateArrivalTimestamp"])
@@ -59,25 +59,25 @@ def plainly(told: list[Any]) -> list[Any]:
 
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
-    """A client with the hooks, whose subscriptions are answered with these."""
+    """Return a client with the hooks, and the scripted service."""
     spoken = Spoken(list(answers))
     return spoken.attach(clients.reading_client("eu-west-1", None), SUBSCRIBE), spoken
 
 
 class Pieces(list[bytes]):
-    """A body that comes piece by piece."""
+    """A body that arrives in pieces."""
 
     def stream(self) -> "Pieces":
         return self
 
 
 def ignored(_why: str) -> None:
-    """Nobody has to know."""
+    """Ignore the reason."""
 
 
 @pytest.mark.parametrize("told", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
 def test_events_are_those_that_boto3_tells(told: list[dict[str, Any]]) -> None:
-    """Without it a subscription might bring other records than polling does."""
+    """A subscription returns the same records as polling."""
     slow = Spoken([stream(*map(in_json, told))]).attach(boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE)
     expected = plainly(events(slow))
     assert len(expected) == len(told)
@@ -88,7 +88,7 @@ def test_events_are_those_that_boto3_tells(told: list[dict[str, Any]]) -> None:
 
 
 def test_a_message_is_whole_however_it_comes() -> None:
-    """Without it what a connection cuts into pieces would be lost, or waited for in vain."""
+    """A message is complete however the connection splits it."""
     body = stream(*[in_cbor(EVENT)] * 3).body
     for size in (1, 7, 100, len(body)):
         raw = Pieces([body[at : at + size] for at in range(0, len(body), size)])
@@ -96,7 +96,7 @@ def test_a_message_is_whole_however_it_comes() -> None:
 
 
 def test_a_damaged_message_is_not_waited_for() -> None:
-    """Without it a wrong length would keep a shard until the connection ends."""
+    """A wrong length is detected at once, not at the end of the connection."""
     body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
     for at in (len(body) // 2 + 40, len(body) - 1):
         broken = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
@@ -108,7 +108,7 @@ def test_a_damaged_message_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("form", [in_json, in_cbor])
 def test_the_end_of_a_subscription_says_the_same_in_both_forms(form: Any) -> None:  # noqa: ANN401  one of two functions
-    """Without it a subscription that another took over would be taken for a broken one."""
+    """A subscription that another reader took over is not mistaken for a broken one."""
     fault = form({"message": "as told"})
     client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))
     with pytest.raises(ClientError, match="as told") as caught:
@@ -119,7 +119,6 @@ def test_the_end_of_a_subscription_says_the_same_in_both_forms(form: Any) -> Non
 def test_an_event_that_cannot_be_read_ends_the_subscription_and_the_next_is_in_json(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without it a shard would stand still for as long as its events come in such a form."""
     client, spoken = subscribed(stream(Answer(b"\xff", CBOR)), stream(in_json(EVENT)))
     with pytest.raises(ResponseParserError):
         events(client)
@@ -130,7 +129,7 @@ def test_an_event_that_cannot_be_read_ends_the_subscription_and_the_next_is_in_j
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 31])
 def test_a_message_of_an_impossible_length_ends_the_subscription(size: int) -> None:
-    """One of no length would be read for ever, and one of gigabytes be kept until the memory ends."""
+    """A length of zero must not loop forever, and one of gigabytes must not be buffered."""
     prelude = pack(">II", size, 0)
     body = stream(in_cbor(EVENT)).body + prelude + pack(">I", crc32(prelude)) + b"x" * 100
     with pytest.raises((ParserError, ResponseParserError)):
@@ -138,7 +137,7 @@ def test_a_message_of_an_impossible_length_ends_the_subscription(size: int) -> N
 
 
 def test_headers_that_are_none_end_the_subscription() -> None:
-    """The error of another library would pass for a fault of our own, and cost the lease."""
+    """The parser's error is converted, so that it is not taken for a fault of our own, which costs the lease."""
     headers = b"\x04None\x63"
     prelude = pack(">II", 16 + len(headers), len(headers))
     body = prelude + pack(">I", crc32(prelude)) + headers

@@ -1,4 +1,4 @@
-"""Answers in CBOR taken apart by the scan in C: what cbor2 makes of them, or declined."""
+"""The C scanner of CBOR responses returns what cbor2 returns, or declines."""
 
 from typing import Any, cast
 from unittest.mock import patch
@@ -34,21 +34,21 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  in either form
-    """All that is known of them."""
+def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
+    """Return all fields of the rows, in either form."""
     told = columns_of(rows)
     return told.datas, told.numbers, told.keys, told.arrived, told.sealed
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
-    """What cbor2 makes of an answer. Raises ValueError or Unreadable."""
+    """Return the rows and the rest of a response as cbor2 parses it. Raises ValueError or Unreadable."""
     with patch.object(forms, "SCAN", new=None):
-        rows, answer = forms._apart(body, cbor=True)  # noqa: SLF001  what it stands in for
+        rows, answer = forms._apart(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
     return as_columns(rows), answer
 
 
 def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
-    """Likewise by columns; None if it is declined."""
+    """Return the same by the scanner, or None if it declines."""
     found = SCAN.viewed(body)
     if found is None:
         return None
@@ -62,14 +62,13 @@ def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
 def test_the_form_in_which_records_are_written_is_taken(
     rows: list[dict[str, object]], indefinite: bool, names: list[str]
 ) -> None:
-    """Without it another order or way of counting would make reading slow, and nobody would notice."""
+    """The scanner accepts records with any order of fields and either way of counting."""
     told = {**{name: ANSWER[name] for name in names}, "Records": rows}
     body = cbor2.dumps(told, indefinite_containers=indefinite)
     assert taken(body) == by_cbor2(body)
 
 
 def test_a_time_may_be_marked_as_one() -> None:
-    """Without it a service that marks them would be read slowly."""
     arrived = cbor2.CBORTag(1, 1_795_363_072_573)
     body = cbor2.dumps({**ANSWER, "Records": [{**test_wire.ROW, "ApproximateArrivalTimestamp": arrived}]})
     assert taken(body) == by_cbor2(body)
@@ -91,7 +90,6 @@ def test_a_time_may_be_marked_as_one() -> None:
     ],
 )
 def test_any_other_form_is_declined(row: object) -> None:
-    """Without it a record might be read in another way than the one that was proved."""
     assert SCAN.viewed(cbor2.dumps({**ANSWER, "Records": [test_wire.ROW, row]})) is None
 
 
@@ -108,14 +106,13 @@ OTHERS = st.recursive(
 
 @given(st.lists(DAMAGE, max_size=3))
 def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(damage: list[tuple[int, int, bytes]]) -> None:
-    """Without it a broken answer might pass for another one, behind which reading goes on."""
     body = BODY
     for at, gone, come in damage:
         body = body[:at] + come + body[at + gone :]
     try:
         found = taken(body)
     except (cbor2.CBORDecodeError, ValueError):
-        with pytest.raises((forms.Unreadable, TypeError)):  # as it is where nothing was taken out
+        with pytest.raises((forms.Unreadable, TypeError)):  # cbor2 fails on the whole body as well
             by_cbor2(body)
         return
     if found is not None:
@@ -126,7 +123,7 @@ def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(damage: list[tup
 def test_an_answer_of_any_form_is_declined_or_read_as_cbor2_reads_it(
     rows: list[object], others: dict[str, object], indefinite: bool
 ) -> None:
-    """Without it who installed a wheel would be given other records than all others."""
+    """Records are the same with and without the compiled wheel."""
     body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
     found = taken(body)
     if found is not None:
@@ -134,14 +131,13 @@ def test_an_answer_of_any_form_is_declined_or_read_as_cbor2_reads_it(
 
 
 def test_an_answer_that_is_cut_off_is_declined() -> None:
-    """Without it the rest of an answer might be passed over."""
     end = BODY.index(b"\x72MillisBehindLatest")
     assert [SCAN.viewed(BODY[:size]) for size in range(end)] == [None] * end
 
 
 @pytest.mark.slow
 def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a wheel would read otherwise than what is tested."""
+    """The tests of test_wire.py also pass with the scanner."""
     monkeypatch.setattr(forms, "SCAN", SCAN)
     test_wire.test_every_crafted_aggregate_gives_the_same_records()
     test_wire.test_all_answers_give_the_batches_that_boto3_gives()
@@ -149,14 +145,13 @@ def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an answer would be read in one way by who installed a wheel, and in another by all others."""
     one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
     monkeypatch.setattr(forms, "SCAN", SCAN)
     assert forms.answer_of(b"\xa2" + one + none, cbor=True) == ([], b"{}")
 
 
 def test_a_row_looks_as_boto3_has_it() -> None:
-    """Without it a caller of the client would find none of what its answer holds, or memory hold each answer twice."""
+    """Callers of the client find boto3's fields, and the response is freed once it is columns."""
     with patch.object(forms, "SCAN", SCAN):
         rows, _ = forms.answer_of(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
@@ -164,4 +159,4 @@ def test_a_row_looks_as_boto3_has_it() -> None:
     assert (columns_of(cast("Any", rows)).numbers, len(rows)) == (
         [test_wire.ROW["SequenceNumber"]] * 3,
         0,
-    )  # and its answer is let go
+    )  # and its response is freed
