@@ -123,7 +123,6 @@ CASES = [
     # A single look cannot distinguish a slow clock from a silent owner; a watch can.
     Case("kinesis", "sqlite", "clock", "backwards", ORPHAN, UNHEARD),
     Case("kinesis", "sqlite", "disk", "full", ORPHAN, UNHEARD),
-    Case("dynamodb-streams", "sqlite", "stream", "throttled", STALLED, r"Throughput|slow down|limit"),
     Case("dynamodb-streams", "sqlite", "handler", "raises", STALLED, r"its handler raised ValueError"),
     Case("kinesis", "dynamodb", "handler", "raises", STALLED, r"its handler raised ValueError"),
     Case("kinesis", "dynamodb", "table", "silent", ORPHAN, UNHEARD),
