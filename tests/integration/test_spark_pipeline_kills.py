@@ -17,17 +17,3 @@ def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dyna
     assert sum(result.kills.values()) == 4
     assert {name: each.rows for name, each in result.given.items()} == {"plain": result.sent, "spark": result.sent}
     assert result.faults == 0
-
-
-@pytest.mark.usefixtures("java")
-def test_a_checkpoint_goes_from_version_to_version_of_spark_under_kills(
-    kinesis_url: str, dynalite_url: str, tmp_path: Path
-) -> None:
-    """An older Spark loses and repeats no rows, and leaves a checkpoint that other versions can go on with."""
-    versions = ("4.0", "", "4.1", "4.0")
-    pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600, versions=versions)
-    result = tried(pipeline, 2 * len(versions) - 1, told=print)
-    print(result)  # noqa: T201  shown if it fails, or with -s
-    assert result.lives > len(versions)
-    assert {name: each.rows for name, each in result.given.items()} == {"plain": result.sent, "spark": result.sent}
-    assert result.faults == 0
