@@ -250,6 +250,7 @@ def test_a_split_a_kill_and_poison_cost_a_kinesis_function_nothing(
         fleet.processes["b-1"].kill()
         all_read.set()
         until(lambda: len(set(fleet.handled())) == RECORDS - len(POISON), "all but the poison is handled")
+        until(lambda: len(set(fleet.letters())) == len(POISON), "the poison is dead-lettered")
         writes.join()
         fleet.end(["a-1", "c-1"])
         judge(fleet, texts)
@@ -286,6 +287,7 @@ def test_shards_that_roll_a_kill_and_poison_cost_a_table_function_nothing(
             fleet.processes["b-1"].kill()
             all_read.set()
             until(lambda: len(set(fleet.handled())) == RECORDS - len(POISON), "all but the poison is handled")
+            until(lambda: len(set(fleet.letters())) == len(POISON), "the poison is dead-lettered")
             writes.join()
             fleet.end(["a-1", "c-1"])
             assert len(table.shards) > 3
