@@ -64,7 +64,7 @@ HEARTBEAT_SECONDS = 1.5
 SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
 """How long the bulletin's row, or *looks*, may stay unchanged before the lookout counts as stopped (C8).
 
-By then a heartbeat is one second late, or two looks are missing.
+After these times a heartbeat is one second overdue, or two looks were missed.
 """
 
 STAND_IN_SECONDS = 1.0

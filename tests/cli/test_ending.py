@@ -35,7 +35,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, sent: signal.Signals
 def test_signal_while_handlers_are_put_back_leaves_them_as_before(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that goes on after a command does not ignore Ctrl-C."""
+    """Ctrl-C still works in a program that continues after a command."""
     with unwinding():
         interrupted(monkeypatch, len(ENDING), ENDING[-1])  # before that, each is set to be ignored
     assert {each: signal.getsignal(each) for each in ENDING} == before

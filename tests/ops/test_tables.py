@@ -207,7 +207,7 @@ def test_tables_of_a_bucket_and_a_container_are_found_by_their_names(
 
 
 def test_people_see_a_line_for_each_table(tmp_path: Path) -> None:
-    """What is unknown is not shown as a fact."""
+    """A value that is not known is not shown as if it were."""
     url = made(f"sqlite://{tmp_path}/leases.db")
     shown = CliRunner().invoke(tables.app, [url]).stdout.splitlines()
     assert shown[0].split() == [*("TABLE", "LAYOUT", "LEASES", "ENDED", "OWNERS", "STREAMS"), *shown[0].split()[6:]]

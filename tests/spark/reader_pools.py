@@ -36,7 +36,7 @@ def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> 
 
 @define
 class News:
-    """The shards of which there was news, each with what `look` returned then."""
+    """The shards that changed, each with the result of `look` at that time."""
 
     event: Event = Factory(Event)
     keys: list[str] = Factory(list)

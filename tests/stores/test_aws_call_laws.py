@@ -133,10 +133,10 @@ def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
 def _idle(*seconds: float) -> Iterator[tuple[KeptLine, list[socket.socket]]]:
     """Return a pool with two kept connections, and their peers. The clock returns these seconds, then stands still."""
     pairs = [socket.socketpair() for _ in range(2)]
-    told = [*seconds]
+    times = [*seconds]
 
     def clock() -> float:
-        return told.pop(0) if len(told) > 1 else told[0]
+        return times.pop(0) if len(times) > 1 else times[0]
 
     with closing(KeptLine("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
         line._idle.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already

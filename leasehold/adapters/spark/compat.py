@@ -61,7 +61,7 @@ else:
             max_bytes: int
 
         class SupportsTriggerAvailableNow:
-            """Marks a reader that Spark can ask to end with what is there now."""
+            """Marks a reader that can stop at the data that was available when its run began."""
 
     try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter

@@ -101,7 +101,7 @@ class ShardReadAhead:
     """Reads one shard ahead of the planner.
 
     Args:
-        asked: Which shard to read, and where to begin.
+        asked: The shard to read and the position to start from.
         source: Opens its readers.
         spec: How far to read ahead.
         say: Sends a message to the planner.
