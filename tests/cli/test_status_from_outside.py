@@ -388,7 +388,9 @@ class Trial:
             status = told["status"]
             if status not in self.case.words or not re.search(self.case.cause, told["says"]):
                 wrong.append(f"leases: {status}: {told['says']}")
-            if json.loads(explained.stdout)["status"] != status:
+            # The watch of `explain` may see a renewal of the worker whose clock went back; a single look cannot.
+            agreed = {status, "OK"} if self.case.where == "clock" else {status}
+            if json.loads(explained.stdout)["status"] not in agreed:
                 wrong.append(f"explain: {explained.stdout[:300]}")
             if json.loads(explained.stdout)["lag"].get("at_least") != told["lags"].get(key, {}).get("at_least"):
                 wrong.append(f"explain: {explained.stdout[-300:]}; leases: {told['lags']}")
@@ -398,9 +400,9 @@ class Trial:
             if not slow and lag < age:
                 wrong.append(f"lag {lag:.1f} below the age {age:.1f}")
             self.heal()
-            again, table = self.until(lambda found: found.status.ok, 90)
+            again, table = self.until(lambda found: found.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
-            if again > LEASE_SECONDS + (75.0 if "put it aside" in told["says"] else 15.0):
+            if again > LEASE_SECONDS + (90.0 if "put it aside" in told["says"] else 45.0):
                 wrong.append(f"not OK again: {table and table.status}")
         finally:
             with suppress(OSError):

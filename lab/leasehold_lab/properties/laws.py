@@ -102,7 +102,7 @@ def _asked(plan: Planner, scene: Scene) -> tuple[Action, ...]:
 
 @_law(scenes)
 def order_does_not_matter(plan: Planner, scene: Scene) -> None:
-    """The same leases and shards, listed in another order, give the same plan.
+    """The plan does not depend on the order in which leases and shards are listed.
 
     Stores list in any order, so two workers that read the same table would otherwise plan differently.
     """
@@ -121,7 +121,7 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def input_is_left_alone(plan: Planner, scene: Scene) -> None:
-    """A plan changes nothing of what it is given.
+    """Planning does not change its input.
 
     If it wrote an owner into a record that is counted again later, every later count would be wrong.
     """
@@ -134,7 +134,7 @@ def input_is_left_alone(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def each_key_is_spoken_of_once(plan: Planner, scene: Scene) -> None:
-    """A plan has at most one action for a lease, alternates included.
+    """A plan has at most one action per lease, including alternates.
 
     If it had two writes to one row, both for the same version, the second would be rejected, or undo the first.
     """
@@ -146,7 +146,7 @@ def each_key_is_spoken_of_once(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
-    """Of a living owner's lease, a Steal or a RequestHandoff may speak, which name it; else a Delete once it has ended.
+    """A plan takes from a living owner only by a Steal or RequestHandoff naming it, and deletes only ended leases.
 
     Any other write would stop a worker that did nothing wrong.
     """
@@ -167,7 +167,7 @@ def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def plan_is_always_made(plan: Planner, scene: Scene) -> None:
-    """Whatever the table, there is a plan, and the next look comes within a cycle.
+    """Every table gives a plan, and the next look at the table follows within a cycle.
 
     Otherwise one odd row would stop a worker from renewing all its other leases.
     """
@@ -179,7 +179,7 @@ def plan_is_always_made(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def renewals_are_those_of_the_plan(plan: Planner, scene: Scene) -> None:
-    """Between two plans the same leases are renewed as by a plan.
+    """Between two plans, a worker renews the same leases as with a plan.
 
     A lease renewed at only one of the two cadences would expire at the other.
     """
@@ -192,7 +192,7 @@ def renewals_are_those_of_the_plan(plan: Planner, scene: Scene) -> None:
 
 @_law(balanced_fleets)
 def balance_is_left_alone(plan: Planner, fleet: SmallFleet) -> None:
-    """Once the leases are shared out, nothing but renewals is planned.
+    """Once the leases are evenly distributed, plans contain only renewals.
 
     A fleet that never comes to rest moves leases forever, and each move repeats records.
     """
@@ -204,7 +204,7 @@ def balance_is_left_alone(plan: Planner, fleet: SmallFleet) -> None:
 
 @_law(fleets)
 def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
-    """From any start, whoever plans in which order, a fleet comes to rest: all leases held, evenly.
+    """From every start, and in any order of planning, all leases end up held and evenly distributed, and stay.
 
     Evenness is not judged under rules that do not promise it (`RuleSet.evens_out`). Fleets that cannot hold all leases
     (`RuleSet.most_leases`) are not judged.
