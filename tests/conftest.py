@@ -57,7 +57,7 @@ LONGEST = ("rolling", "java", "spark", "fleets", "runs", "docs")
 # The speed of a busy machine does not matter for the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Tests that gate a change draw the same examples each time; a plain `pytest` draws new ones.
-settings.register_profile("repeatable", settings.get_profile("busy"), derandomize=True)
+settings.register_profile("repeatable", settings.get_profile("busy"), derandomize=True, max_examples=50)
 # The inner loop tries fewer, except in tests that set their own number.
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=25)
 settings.load_profile("busy")

@@ -202,6 +202,7 @@ def leases_made(environment: dict[str, str]) -> int:
     return subprocess.run((sys.executable, "-c", script), check=False, env={**os.environ, **environment}).returncode
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
     """A newcomer needs no other command to see something."""

@@ -72,10 +72,6 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
 """Commands that cannot run here: how they are known, why, and what is held of them all the same."""
 
 
-FIRST = "README.md"
-"""What whoever comes first reads; the other pages take minutes of a core, and are left to `make test-more`."""
-
-
 @cache
 def _listed(command: str) -> Callable[[str], None] | None:
     return next((check for known, (_, check) in ELSEWHERE.items() if re.search(known, command)), None)
@@ -153,8 +149,9 @@ def _pages() -> Iterator[object]:
     for page in sorted(PAGES, key=lambda page: dev_line(page) or ""):
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
-        marks = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
-        marks += [pytest.mark.more, pytest.mark.timeout(400)] * (page != FIRST)
+        # Together the pages take minutes of a core.
+        marks = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
+        marks.append(pytest.mark.timeout(400))
         yield pytest.param(page, marks=marks)
 
 

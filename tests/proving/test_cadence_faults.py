@@ -147,7 +147,7 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "story", ["an ordinary worker dies", "the lookout dies", "a new lookout comes, and somebody dies"]
 )
-@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("every", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_beside_an_earlier_version_everything_is_owned_again_in_time(story: str, every: int) -> None:
     """C6: Workers that know no calls read the counts, and so do all workers if the lookout knows no calls."""
     history = lived(STORIES[story], earlier=WORKERS[::every])
@@ -166,7 +166,7 @@ def test_one_event_costs_few_listings() -> None:
 
 
 @pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> None:
     """The first workers to come back do not free or take what the others had no chance to renew yet."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point

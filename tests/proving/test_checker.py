@@ -16,16 +16,17 @@ pytestmark = pytest.mark.slow
 PROOF = Path(__file__).parents[2] / "specs" / "proof.md"
 
 
-LONGEST = "minimal, planned moves, one crash"
-"""A case that takes as long as ten others."""
-
-
 def faults_of(case: Case) -> set[Fault]:
     return set(judge(case).faults)
 
 
 CASES = [
-    pytest.param(case, id=f"{case.name}, {case.fleet.leases}", marks=[pytest.mark.more] * (case.name == LONGEST))
+    pytest.param(
+        case,
+        id=f"{case.name}, {case.fleet.leases}",
+        # Crashes, and more leases, multiply the interleavings.
+        marks=[pytest.mark.more] * (case.fleet.leases == 5 or case.fleet.crashes > 0),
+    )
     for case in bounded()
 ]
 

@@ -9,7 +9,7 @@ from leasehold_lab.simulator.question import unlogged
 
 pytestmark = pytest.mark.slow
 
-EACH = 10
+EACH = 20
 """Here one mishap of so many is tried, and another by `make test-more`; `make soak` tries all of them."""
 
 

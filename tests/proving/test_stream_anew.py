@@ -26,7 +26,7 @@ SEEDS = [
     2,
     1,
     *(pytest.param(seed, marks=SLOW) for seed in BEGUN_UNHELD),
-    *(pytest.param(seed, marks=SLOW if seed < 7 else MORE) for seed in range(3, 60)),
+    *(pytest.param(seed, marks=MORE) for seed in range(3, 60)),
 ]
 
 

@@ -3,10 +3,12 @@
 No shard is unread for longer than two lease times while another worker is healthy.
 """
 
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, get_args
 
 import pytest
 from object_memory import ObjectMemory
+from sampling import one_in
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
@@ -79,10 +81,10 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("rules", CONFIGS)
-@pytest.mark.parametrize("lost", ["every response", "responses to writes", "every request"])
-@pytest.mark.parametrize("layout", ["rows", "sessions", "objects"])
-@pytest.mark.parametrize("from_the_start", [True, False])
+CASES = product([True, False], ["rows", "sessions", "objects"], get_args(Lost), CONFIGS)
+
+
+@pytest.mark.parametrize(("from_the_start", "layout", "lost", "rules"), one_in(5, CASES))
 def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:

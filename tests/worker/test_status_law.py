@@ -309,7 +309,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
-SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 3 else MORE) for seed in range(1, 10))]
+SEEDS = [0, *(pytest.param(seed, marks=MORE) for seed in range(1, 10))]
 
 
 def falls_to_nobody(world: World, name: str) -> bool:

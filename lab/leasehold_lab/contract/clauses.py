@@ -548,7 +548,7 @@ class Resets:
 
 
 WORKERS = tuple(f"w-{number}" for number in range(32))
-ROUNDS = 5
+ROUNDS = 3
 
 
 def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
