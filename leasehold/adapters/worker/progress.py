@@ -188,19 +188,21 @@ class Progress:
         return self.lease is not None and RENEWED * self.lease < idle < math.inf
 
     def lag(self, now: float, *, held: bool) -> float | None:
-        """Return an upper bound of the seconds behind at `now`.
+        """Return an upper bound of the seconds behind at `now`, or a lower bound if `unheard`; None if unknown.
 
         Args:
             now: The time in seconds since 1970.
             held: Whether a living owner reads the lease. If not, unread records may be as old as its last response.
         """
-        if self.behind is None:
-            return None
         silence = max(0.0, now - self.at)
+        current = held and silence <= told_within(self.lease or 0.0)
+        if self.behind is None:
+            # Its owner writes a lag once this has lasted for `SILENT_SECONDS`; without an owner, nobody does.
+            waited = now - max(self.read or 0.0, self.done or self.at)
+            return None if current or self.excused or waited <= SILENT_SECONDS else waited
         # A position that had not moved for a while when this was written has most likely not moved since.
         stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
-        moves = held and not stalled and silence <= told_within(self.lease or 0.0)
-        if moves:
+        if current and not stalled:
             return self.behind
         # Records that came after the last response are at most as old as the time since then.
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
@@ -212,7 +214,7 @@ class Progress:
             now: The time in seconds since 1970.
             held: Whether a living owner reads the lease.
         """
-        if self.behind is None or self.oldest is not None:
+        if self.oldest is not None or self.lag(now, held=held) is None:
             return False
         current = held and now - self.at <= told_within(self.lease or 0.0)
         return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
@@ -278,6 +280,8 @@ class ProgressMeter:
         self._before = before.behind
         self._behind: float | None = None
         self._began, self._told = now, -math.inf
+        # When the lease was taken, by the first of the owners that have not read anything.
+        self._taken = now
         self._tried: float | None = None
         self._read: float | None = None
         self._work: float | None = None
@@ -297,6 +301,8 @@ class ProgressMeter:
             self._before += max(0.0, wall() - before.at - (now - self._began))
         if before.oldest is not None:
             self._oldest = now - max(0.0, wall() - before.oldest)
+        if before.done is not None:
+            self._taken = now - max(0.0, wall() - before.done)
 
     def asking(self, now: float) -> None:
         """Note that the source is being read; `read` or `failed` follows with the result."""
@@ -411,8 +417,13 @@ class ProgressMeter:
         # Records that are not done grow older, whatever is read or tried meanwhile.
         oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
-            # The lag is at least what the previous owner wrote, and grows until the first read.
-            return None if self._before is None else max(oldest, self._before + max(0.0, now - self._began))
+            if self._before is not None:
+                # The lag is at least what the previous owner wrote, and grows until the first read.
+                return max(oldest, self._before + max(0.0, now - self._began))
+            # No response has contained a lag. Records that came after the last one wait for as long as it is ago.
+            silence = now - max(at for at in (self._taken, self._read, self._done) if at is not None)
+            silent = silence > SILENT_SECONDS and not self._excused
+            return max(oldest, silence if silent else 0.0) or None
         silence = now - self._read
         # A response that is merely late does not count as lag.
         return max(oldest, self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0))
