@@ -153,6 +153,7 @@ class Progress:
         excused: Why the lease is not read, if that is no fault.
         oldest: When the first record that was read and is not done arrived in the stream.
         aside: Until when the owner leaves the lease to other workers because it could not handle it.
+        dead_letter: Why the dead letter did not take a record; "" once a record was handled or dead-lettered.
     """
 
     at: float
@@ -172,6 +173,12 @@ class Progress:
     excused: str = ""
     oldest: float | None = None
     aside: float | None = None
+    dead_letter: str = ""
+
+    @property
+    def cause(self) -> str:
+        """What keeps the position from moving, or "". If a dead letter failed, the handler's fault alone is not it."""
+        return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
     def note(self) -> str:
@@ -220,6 +227,7 @@ class Progress:
         return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
 
 
+_TEXTS = ("owner", "host", "fault", "excused", "dead_letter")
 _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "oldest", "aside")
 
 
@@ -235,7 +243,7 @@ def progress_of(lease: Lease) -> Progress | None:
         )
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
-        strings = all(isinstance(attributes.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
+        strings = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
         numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
         # A flag that is false is left out, so one that is present must be true.
         return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
@@ -271,7 +279,7 @@ class ProgressMeter:
         before = before or Progress(0.0, me)
         self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
         self._arrived: float | None = None
-        self._fault, self._excused = before.fault, ""
+        self._fault, self._dead_letter, self._excused = before.fault, before.dead_letter, ""
         self._carried = before
         self._oldest: float | None = None
         self._aside: float | None = None
@@ -339,12 +347,17 @@ class ProgressMeter:
             self._tried, self._asking = now, None
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
+    def dead_letter_failed(self, why: str, now: float) -> None:
+        """Note that the dead letter did not take a record that its handler could not handle, and why."""
+        with self._lock:
+            self._tried, self._dead_letter = now, why[:FAULT_LENGTH]
+
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
             # Counts as done up to now, otherwise a shard that is right to wait would be shown as stalled.
             self._done = now
-            self._fault, self._excused = "", why
+            self._fault, self._dead_letter, self._excused = "", "", why
 
     def working(self, now: float) -> None:
         """Note that the handler was called with the batch."""
@@ -372,6 +385,7 @@ class ProgressMeter:
             if first is not None:
                 self._oldest = self._arrival(first, now, 0.0)
                 self._keep_lag(max(self._behind or 0.0, self._waiting(now)), now)
+            self._dead_letter = ""
             # A checkpoint restarts the handler's time only if a handler is running.
             self._done, self._work = now, self._work and now
 
@@ -386,7 +400,7 @@ class ProgressMeter:
             self._work = None
             if self._pending:
                 self._arrived = self._arrived if self._arriving is None else self._arriving
-                self._done, self._fault, self._oldest = now, "", None
+                self._done, self._fault, self._dead_letter, self._oldest = now, "", "", None
             self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
@@ -455,6 +469,7 @@ class ProgressMeter:
                 excused=self._excused,
                 oldest=since_1970(self._oldest),
                 aside=since_1970(self._aside),
+                dead_letter=self._dead_letter,
             )
 
     def notes(self, now: float) -> Notes:
