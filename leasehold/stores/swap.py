@@ -156,18 +156,33 @@ def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
     return SwapPlaces(way, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
 
 
+def current_and_left(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+    """Return the leases of a table that is looked at alone, and the rows that a finished swap has left in it.
+
+    The control row of a swap is neither.
+    """
+    leases = tuple(rows)
+    over = any(row.key == CONTROL and row.note(OVER) is not None for row in leases)
+    leases = tuple(row for row in leases if row.key != CONTROL)
+    left = tuple(row for row in leases if over and marked(row))
+    return (tuple(row for row in leases if not marked(row)) if over else leases), left
+
+
 def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
     """Return sentences about a swap in which this table takes part, for users who look at this table alone."""
-    sentences, rows = [], tuple(leases)
-    if moved := sum(map(marked, rows)):
+    rows = tuple(leases)
+    moved = sum(map(marked, rows))
+    control = next((lease for lease in rows if lease.key == CONTROL), None)
+    if control is not None and (goal := control.note(OVER)) is not None:
+        left = f"; {moved} rows that it left here are not shown" if moved else ""
+        return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{left}",)
+    sentences = []
+    if moved:
         sentences.append(
             f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
             "--to TO shows both"
         )
-    control = next((lease for lease in rows if lease.key == CONTROL), None)
-    if control is not None and (goal := control.note(OVER)) is not None:
-        sentences.append(f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there")
-    elif control is not None:
+    if control is not None:
         sentences.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
     return tuple(sentences)
 

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
-from leasehold.adapters.cli.leases import app, keyed, known, readings
+from leasehold.adapters.cli.leases import _json, app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, question
-from leasehold.adapters.report.watching import WatchedTable, picture
+from leasehold.adapters.report.report import saved
+from leasehold.adapters.report.watching import TableWatch, WatchedTable, picture
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
@@ -30,7 +31,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK, signs_of_swap
+from leasehold.stores.swap import CONTROL, MARK, OVER, signs_of_swap
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import done, placed
 
@@ -171,6 +172,29 @@ def test_a_table_of_a_swap_says_so() -> None:
     notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
     assert notice in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
+
+
+def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing_else() -> None:
+    """The rows that are left are no leases that nobody reads, and the table alone does not tell how the group is."""
+    store = MemoryStore()
+    stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
+    placed(store, Lease("s-0", owner=f"{MARK}east-1", notes=((NOTE, stale.note),)))
+    placed(store, Lease("s-1", owner=f"{MARK}east-1"))
+    alone = TableWatch(store, 10.0, 10.0).look()
+    assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
+    assert alone.status.says.endswith("--to TO shows both")
+    placed(store, Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, "postgres://db/orders"),)))
+    table = TableWatch(store, 10.0, 10.0).look()
+    says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
+    says += "; 2 rows that it left here are not shown"
+    assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
+    assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers", says]
+    written = json.dumps(_json(table))
+    found = json.loads(written)
+    assert [lease["key"] for lease in found.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
+    assert found | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
+    (read,) = saved("x", [written.encode()])
+    assert len(read.leases) == 2
 
 
 @pytest.mark.parametrize(

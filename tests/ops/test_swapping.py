@@ -154,8 +154,9 @@ def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
     listed = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
     assert [each["key"] for each in json.loads(listed.stdout)["leases"]] == ["s-1"]
     seen = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
-    assert "1 leases, 1 finished, 0 without an owner" in seen.stderr
+    assert "0 leases, 0 finished, 0 without an owner" in seen.stderr
     assert f"the leases have moved to {names[TO]}" in seen.stderr
+    assert seen.stderr.endswith("that swap is over: look there; 1 rows that it left here are not shown\n")
 
 
 def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_next_run(

@@ -14,6 +14,7 @@ from leasehold_lab.standins.node import HOST
 HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 SLOW_SECONDS, DRIP_SECONDS = 7.0, 1.0
 REFUSALS = {"throttled": "ProvisionedThroughputExceededException", "refused": "AccessDeniedException"}
+FORBIDDEN = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>so the test wants it</Message></Error>'
 
 
 class FaultyLine:
@@ -67,7 +68,22 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Nothing: the table of results says what went wrong."""
 
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def do_DELETE(self) -> None:
+        self._answer()
+
     def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
         line = self.server.line
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         match line.how:
@@ -78,17 +94,20 @@ class _Handler(BaseHTTPRequestHandler):
             case "cut":
                 self.close_connection = True
                 return
+            case "refused" if self.command != "POST":
+                self._send(403, FORBIDDEN, {"Content-Type": "application/xml", "x-ms-error-code": "AccessDenied"})
+                return
             case "throttled" | "refused":
                 self._send(400, self._refusal(REFUSALS[line.how]), {"Content-Type": self.headers["Content-Type"]})
                 return
         to = urlsplit(line.to)
         connection = HTTPConnection(to.hostname or HOST, to.port, timeout=30)
         with suppress(ConnectionError):
-            connection.request("POST", self.path, body, dict(self.headers.items()))
+            connection.request(self.command, self.path, body, dict(self.headers.items()))
             answer = connection.getresponse()
             content = answer.read()
             connection.close()
-            self._send(answer.status, content, dict(answer.getheaders()))
+            self._send(answer.status, content, dict(answer.getheaders()), answer.headers["Content-Length"])
 
     def _refusal(self, code: str) -> bytes:
         told = {"__type": code, "message": "so the test wants it"}
@@ -97,14 +116,17 @@ class _Handler(BaseHTTPRequestHandler):
         texts = (text.encode() for pair in told.items() for text in pair)
         return b"\xa2" + b"".join(b"\x78" + bytes([len(text)]) + text for text in texts)
 
-    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, content: bytes, headers: dict[str, str], length: str | None = None) -> None:
         line = self.server.line
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in HOP:
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        # The response to HEAD has the length of an object and no content.
+        heads = self.command == "HEAD"
+        self.send_header("Content-Length", (length or "0") if heads else str(len(content)))
         self.end_headers()
+        content = b"" if heads else content
         while content and line.how == "dripping":
             self.wfile.write(content[:1])
             content = content[1:]

@@ -25,6 +25,7 @@ from leasehold.adapters.consumer.dead_letters.sinks import FolderSink, dead_lett
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consuming import dead_letter_of
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.worker.progress import ProgressMeter, progress_of
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold_lab.simulator.world.world import ShardRecords, records
 
@@ -122,10 +123,24 @@ def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog:
     harness, _ = poison(0)
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
+    harness.holding.progress.tell("vm", lambda: harness.clock.now, harness.clock.now)
     harness.until_over(harness.reading(attempts=1, dead_letter=dead_letter))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
-    assert "neither its handler nor the dead letter took record 100.0" in caplog.text
+    # The status names the sink, and so does the log.
+    sink = f"{url(tmp_path / 'letters')}: no letter could be written"
+    why = f"{sink}: No such file or directory"
+    assert f"neither its handler nor the dead letter took record 100.0: DeadLetterError: {why}" in caplog.text
+    progress = progress_of(row)
+    assert progress is not None
+    cause = f"its handler raised ValueError; the dead letter did not take the record: {sink}"
+    assert progress.cause.startswith(cause)  # a row keeps only the beginning of a long one
+    # Another attempt fails in the handler first, and the dead letter is still the cause.
+    after = ProgressMeter(row, "a-2")
+    after.failed("its handler raised ValueError (attempt 1 of 2)", 1.0)
+    assert sink in after.progress(1.0, 1.0).cause
+    after.progressed(2.0)
+    assert after.progress(2.0, 2.0).dead_letter == "", "the record was dead-lettered"
 
 
 def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp_path: Path) -> None:

@@ -63,12 +63,18 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
         ("lease_status", "s-0"): 0,
         ("lease_status", "s-1"): 7,
         ("lease_status", "s-3"): 7,
-        ("lag_max", "a-1"): 0,
-        ("lag_sum", "a-1"): 0,
+        ("lag_max", "a-1"): pytest.approx(59.0, abs=2.0),  # two leases that were never read, by the real clock
+        ("lag_sum", "a-1"): pytest.approx(118.0, abs=4.0),
+        ("lag_is_lower_bound", "a-1"): 1,
         ("contradictions", "a-1"): 0,
         ("worker_leases", "a-1"): 3,
         ("rows_remade", "a-1"): 0,
         ("millis_behind_latest", "s-0"): 0,
+        ("millis_behind_latest", "s-1"): 59_000,
+        ("millis_behind_latest", "s-3"): 59_700,
+        ("lease_lag_is_lower_bound", "s-0"): 0,
+        ("lease_lag_is_lower_bound", "s-1"): 1,
+        ("lease_lag_is_lower_bound", "s-3"): 1,
         ("bytes", "s-0"): 210,
         ("records", "s-0"): 30,
     }
@@ -77,7 +83,8 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
 def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     """The lag of the whole application can be used for scaling, although each worker knows only its own leases."""
     store, ours, reader, metrics = measured()
-    ours.worker.holdings[0].progress.read(Batch((), None, 40.0, 0.2), ours.clock.now)
+    for holding, behind in zip(ours.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
+        holding.progress.read(Batch((), None, behind, 0.2), ours.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
         store.rewrite(key, lambda lease: evolve(lease, owner="b-1", notes=((NOTE, note),)))
@@ -132,7 +139,8 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
     assert ("total_leases", "a-1") in told(reader)
     ours.clock.now += 41
     names = {name for name, _ in told(reader)}
-    assert names == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
+    own = {"lease_status", "millis_behind_latest", "lease_lag_is_lower_bound"}
+    assert names == own | {"total_shards", "contradictions", "worker_leases", "rows_remade"}
     assert metrics is not None
 
 
@@ -145,11 +153,15 @@ def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
             Batch((), None, None, 0.2, fault="throttled"), ours.clock.now
         )  # without the distance to the tip
     ours.worker.holdings[0].drop("stolen")
-    behind = {key: value for key, value in told(reader).items() if key[0] == "millis_behind_latest"}
-    assert behind == {("millis_behind_latest", "s-1"): 1500}
+    values = told(reader)
+    behind = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
+    assert behind == {"s-1": 1500, "s-2": 59_000, "s-3": 59_000}, "two leases were never read"
+    bounds = {key: value for (name, key), value in values.items() if name == "lease_lag_is_lower_bound"}
+    assert bounds == {"s-1": 0, "s-2": 1, "s-3": 1}
     ours.clock.now += 60
-    late = told(reader)["millis_behind_latest", "s-1"]
-    assert late == 61500, "what nobody has read for a minute may be a minute old"
+    values = told(reader)
+    late = values["millis_behind_latest", "s-1"], values["lease_lag_is_lower_bound", "s-1"]
+    assert late == (61500, 1), "what nobody has read for a minute may be a minute old"
     assert metrics is not None
 
 

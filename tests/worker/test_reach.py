@@ -316,8 +316,51 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
 def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
     """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
     progress_meter = meter()
-    assert progress_meter.behind(0.0) is None
+    assert progress_meter.behind(SILENT_SECONDS) is None
     progress_meter.read(Batch((), None, None, 0.2), 1.0)
-    assert progress_meter.behind(40.0) is None
+    assert progress_meter.behind(1.0 + SILENT_SECONDS) is None
     progress_meter.read(EMPTY, 41.0)
     assert progress_meter.behind(41.0) == 0.0
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_stream_that_falls_silent_before_its_tip_was_seen_has_a_growing_lag(read: bool) -> None:
+    """Lag is at least the time since the last response, or since the lease was taken, and says that it is no more."""
+    progress_meter = meter()
+    if read:
+        progress_meter.read(Batch((), None, None, 0.2), 0.0)
+        progress_meter.done(0.0)
+    progress_meter.failed("throttled", 20.0)
+    told = noted(progress_meter, 60.0)
+    lag = lag_of(row("a", told), NOW + 60, 10.0)
+    assert (told.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
+
+
+def test_a_record_whose_lag_the_stream_does_not_tell_has_its_age() -> None:
+    """A response without the service's time still has the time at which its first record arrived."""
+    progress_meter = meter()
+    progress_meter.read(evolve(BATCH, behind_seconds=None), 0.0)
+    told = noted(progress_meter, 10.0)
+    assert (told.behind, lag_of(row("a", told), NOW + 10, 10.0).at_least) == (15.0, False)
+
+
+def test_an_owner_that_never_read_leaves_the_time_since_the_lease_was_taken() -> None:
+    """Neither its death nor another owner that cannot read, either, makes the shard look new."""
+    first = noted(meter(), 10.0)
+    assert first.behind is None
+    left = row(None, first)
+    assert [lag_of(left, NOW + at, 10.0).seconds for at in (SILENT_SECONDS, 50.0)] == [None, 50.0]
+    assert lag_of(left, NOW + 50.0, 10.0).at_least
+    second = ProgressMeter(left, "b", 0.0)
+    second.tell("vm", lambda: NOW + 100.0, 0.0)
+    assert second.behind(0.0) == 100.0
+
+
+def test_a_shard_that_waits_for_its_parents_has_no_lag() -> None:
+    """Nothing of it should be read yet, so a split raises no alarm."""
+    progress_meter = meter()
+    progress_meter.excused("its parents are not done", 0.0)
+    told = noted(progress_meter, 500.0)
+    assert (told.behind, lag_of(row(None, told), NOW + 900, 10.0).seconds) == (None, None)
+    progress_meter.failed("throttled", 520.0)
+    assert noted(progress_meter, 520.0).behind == 520.0

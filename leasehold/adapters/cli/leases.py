@@ -216,11 +216,12 @@ def _json(table: WatchedTable) -> dict[str, Any]:
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
     swap = None if table.swap is None else asdict(table.swap)
-    optional = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap}
+    swapping = [] if table.swap is not None else list(table.swapping)
+    optional = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap, "swapping": swapping}
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),
-        "leases": [lease_json(lease) for lease in table.leases],
+        "leases": [lease_json(lease) for lease in sorted((*table.leases, *table.left), key=lambda lease: lease.key)],
         "malformed": [asdict(row) for row in table.malformed],
         **{name: value for name, value in optional.items() if value},
     }

@@ -62,7 +62,7 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
-from leasehold.errors import SourceError, SourceUnavailable, StoreError
+from leasehold.errors import DeadLetterError, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.reading"))
@@ -418,6 +418,9 @@ class LeaseReader:
             return self._ended(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
+            # Only the type's name of another exception: its message may contain a record.
+            why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
+            self.holding.progress.dead_letter_failed(f"the dead letter did not take the record: {why}", now)
             return self._stop(now, f"neither its handler nor the dead letter took {record}: {said(fault)}")
         try:
             return self._passed(batch, now, piece)

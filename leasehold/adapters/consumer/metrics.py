@@ -92,6 +92,11 @@ class WorkerMetrics:
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.total)
 
+    def lag_is_lower_bound(self) -> Iterable[Observation]:
+        """Return 1 if `lag_max` and `lag_sum` are lower bounds, else 0; nothing if the lag is unknown."""
+        lag = self._fleet_lag()
+        return () if lag is None or lag.most is None else self._observed(int(lag.at_least))
+
     def group_status(self) -> Iterable[Observation]:
         """Return the status of the whole group as a number."""
         return self._of_table(lambda: group_status(self._statuses()).number)
@@ -124,6 +129,16 @@ class WorkerMetrics:
         now = self._worker.clock()
         lags = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
         return [Observation(round(1000 * behind), self._series(lease)) for lease, behind in lags if behind is not None]
+
+    def lease_lag_is_lower_bound(self) -> Iterable[Observation]:
+        """Return 1 for each lease held now whose `millis_behind_latest` is a lower bound, else 0."""
+        now, wall = self._worker.clock(), time.time()
+        held = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
+        return [
+            Observation(int(progress.unheard(wall, held=True)), self._series(lease))
+            for lease, progress in held
+            if progress.behind is not None
+        ]
 
     def _fleet_lag(self) -> FleetLag | None:
         if not self._fresh():
@@ -201,6 +216,7 @@ class _Instruments:
             (WorkerMetrics.unclaimed_leases, "{lease}", "Unfinished leases without a living owner."),
             (WorkerMetrics.lag_max, "s", "How far the lease that is furthest behind is behind, of all workers."),
             (WorkerMetrics.lag_sum, "s", "How far all leases together are behind, of all workers."),
+            (WorkerMetrics.lag_is_lower_bound, "1", "1 if the lag of a lease is a lower bound: its stream is silent."),
             (
                 WorkerMetrics.contradictions,
                 "{contradiction}",
@@ -211,6 +227,7 @@ class _Instruments:
             (WorkerMetrics.worker_leases, "{lease}", "Unfinished leases that this worker holds."),
             (WorkerMetrics.rows_remade, "{row}", "Rows, deleted under the fleet, that this worker made anew."),
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
+            (WorkerMetrics.lease_lag_is_lower_bound, "1", "1 if the lease's lag is a lower bound."),
         )
         for gauge, unit, meaning in gauges:
             # The gauge is bound as a default value, otherwise every callback would use the last one of the loop.

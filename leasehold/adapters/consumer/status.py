@@ -350,7 +350,7 @@ def _lone(lease: Lease, progress: Progress | None, alone: float, long: float, wa
     """Return the status of a lease that had no owner, or was not renewed, for `alone` seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if alone > long:
-        fault = f"; the last fault: {progress.fault}" if progress is not None and progress.fault else ""
+        fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
         return Status("ORPHAN", f"{subject} for {alone:.0f} s, and nobody else takes it{fault}")
     if watched <= 0:
         return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
@@ -368,7 +368,7 @@ def _told(progress: Progress, now: float, long: float) -> Status:
     # Must come before the fault: a handler that never returns is the cause, whatever failed before.
     if work is not None and now - work > long:
         return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
-    if progress.fault:
+    if progress.cause:
         return Status("STALLED", _stood(progress, now))
     return Status(
         "UNREAD", f"{progress.owner} owns it, and has not read it for {stands:.0f} s, for no reason that it tells"
@@ -377,7 +377,7 @@ def _told(progress: Progress, now: float, long: float) -> Status:
 
 def _stood(progress: Progress, now: float) -> str:
     stands = 0.0 if progress.done is None else now - progress.done
-    return f"it has stood for {stands:.0f} s: {progress.fault or 'its owner could not go on'}"
+    return f"it has stood for {stands:.0f} s: {progress.cause or 'its owner could not go on'}"
 
 
 def _utc(at: float) -> str:

@@ -342,8 +342,8 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     lines.append(f"{lag_sentence}; it {read}{tried}")
     if lag.at_least and lag.seconds is not None:
         lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
-    if progress.fault:
-        lines.append(f"the last fault: {progress.fault}")
+    if progress.cause:
+        lines.append(f"the last fault: {progress.cause}")
     if progress.resting(now, 0.0) and lease.owner is None:
         seconds_left = (progress.aside or now) - now
         lines.append(f"{progress.owner} put it aside, and takes it again in {seconds_left:.0f} s at the earliest")

@@ -25,6 +25,7 @@ from leasehold.balancer.model import Position
 from leasehold.balancer.rules.shares import Groups, least_moves
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store
+from leasehold.stores.swap import current_and_left
 
 
 @frozen
@@ -298,7 +299,8 @@ def looked(
         if look:
             wait(seconds)
         listing = store.list()
-        yield WatchedTable(listing.leases, at=time.time(), malformed=listing.malformed)
+        leases, _left = current_and_left(listing.leases)
+        yield WatchedTable(leases, at=time.time(), malformed=listing.malformed)
 
 
 def saved(name: str, lines: Iterable[bytes]) -> Iterator[WatchedTable]:
@@ -322,7 +324,7 @@ def saved(name: str, lines: Iterable[bytes]) -> Iterator[WatchedTable]:
             leases = tuple(lease_of(value) for value in fields.need("leases").items())
             malformed = fields.read("malformed", lambda value: len(value.items()), 0)
             trouble = fields.read("trouble", JsonValue.text, "")
-            for ignored in ("lags", "status", "says", "statuses", "swap"):
+            for ignored in ("lags", "status", "says", "statuses", "swap", "swapping"):
                 fields.read(ignored, lambda _: None, None)  # the leases' annotations contain the same
             fields.done()
         except BadJsonField as bad:

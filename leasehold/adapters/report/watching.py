@@ -31,12 +31,21 @@ from leasehold.balancer.rules.shares import Groups, favoured
 from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store
-from leasehold.stores.swap import CONTROL, SwapPlaces, SwapStore, place_of, places_of, signs_of_swap
+from leasehold.stores.swap import (
+    SwapPlaces,
+    SwapStore,
+    current_and_left,
+    marked,
+    place_of,
+    places_of,
+    signs_of_swap,
+)
 
 LOOK_SECONDS = 1.0
 """The time between two readings: short enough to see each renewal of a lease of ten seconds."""
 
 UNTOLD, NOTHING_LEARNT = LeaseLag(), History()
+ELSEWHERE = Status("UNKNOWN", "a swap moves it, or has moved it, to another table: --to TO shows both")
 
 
 @frozen
@@ -74,6 +83,7 @@ class WatchedTable:
         trouble: Why the latest reading failed, or "".
         swap: Where the leases are, if both tables of a swap were read.
         swapping: Sentences about a swap that is in progress, or by which the table's leases have left.
+        left: The rows that a finished swap has left here, whose leases are in another table.
     """
 
     leases: tuple[Lease, ...]
@@ -87,6 +97,7 @@ class WatchedTable:
     trouble: str = ""
     swap: SwapPlaces | None = None
     swapping: tuple[str, ...] = ()
+    left: tuple[Lease, ...] = ()
 
     @property
     def unended(self) -> tuple[Lease, ...]:
@@ -96,6 +107,8 @@ class WatchedTable:
     @property
     def status(self) -> Status:
         """The status of the whole group."""
+        if not (self.statuses or self.trouble) and self.swapping:
+            return Status("UNKNOWN", self.swapping[0])
         return group_status(self.statuses, self.trouble)
 
     def lag(self, lease: Lease) -> LeaseLag:
@@ -144,16 +157,18 @@ class TableWatch:
         began = self._clock()
         listing = self._store.list()
         ended, now = self._clock(), self._wall()
-        # The control row of a swap is not a lease. It would count as a finished one.
-        listed = tuple(row for row in listing.leases if row.key != CONTROL)
+        listed, left = current_and_left(listing.leases)
         self._watch, leases = self._watch.look(listed, began, ended)
         self._first = min(self._first, began)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
-        lags = lags_of(rows, now, self._limit)
+        here = tuple(row for row in rows if not marked(row))
+        lags = lags_of(here, now, self._limit)
         if self._source is not None:
-            lags = asked(self._source, rows, lags)
-        self._window = self._window.after(began, rows, lags)
-        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window)
+            lags = asked(self._source, here, lags)
+        self._window = self._window.after(began, here, lags)
+        # The owner of a marked row renews, and reports, in the other table.
+        elsewhere = dict.fromkeys((row.key for row in rows if marked(row) and not row.ended), ELSEWHERE)
+        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
         swapping = signs_of_swap(listing.leases) if swap is None else (f"swap: {swap.says}",)
         watched_for = ended - self._first
@@ -167,6 +182,7 @@ class TableWatch:
             lags=lags,
             swap=swap,
             swapping=swapping,
+            left=left,
         )
 
 

@@ -153,6 +153,7 @@ class Progress:
         excused: Why the lease is not read, if that is no fault.
         oldest: When the first record that was read and is not done arrived in the stream.
         aside: Until when the owner leaves the lease to other workers because it could not handle it.
+        dead_letter: Why the dead letter did not take a record; "" once a record was handled or dead-lettered.
     """
 
     at: float
@@ -172,6 +173,12 @@ class Progress:
     excused: str = ""
     oldest: float | None = None
     aside: float | None = None
+    dead_letter: str = ""
+
+    @property
+    def cause(self) -> str:
+        """What keeps the position from moving, or "". If a dead letter failed, the handler's fault alone is not it."""
+        return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
     def note(self) -> str:
@@ -188,19 +195,21 @@ class Progress:
         return self.lease is not None and RENEWED * self.lease < idle < math.inf
 
     def lag(self, now: float, *, held: bool) -> float | None:
-        """Return an upper bound of the seconds behind at `now`.
+        """Return an upper bound of the seconds behind at `now`, or a lower bound if `unheard`; None if unknown.
 
         Args:
             now: The time in seconds since 1970.
             held: Whether a living owner reads the lease. If not, unread records may be as old as its last response.
         """
-        if self.behind is None:
-            return None
         silence = max(0.0, now - self.at)
+        current = held and silence <= told_within(self.lease or 0.0)
+        if self.behind is None:
+            # Its owner writes a lag once this has lasted for `SILENT_SECONDS`; without an owner, nobody does.
+            waited = now - max(self.read or 0.0, self.done or self.at)
+            return None if current or self.excused or waited <= SILENT_SECONDS else waited
         # A position that had not moved for a while when this was written has most likely not moved since.
         stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
-        moves = held and not stalled and silence <= told_within(self.lease or 0.0)
-        if moves:
+        if current and not stalled:
             return self.behind
         # Records that came after the last response are at most as old as the time since then.
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
@@ -212,12 +221,13 @@ class Progress:
             now: The time in seconds since 1970.
             held: Whether a living owner reads the lease.
         """
-        if self.behind is None or self.oldest is not None:
+        if self.oldest is not None or self.lag(now, held=held) is None:
             return False
         current = held and now - self.at <= told_within(self.lease or 0.0)
         return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
 
 
+_TEXTS = ("owner", "host", "fault", "excused", "dead_letter")
 _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "oldest", "aside")
 
 
@@ -233,7 +243,7 @@ def progress_of(lease: Lease) -> Progress | None:
         )
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
-        strings = all(isinstance(attributes.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
+        strings = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
         numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
         # A flag that is false is left out, so one that is present must be true.
         return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
@@ -269,7 +279,7 @@ class ProgressMeter:
         before = before or Progress(0.0, me)
         self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
         self._arrived: float | None = None
-        self._fault, self._excused = before.fault, ""
+        self._fault, self._dead_letter, self._excused = before.fault, before.dead_letter, ""
         self._carried = before
         self._oldest: float | None = None
         self._aside: float | None = None
@@ -278,6 +288,8 @@ class ProgressMeter:
         self._before = before.behind
         self._behind: float | None = None
         self._began, self._told = now, -math.inf
+        # When the lease was taken, by the first of the owners that have not read anything.
+        self._taken = now
         self._tried: float | None = None
         self._read: float | None = None
         self._work: float | None = None
@@ -297,6 +309,8 @@ class ProgressMeter:
             self._before += max(0.0, wall() - before.at - (now - self._began))
         if before.oldest is not None:
             self._oldest = now - max(0.0, wall() - before.oldest)
+        if before.done is not None:
+            self._taken = now - max(0.0, wall() - before.done)
 
     def asking(self, now: float) -> None:
         """Note that the source is being read; `read` or `failed` follows with the result."""
@@ -333,12 +347,17 @@ class ProgressMeter:
             self._tried, self._asking = now, None
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
+    def dead_letter_failed(self, why: str, now: float) -> None:
+        """Note that the dead letter did not take a record that its handler could not handle, and why."""
+        with self._lock:
+            self._tried, self._dead_letter = now, why[:FAULT_LENGTH]
+
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
             # Counts as done up to now, otherwise a shard that is right to wait would be shown as stalled.
             self._done = now
-            self._fault, self._excused = "", why
+            self._fault, self._dead_letter, self._excused = "", "", why
 
     def working(self, now: float) -> None:
         """Note that the handler was called with the batch."""
@@ -366,6 +385,7 @@ class ProgressMeter:
             if first is not None:
                 self._oldest = self._arrival(first, now, 0.0)
                 self._keep_lag(max(self._behind or 0.0, self._waiting(now)), now)
+            self._dead_letter = ""
             # A checkpoint restarts the handler's time only if a handler is running.
             self._done, self._work = now, self._work and now
 
@@ -380,7 +400,7 @@ class ProgressMeter:
             self._work = None
             if self._pending:
                 self._arrived = self._arrived if self._arriving is None else self._arriving
-                self._done, self._fault, self._oldest = now, "", None
+                self._done, self._fault, self._dead_letter, self._oldest = now, "", "", None
             self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
@@ -411,8 +431,13 @@ class ProgressMeter:
         # Records that are not done grow older, whatever is read or tried meanwhile.
         oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
-            # The lag is at least what the previous owner wrote, and grows until the first read.
-            return None if self._before is None else max(oldest, self._before + max(0.0, now - self._began))
+            if self._before is not None:
+                # The lag is at least what the previous owner wrote, and grows until the first read.
+                return max(oldest, self._before + max(0.0, now - self._began))
+            # No response has contained a lag. Records that came after the last one wait for as long as it is ago.
+            silence = now - max(at for at in (self._taken, self._read, self._done) if at is not None)
+            silent = silence > SILENT_SECONDS and not self._excused
+            return max(oldest, silence if silent else 0.0) or None
         silence = now - self._read
         # A response that is merely late does not count as lag.
         return max(oldest, self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0))
@@ -444,6 +469,7 @@ class ProgressMeter:
                 excused=self._excused,
                 oldest=since_1970(self._oldest),
                 aside=since_1970(self._aside),
+                dead_letter=self._dead_letter,
             )
 
     def notes(self, now: float) -> Notes:

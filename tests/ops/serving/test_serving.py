@@ -27,6 +27,7 @@ from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher
 from leasehold.adapters.report.watching import SeenMove
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
@@ -157,6 +158,8 @@ def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
     for line in (
         f"leasehold_lag_max_seconds{{{store}}} 12.5",
         f'leasehold_lease_lag_seconds{{{store},lease="s-0"}} 12.5',
+        f"leasehold_lag_is_lower_bound{{{store}}} 0",
+        f'leasehold_lease_lag_is_lower_bound{{{store},lease="s-0"}} 0',
         f'leasehold_lease_kilobytes_per_second{{{store},lease="s-3"}} 2',
         f'leasehold_worker_target{{{store},worker="a"}} 3',
         f"leasehold_owner_changes_total{{{store}}} 0",
@@ -164,6 +167,24 @@ def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
     ):
         assert f"{line}\n" in text
     assert all(line.startswith(("#", "leasehold_")) for line in text.splitlines())
+
+
+def test_prometheus_can_tell_a_lag_that_is_a_lower_bound() -> None:
+    """Users of the metrics see that a lag may be larger, as users of `leases` see it by its mark."""
+    table, now = Table(), time.time()
+    silent = Progress(now, "a", behind=90.0, read=now - 90.0)
+    placed(table, Lease("s-0", owner="a", notes=((NOTE, silent.note),)))
+    placed(table, held("s-1", "a"))
+    placed(table, Lease("s-2", owner="java"))
+    watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
+    watcher.look()
+    lines = exposition([(watcher.state(), True)]).splitlines()
+    bounds = [line.replace('store="memory://x"', "") for line in lines if "lower_bound{" in line]
+    assert bounds == [
+        "leasehold_lag_is_lower_bound{} 1",
+        'leasehold_lease_lag_is_lower_bound{,lease="s-0"} 1',
+        'leasehold_lease_lag_is_lower_bound{,lease="s-1"} 0',
+    ], "of a lag that is not known, nothing is told"
 
 
 def test_another_hosts_name_is_refused(port: int) -> None:

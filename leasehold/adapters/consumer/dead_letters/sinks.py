@@ -11,6 +11,7 @@ import errno
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 from uuid import uuid4
@@ -61,14 +62,20 @@ class DeadLetterHandler:
         stream: The stream's name, used if leases do not contain it (a single Kinesis stream).
         table: Identifies the group's lease table, so that two groups that read one stream have separate dead letters.
         source: Identifies the stream, so that two streams of one name have separate dead letters.
+        name: The URL of the sink without options, for errors.
     """
 
-    def __init__(self, sink: DeadLetterSink, *, stream: str = "", table: str = "", source: str = "") -> None:
-        self._sink, self._names = sink, {"stream": stream, "table": table, "source": source}
+    def __init__(
+        self, sink: DeadLetterSink, *, stream: str = "", table: str = "", source: str = "", name: str = "its sink"
+    ) -> None:
+        self._sink, self._names, self._name = sink, {"stream": stream, "table": table, "source": source}, name
 
     def __call__(self, delivery: Delivery, error: Exception) -> None:
-        """Store the record. Raises DeadLetterError if it could not be written."""
-        self._sink.put(dead_letter_for(delivery, error, **self._names, now=time.time()))
+        """Store the record. Raises DeadLetterError, which names the sink, if it could not be written."""
+        try:
+            self._sink.put(dead_letter_for(delivery, error, **self._names, now=time.time()))
+        except DeadLetterError as fault:
+            raise DeadLetterError(f"{self._name}: {fault}") from fault
 
     def close(self) -> None:
         """Close all connections."""
@@ -104,8 +111,10 @@ class FolderSink:
             # The name must be on disk, too, because a file without one is lost.
             self._keep()
         except OSError as fault:
-            unfinished.unlink(missing_ok=True)
-            raise DeadLetterError(f"no letter could be written: {fault}") from fault
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            # Not the whole text, which names the unfinished file.
+            raise DeadLetterError(f"no letter could be written: {fault.strerror or fault}") from fault
 
     def names(self) -> tuple[str, ...]:
         """List the files of the folder, without hidden ones, which are unfinished."""
@@ -190,7 +199,8 @@ def dead_letters(
         True
     """
     sink = _opened(url, "dead letter", create=True, session=session)
-    return DeadLetterHandler(sink, stream=stream, table=table, source=source)
+    scheme, place, _ = read_url(url, "dead letter", _SCHEMES)
+    return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{place}")
 
 
 def open_dead_letters(url: str) -> ListedDeadLetters:

@@ -33,11 +33,13 @@ HELP = {
     "leasehold_contradictions": "What workers found that stream and table contradict each other in.",
     "leasehold_lag_max_seconds": "How far the lease that is furthest behind is behind.",
     "leasehold_lag_sum_seconds": "How far all leases together are behind.",
+    "leasehold_lag_is_lower_bound": "1 if the lag of a lease is a lower bound: its stream is silent.",
     "leasehold_owner_changes_total": "Changes of owner seen since the server started.",
     "leasehold_swap_leases": "Leases of a table that is swapped, by where they are: in FROM, on their way, in TO.",
     "leasehold_worker_leases": "Unfinished leases of a worker.",
     "leasehold_worker_target": "Leases that a worker should hold.",
     "leasehold_lease_lag_seconds": "How far a lease is behind.",
+    "leasehold_lease_lag_is_lower_bound": "1 if this lease's lag is a lower bound.",
     "leasehold_lease_idle_seconds": "For how long a lease has not been renewed.",
     "leasehold_lease_kilobytes_per_second": "The throughput of a lease.",
     "leasehold_lease_switches_total": "How often a lease passed between workers, as far as ours saw.",
@@ -78,6 +80,8 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "contradictions": len(state["contradictions"]),
             "lag_max_seconds": total["lag_max"],
             "lag_sum_seconds": total["lag_sum"],
+            # Without a lag there is nothing that could be a bound.
+            "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
             "owner_changes_total": total["moves"],
         }
         tell(totals, store=store)
@@ -89,8 +93,10 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             tell(counts, store=store, worker=worker["worker"])
         for lease in state["leases"]:
             if not lease["ended"]:
+                seconds = lease["lag"].get("seconds")
                 figures = {
-                    "lease_lag_seconds": lease["lag"].get("seconds"),
+                    "lease_lag_seconds": seconds,
+                    "lease_lag_is_lower_bound": None if seconds is None else lease["lag"].get("at_least", False),
                     "lease_status": lease["number"],
                     "lease_idle_seconds": lease["idle"],
                     "lease_kilobytes_per_second": lease["kbps"],

@@ -304,7 +304,7 @@ class TableWatcher:
         """The group's status as of the last reading, or UNKNOWN if that is too old."""
         seen = self.seen
         why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
-        return group_status({} if seen.table is None else seen.table.statuses, why)
+        return group_status({}, why) if why or seen.table is None else seen.table.status
 
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
