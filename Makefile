@@ -104,8 +104,8 @@ chaos-spark: $(READY) #: kill, steal, split and block under applications of Spar
 	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
 	$(BIN)/python tests/integration/spark_kills.py
 	$(BIN)/python tests/integration/spark_kills.py --source event-hubs
-	$(BIN)/python tests/integration/spark_kills.py --readers 2 --kills 40
-	$(BIN)/python tests/integration/spark_kills.py --readers 2 --kills 40 --cluster
+	$(BIN)/python tests/integration/spark_kills.py --drawn --kills 40
+	$(BIN)/python tests/integration/spark_kills.py --cluster --kills 40
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --java
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --cluster
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0

@@ -140,7 +140,9 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                 number = int(asked["ShardIterator"].rpartition(" ")[2])
                 return bodies[form].replace(PLACE, b"%010d" % (number + 1))
             if wanted == "GetShardIterator":
-                return json.dumps({"ShardIterator": "shard 0"}).encode()
+                # A number is that of an answer, in ten digits behind a 1, and then that of a record in it.
+                begins = int(asked.get("StartingSequenceNumber", "10000000000")[1:11])
+                return json.dumps({"ShardIterator": f"shard {begins}"}).encode()
             return json.dumps({"Shards": shards} if wanted == "ListShards" else summary).encode()
 
         def _say(self, form: str, answer: bytes) -> None:
@@ -247,13 +249,12 @@ def carried(
     folder: Path,
     transport: str,
     measure: Callable[[Callable[[], int]], T],
-    readers: int = 0,
     *,
     more: Mapping[str, str] = POLLING,
 ) -> T:
     """A reader as Spark calls it: plan, make tasks, have another process fetch their rows, commit."""
-    store = f"sqlite:///{folder}/{transport}-{readers}-{len(more)}.db"
-    reader = reader_of(endpoint, store, **{"lease.readers": str(readers), "lease.transport": transport, **more})
+    store = f"sqlite:///{folder}/{transport}-{len(more)}.db"
+    reader = reader_of(endpoint, store, **{"lease.transport": transport, **more})
     reader._source_spec = evolve(reader._source_spec, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
     start = reader.initialOffset()
     asked, done = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]

@@ -54,7 +54,6 @@ class Case:
     name: str
     executor: int
     settings: Mapping[str, str]
-    readers: int = 0
     rows: bool = False
     pool: bool = False
 
@@ -63,16 +62,13 @@ CASES = (
     Case("nothing set", CORES, {}),
     Case("spark.cores.max=3", CORES, {"spark.cores.max": "3"}),
     Case("dynamic, executors of 3, quiet", CORES, DYNAMIC),
-    Case("dynamic, executors of 3, 2 readers, quiet", CORES, DYNAMIC, readers=2),
-    Case("dynamic, executors of 1, 2 readers, quiet", 1, DYNAMIC, readers=2),
     Case(
-        "dynamic, executors of 1, at most 4, 2 readers, rows all the time",
+        "dynamic, executors of 1, at most 4, rows all the time",
         1,
         DYNAMIC | {"spark.dynamicAllocation.maxExecutors": "4"},
-        readers=2,
         rows=True,
     ),
-    Case("a pool of the same application, 2 readers", CORES, FAIR, readers=2, pool=True, rows=True),
+    Case("a pool of the same application", CORES, FAIR, pool=True, rows=True),
 )
 
 
@@ -119,7 +115,7 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
 
 
 def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
-    """The cores that the first holds, or its readers, and those that the second gets."""
+    """The cores that the first holds, and those that the second gets."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stream = stack.enter_context(closing(Stream(kinesis, folder.name, SHARDS)))
@@ -129,7 +125,6 @@ def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
             "kinesis.region": ENVIRONMENT["AWS_DEFAULT_REGION"],
             "kinesis.startingPosition": "TRIM_HORIZON",
             "lease.store": f"sqlite:///{folder}/leases.db",
-            "lease.readers": str(case.readers),
             "lease.cores": str(ALL),  # of dynamic allocation there is nothing to count when a query starts
         }
         stack.enter_context(fed(kinesis, stream.name, on=case.rows))
@@ -147,7 +142,7 @@ def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
             stack.enter_context(child("second", master, folder, {"settings": {"spark.executor.cores": "1"}}))
         got = stood(lambda: len([*folder.glob("task-*")]), reads, most=ALL)
         (folder / "end").touch()
-        return case.readers if case.pool else held, got
+        return held, got
 
 
 def stood(look: Callable[[], int], reads: Child, *, most: int | None = None) -> int:

@@ -15,7 +15,6 @@ import pytest
 from children import child
 from pyspark import cloudpickle
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.main import app
@@ -27,7 +26,6 @@ from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.lease_table import LeaseTable
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB
@@ -181,19 +179,6 @@ def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
     assert found_in(json.dumps(reader.initialOffset())) == []
     assert found_in(cloudpickle.dumps(reader)) == []  # type: ignore[no-untyped-call]  # Spark's own
     assert found_in(repr(reader)) == []
-
-
-@pytest.mark.parametrize("url", STORES)
-def test_a_query_of_spark_does_not_repeat_the_credentials_in_an_option(url: str) -> None:
-    """The error of a query appears on Spark's pages."""
-
-    def read() -> None:
-        table = LeaseTable({"store": url}).reader(StructType())
-        list(table.read(table.partitions()[0]))
-
-    with pytest.raises(ValueError, match="store URL") as refused:
-        read()
-    assert found_in(str(refused.value)) == []
 
 
 @pytest.mark.services

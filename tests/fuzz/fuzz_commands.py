@@ -3,7 +3,6 @@
 import io
 import json
 import os
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
@@ -25,9 +24,7 @@ from leasehold.adapters.report.report import saved
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
 from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.lease_table import LeaseTable
 from leasehold.adapters.spark.offsets import decode, encode
-from leasehold.adapters.spark.readers.messages import from_planner, from_reader, line_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
@@ -94,10 +91,6 @@ def _lines(body: bytes) -> None:
 def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
     offset = decode(stored)
     assert decode(json.loads(json.dumps(encode(offset)))) == offset
-
-
-def _message(parse: Callable[[bytes], Any], line: bytes) -> None:
-    assert parse(line_of(parse(line))) == parse(line)
 
 
 def _texts(told: object) -> dict[str, str]:
@@ -179,22 +172,6 @@ COMMANDS = (
         "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/offsets.py"), _offset, (ValueError,), "offset: "
     ),
     FuzzTarget(
-        "reader-messages",
-        ("adapters/spark/readers/messages.py",),
-        partial(_message, from_reader),
-        (BadJsonField,),
-        "input|message|Hello|ShardReport|ShardFailure|BatchKept|Alive",
-        in_json,
-    ),
-    FuzzTarget(
-        "planner-messages",
-        ("adapters/spark/readers/messages.py",),
-        partial(_message, from_planner),
-        (BadJsonField,),
-        "input|message|Open|Close|Keep|Discard",
-        in_json,
-    ),
-    FuzzTarget(
         "kinesis-options",
         ("adapters/spark/options.py", "adapters/spark/kinesis/options.py"),
         lambda told: kinesis_options(_texts(told)),
@@ -207,12 +184,5 @@ COMMANDS = (
         _of_event_hubs,
         (ValueError,),
         "option |EVENTHUBS_CONNECTION_STRING: ",
-    ),
-    FuzzTarget(
-        "lease-table-options",
-        ("adapters/spark/lease_table.py",),
-        lambda told: LeaseTable(_texts(told)),
-        (ValueError,),
-        "option ",
     ),
 )

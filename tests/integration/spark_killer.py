@@ -1,8 +1,4 @@
-"""Kills the parts of a Spark application, and counts what is left of it.
-
-On a `local` master its readers are children of the process that plans. On a cluster they are tasks: Python processes
-below executors, which are Java processes that a worker of the cluster restarts.
-"""
+"""Kills the parts of a Spark application, and counts what is left of it."""
 
 import json
 import os
@@ -23,10 +19,10 @@ from standins.spark import SOON, spark_cluster
 from leasehold.adapters.toolchain import java_home
 from leasehold_lab.demo.child import ENVIRONMENT
 
-PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
-HERE = ("reader", "reader", "planner", "application")
-ON_EXECUTORS = ("reader", "reader", "executor", "executor", "planner", "application")
-"""Among whom is drawn."""
+PLANS, EXECUTES = "python_streaming_source_runner", "CoarseGrainedExecutorBackend"
+HERE = ("planner", "application")
+ON_CLUSTER = ("executor", "executor", "planner", "application")
+"""What may be killed. A worker of the cluster restarts an executor."""
 LIFETIME = 3
 """With drawn kills, the batch in which the application dies if it has not before."""
 MARK = "LEASEHOLD_KILLS"
@@ -74,15 +70,9 @@ class Killer:
     def _found(self, who: str) -> list[int]:
         if who == "application":
             return [self.java, os.getpid()]
-        if who == "planner" or self.among is HERE:
-            words = {"reader": READS, "planner": PLANS}[who]
-            return [pid for pid, said in descendants(self.java).items() if words in said][:1]
-        with suppress(OSError):  # it has just ended, or been killed
-            if found := executors.readers(self.folder / "victim.log"):
-                reader = min(found)
-                executor = executors.executor_of(reader)
-                return [executor if who == "executor" else reader]
-        return []
+        on_executor = who == "executor"
+        processes = executors.marked(f"{MARK}={self.folder}") if on_executor else descendants(self.java)
+        return [pid for pid, words in processes.items() if (EXECUTES if on_executor else PLANS) in words][:1]
 
 
 def killed(folder: Path) -> list[list[Any]]:

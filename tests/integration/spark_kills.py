@@ -6,12 +6,11 @@ The sink runs every frame and then skips a batch whose number it knows. Such a s
 in addition. Each run repeats the batch in which the previous run was killed, does one more, and is killed in that one.
 The last run lives until it has read everything.
 
-With `--readers N` that many processes read for the query, and each batch with rows brings a drawn kill of a reader, the
-process that plans, or the application, before or after the sink has the batch. A run survives the kill of a reader, and
-ends with the others.
+With `--drawn` each batch with rows brings a drawn kill of the process that plans, or of the application, before or
+after the sink has the batch.
 
-With `--cluster` the application runs on a master and two workers, its readers are tasks on executors, and executors
-are killed too.
+With `--cluster` the application runs on a master and two workers, kills are drawn, and executors are killed too. A run
+survives the kill of an executor.
 """
 
 import json
@@ -35,8 +34,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
-from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left, note_left, told_lines
-from standins.spark import LATE, ON_CLUSTER, SOON, spark_session
+from spark_killer import HERE, MARK, ON_CLUSTER, Killer, cluster, killed, left, note_left, told_lines
+from standins.spark import LATE, SOON, spark_session
+from standins.spark import ON_CLUSTER as CLUSTER_SETTINGS
 
 from leasehold.adapters.spark.pipeline import begun
 from leasehold_lab.demo.child import Child
@@ -84,10 +84,10 @@ class Sink:
 
 def victim(folder: Path, source: str, words: Sequence[str], how: str, master: str) -> int:
     """One application, which is killed in a new batch, or lives until everything is read."""
-    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
+    on_cluster = CLUSTER_SETTINGS | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
-        killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_EXECUTORS if master else HERE)
+        killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_CLUSTER if master else HERE)
         dies = how.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
         named = dict(each.split("=", 1) for each in words)
@@ -151,19 +151,22 @@ def tried(
     *,
     kills: int,
     told: Callable[[str], None],
-    readers: str = "",
-    seed: int = 0,
+    seed: int | None = None,
     master: str = "",
 ) -> Found:
-    """Kill this often, or once more, and return the result. `master` is that of the cluster, if there is one."""
+    """Kill this often, or once more, and return the result.
+
+    seed    draws the kills; None kills each application once its sink has a batch
+    master  that of the cluster, if there is one
+    """
     sent = list[Row]()
     flights = rows(200 * (kills + 1))
     words = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
-    if readers:
-        words += (f"lease.readers={readers}", f"maxRowsPerTrigger={DRAWN_ROWS}")
+    if seed is not None:
+        words += (f"maxRowsPerTrigger={DRAWN_ROWS}",)
     while True:
         dies = len(killed(folder)) < kills
-        how = f"dies{seed if readers else ''}" if dies else "lives"
+        how = f"dies{'' if seed is None else seed}" if dies else "lives"
         more = list(islice(flights, 200))
         ground.send(more)
         sent += more
@@ -222,12 +225,11 @@ def main() -> int:
         return victim(Path(place), source, words, how, master)
     parser = options("Kill a query between its sink and Spark's commit, again and again.")
     parser.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
-    parser.add_argument("--readers", default="", help="by how many processes a query of Kinesis is read; see above")
+    parser.add_argument("--drawn", action="store_true", help="draw what is killed, and when; see above")
     parser.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
-    parser.add_argument("--cluster", action="store_true", help="on a cluster of this machine, its readers on executors")
+    parser.add_argument("--cluster", action="store_true", help="draw kills on a cluster of this machine")
     arguments = parser.parse_args()
-    if arguments.cluster and not arguments.readers:
-        parser.error("--cluster: give the number of --readers, too")
+    drawn = arguments.drawn or arguments.cluster
     with ExitStack() as stack:
         ground = stack.enter_context(a_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
@@ -237,12 +239,11 @@ def main() -> int:
             folder,
             kills=arguments.kills,
             told=to_stderr,
-            readers=arguments.readers,
-            seed=arguments.seed,
+            seed=arguments.seed if drawn else None,
             master=master,
         )
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
-    twice = result.doubled if arguments.readers else 0  # of Event Hubs the last batch may come once more
+    twice = result.doubled if drawn else 0  # of Event Hubs the last batch may come once more
     faults = (result.lost, result.repeated - result.same, result.owned, result.left, twice)
     return 0 if not any(faults) else 1
 

@@ -201,12 +201,6 @@ class Query:
                 return end
         return None
 
-    def plan_patiently(self) -> dict[str, Any]:
-        """Return the end of the next batch, however long the reader processes take to start."""
-        while (end := self.plan()) is None:
-            pass
-        return end
-
     def run(self, end: dict[str, Any]) -> list[tuple[str, int, str]]:
         """Return the rows of the batch that ends there."""
         parts = self.reader.partitions(self.offset, end)
@@ -282,8 +276,7 @@ class Place:
     ) -> Query:
         """Return one more run, which goes on at this offset."""
         life = Mortal(open_store(f"sqlite:///{self.path}"))
-        stream = self.stream  # not `self`: readers get this closure pickled, and queries hold locks
-        source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
+        source_spec = SourceSpec(lambda: self.stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
         reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
         query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())

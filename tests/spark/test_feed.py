@@ -15,11 +15,10 @@ from leasehold.adapters.spark.available_now import SILENT_SECONDS
 from leasehold.adapters.spark.feed import (
     EXCLUDED_SECONDS,
     ReadAheadState,
-    RowBuffer,
     ShardPrefetcher,
     joined,
 )
-from leasehold.adapters.spark.rows import ArrowBatch, Columns
+from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -130,41 +129,6 @@ def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyP
     parents["a"] = Lease("a", checkpoint=SHARD_END)
     child.step(0.0)
     assert [shard for shard, _ in stream.opened] == ["b"]
-
-
-class Losing(RowBuffer):
-    """A buffer that reports its rows as gone once `lost` is set."""
-
-    lost = False
-
-    @property
-    def gone(self) -> bool:
-        """Whether the rows are lost, as those of a dead reader are."""
-        return self.lost and bool(self)
-
-
-def test_rows_that_are_gone_are_read_again_by_a_new_reader() -> None:
-    """Rows that a dead process had read ahead are not skipped, and its reader is closed."""
-    stream, ahead, buffers = Stream({"a": ["x"] * 15}, tokens=True), an_ahead(), list[Losing]()
-
-    def buffer(of: Columns) -> Losing:
-        buffers.append(Losing(of))
-        return buffers[-1]
-
-    ahead.pace, ahead.only_now = evolve(ahead.pace, buffer=buffer), True
-    _, feed = a_feed(stream, ahead)
-    for now in range(4):
-        feed.step(float(now))
-    assert feed.read_up
-    taken = feed.take(4, 1 << 20)
-    buffers[0].lost = True
-    for now in range(4, 8):
-        feed.step(float(now))
-    rest = feed.take(100, 1 << 20)
-    assert taken is not None
-    assert rest is not None
-    read = [number for chunk in (taken, rest) for number in chunk.rows["sequenceNumber"].to_pylist()]
-    assert (read, stream.open_readers) == ([str(number) for number in range(1, 16)], ["a"])
 
 
 def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:

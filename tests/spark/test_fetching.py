@@ -4,7 +4,7 @@ import io
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -13,21 +13,18 @@ from fake_stream import Place, Stream
 from row_servers import answering
 
 from leasehold.adapters.spark import fetching
-from leasehold.adapters.spark import fetching as transport
 from leasehold.adapters.spark.feed import LARGE_BYTES, joined
 from leasehold.adapters.spark.fetching import (
     ALL,
     HERE,
     FetchedRows,
     Kept,
-    ReaderRows,
     RowServer,
     Transport,
     read,
     spread,
 )
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.supervision import CAUSES, passing
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -150,8 +147,6 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RowServer, "__init__", noted)
     embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
     assert embedded.partitions(1, [[rows(1)]]) == embedded.partitions(1, [[rows(1)]])
-    with pytest.raises(ValueError, match="cannot be promised"):
-        embedded.promised(1, 0)
     assert fetched.partitions(1, []) == []
     assert opened == []
     (part,) = fetched.partitions(2, [[rows(7)]])
@@ -170,33 +165,16 @@ def test_a_task_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch,
         assert silent.recv(1) == b""
 
 
-def test_a_planner_that_does_not_answer_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process that reads again hangs, a task frees its slot after a while."""
-    monkeypatch.setattr(transport, "AGAIN_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        again = FetchedRows("127.0.0.1", mute.getsockname()[1], bytes(32), 1, 0)
-        with pytest.raises(RuntimeError, match="timed out"):
-            list(read(ReaderRows((), 1, again)))
-
-
-@pytest.mark.parametrize("more", [2, 4])
-def test_a_task_that_has_another_number_of_rows_than_was_planned_fails(server: RowServer, more: int) -> None:
-    """Spark commits no batch that lacks rows or has some twice."""
-    part, again = server.keep(1, 0, [rows(1, 2)]), server.keep(1, 1, [rows(*range(1, more + 1))])
-    with pytest.raises(RuntimeError, match=f"{more} rows came of 3 that were planned"):
-        list(read(ReaderRows((part,), 3, again)))
-
-
 def test_the_room_in_memory_is_given_back_with_each_batch() -> None:
     """A query that runs for days keeps only the rows of its present batches."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
     for number in range(5):
         for place in range(2):
-            server.keep(number, place, [part])
+            kept = server.keep(number, place, [part])
         with pytest.raises(FileNotFoundError):
             server.keep(number, 2, [part])
-        assert got(server.promised(number, 1)) == list(range(10))
+        assert got(kept) == list(range(10))
         server.discard(number)
     server.close()
 
@@ -237,22 +215,3 @@ def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
         list(fetching.fetched(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))
-
-
-def test_rows_that_cannot_be_read_again_are_told_with_their_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """A stream that is throttled for minutes is not reported as a process killed for its memory."""
-
-    def again(number: int, _place: int) -> Never:
-        raise TimeoutError(f"batch {number}: nothing was read for 300 s of a (Kinesis asks to slow down)")
-
-    here = Transport(ADDRESS, PLENTY)
-    here.again = again
-    with pytest.raises(
-        RuntimeError, match=r"^batch 3: rows .* cannot be read again: .*\(Kinesis asks to slow down\)$"
-    ) as raised:
-        got(here.promised(3, 0))
-    here.close()
-    assert passing(raised.value) == CAUSES["nothing was read for"]
-    assert (
-        "batch 3: TimeoutError: batch 3: nothing was read for 300 s of a (Kinesis asks to slow down)" in caplog.messages
-    )

@@ -8,14 +8,11 @@ from typing import Any, cast
 from attrs import evolve
 from fake_stream import FakeReader, Stream
 from feeds import a_feed, an_ahead
-from reader_pools import a_spec
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.fan_out import APART_SECONDS, StreamConsumer
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
-from leasehold.adapters.spark.readers.messages import FromReader, Open, ShardReport
-from leasehold.adapters.spark.readers.reader import ShardReadAhead
-from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
+from leasehold.balancer.model import HASH_KEYS, Lease, Position
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 ROWS = 3
@@ -82,16 +79,3 @@ def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
         chunk = feed.take(ROWS, 1 << 20)
         assert chunk is not None
         assert chunk.ends == Position(str(ROWS * wanted))
-
-
-def test_a_reader_on_an_executor_whose_room_is_full_does_not_subscribe_again() -> None:
-    """Readers do not fill their executor's memory while the sink of their query blocks."""
-    stream, said = Subscribed(), list[FromReader]()
-    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=ROWS), said.append, lambda: 1)
-    for wanted in (1, 2):
-        stream.clock.now += APART_SECONDS
-        said.clear()
-        until(lambda: ahead.step(stream.clock.now) and any(isinstance(each, ShardReport) for each in said))
-        stays_at(stream, wanted, ahead.step)
-        assert ahead.take(wanted) is not None
-    ahead.close()

@@ -1,4 +1,4 @@
-"""SIGKILLs between sink and commit, each to a process that calls the reader as Spark does."""
+"""SIGKILLs between sink and commit, each to a process that calls the source as Spark does."""
 
 import json
 import signal
@@ -7,18 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from killed_reader import read
+from killed_query import read
 
 pytestmark = pytest.mark.slow
 
-READER = str(Path(__file__).with_name("killed_reader.py"))
+QUERY = str(Path(__file__).with_name("killed_query.py"))
 
 
-def lived(folder: Path, how: str, readers: str) -> int:
+def lived(folder: Path, how: str) -> int:
     """Run one life, and return how it ended."""
-    done = subprocess.run(
-        [sys.executable, READER, str(folder), how, readers], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, QUERY, str(folder), how], capture_output=True, text=True, check=False)
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr
     return done.returncode
 
@@ -26,14 +24,8 @@ def lived(folder: Path, how: str, readers: str) -> int:
 OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
 
 
-@pytest.mark.parametrize(
-    ("kills", "readers"),
-    [(2, "0"), pytest.param(20, "0", marks=OFTEN), pytest.param(6, "2", marks=OFTEN)],
-    ids=["twice", "often", "with readers"],
-)
-def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(
-    tmp_path: Path, kills: int, readers: str
-) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=OFTEN)], ids=["twice", "often"])
+def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path: Path, kills: int) -> None:
     """A sink that skips a batch it knows loses no row that only the repetition had."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
@@ -43,7 +35,7 @@ def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(
         for key, texts in records.items():
             texts += [f"{key} {life} {each}" for each in range(20)]
         (tmp_path / "stream.json").write_text(json.dumps(records))
-        ends.append(lived(tmp_path, "dies" if life < kills else "lives", readers))
+        ends.append(lived(tmp_path, "dies" if life < kills else "lives"))
     sink = [tuple(row) for rows in read(tmp_path, "sink").values() for row in rows]
     assert ends == [-signal.SIGKILL] * kills + [0]
     assert list(read(tmp_path, "repeated").values()) == [True] * kills

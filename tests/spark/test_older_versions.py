@@ -161,7 +161,7 @@ def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
     code = (
         "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"
-        "from leasehold.adapters.spark import compat, lease_table, leased_source, sink, stream\n"
+        "from leasehold.adapters.spark import compat, leased_source, sink, stream\n"
         "assert not compat.TELLS_AVAILABLE_NOW\n"
         "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceStreamWriter))\n"
         "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceArrowWriter))\n"

@@ -47,9 +47,6 @@ UNTOLD = {
 }
 """Options of other connectors, which the page describes along with these connectors."""
 
-INNER = {"lease.readerJobs"}
-"""Set by `register` only."""
-
 
 def tables() -> dict[str, set[str]]:
     """Return the options in each table of the page's last part."""
@@ -75,7 +72,7 @@ def known(source: str) -> set[str]:
 def test_the_page_has_every_option_and_no_other(source: str) -> None:
     """A user can find every option on the page, and every option on the page is accepted."""
     on_page = tables()
-    assert known(source) - INNER - UNTOLD[source] == on_page[ALL] | on_page[source]
+    assert known(source) - UNTOLD[source] == on_page[ALL] | on_page[source]
 
 
 def lease(name: str) -> Callable[[Any], Any]:
@@ -118,7 +115,6 @@ IN_ALL: tuple[Tried, ...] = (
 OWN: dict[str, tuple[Tried, ...]] = {
     KINESIS: (
         ("lease.durationMs", "17000", lease("config.lease_seconds"), 10.0, 17.0),
-        ("lease.readers", "auto", lease("readers"), 0, None),
         ("minPartitions", "9", attrgetter("bounds.tasks"), 0, 9),
         ("kinesis.streamName", "other", attrgetter("stream"), "s", "other"),
         ("kinesis.region", "eu-north-1", place("region"), "", "eu-north-1"),
@@ -174,9 +170,15 @@ OWN: dict[str, tuple[Tried, ...]] = {
 ELSEWHERE = {
     "test_spark_roles.py": {"kinesis.dynamodb.endpointUrl"},
     "test_options.py": {
-        *("kinesis.externalId", "lease.roleArn", "lease.externalId", "lease.profile", "eventhubs.connectionStringFile")
+        *(
+            "lease.to",
+            "kinesis.externalId",
+            "lease.roleArn",
+            "lease.externalId",
+            "lease.profile",
+            "eventhubs.connectionStringFile",
+        )
     },
-    "test_reader_jobs.py": {"lease.to"},
     "test_subscribed_queries.py": {"kinesis.consumerType", "kinesis.consumerName"},
 }
 """Options that need another option, a file or a service, by the test file that tries them."""

@@ -222,11 +222,16 @@ def test_a_field_that_the_schema_lacks_is_refused_before_spark_starts() -> None:
 
 
 @pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
-def test_the_choice_for_misplaced_aggregates_is_told_to_every_reader(given: dict[str, str], place: str) -> None:
-    """Readers on executors return the same records as those of the driver."""
+def test_the_choice_for_misplaced_aggregates_reaches_the_source(given: dict[str, str], place: str) -> None:
     assert kinesis_options({**KINESIS, **given}).place["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
+
+
+def test_a_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
+    """A repeated batch is recognized by its leases' epochs, so after a move its rows are left out."""
+    with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
+        kinesis_options({**KINESIS, "lease.to": "sqlite:///there.db"})
 
 
 def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
@@ -284,7 +289,7 @@ def test_shards_begin_where_each_is_told_to() -> None:
 @pytest.mark.parametrize("absent", ["boto3", "azure"])
 def test_formats_are_registered_without_another_clouds_library(absent: str) -> None:
     """If only one of the two extras is installed, `register` still offers that cloud's formats."""
-    formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source", "lease_table")
+    formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source")
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
     imports = ", ".join(f"leasehold.adapters.spark.{each}" for each in formats)
     done = subprocess.run(

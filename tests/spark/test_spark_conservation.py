@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
-from typing import Any, cast
+from threading import Condition
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -22,36 +22,22 @@ from feeds import a_feed, pace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from reader_pools import HELLO, HOST, a_spec, closed_by_pool, read_for_ever
 from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching
 from leasehold.adapters.spark.feed import ReadAheadState
-from leasehold.adapters.spark.fetching import TOKEN_BYTES, ReaderRows, Rows, Transport, read, spread
+from leasehold.adapters.spark.fetching import REQUEST, FetchedRows, Rows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.rows import columns as kinesis
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.readers import pool as pool_module
-from leasehold.adapters.spark.readers.messages import (
-    FromReader,
-    Open,
-    ShardFailure,
-    ShardReport,
-    from_planner,
-    from_reader,
-    line_of,
-)
-from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
-from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReadAhead, ShardReader
-from leasehold.adapters.spark.replay import Place
-from leasehold.adapters.spark.rows import Chunk, Columns, SourceSpec
+from leasehold.adapters.spark.rows import Columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import StealLease
 
+HOST = "127.0.0.1"
 ROOM = 30
 SIZES = 1 << 20, 300, 101  # of what is taken: anything, some rows, about one
 
@@ -95,62 +81,15 @@ def behind(position: Position, stream: Stream, key: str) -> int:
     return len(stream.records[key]) if position.ended else int(position.sequence) if position.numbered else 0
 
 
-KEYS = st.sampled_from("ab")
-
-
-class Reading(RuleBasedStateMachine):
-    """A stream, and the faults that readers of it meet."""
-
-    keys = "ab"
-
-    def begin(self) -> None:
-        """Create shards with a page each."""
-        self.stream = Stream({key: ["x"] * PAGE for key in self.keys}, tokens=True)
-        self.made = Faulty()
-        self.now = 0.0
-
-    @rule(key=KEYS, count=st.integers(1, 4 * PAGE))
-    def put(self, key: str, count: int) -> None:
-        """Put records, unless the shard is closed."""
-        if key in self.keys and key not in self.stream.children:
-            self.stream.put(key, *["x"] * count)
-
-    @rule(key=KEYS)
-    def split(self, key: str) -> None:
-        """Close a shard, so that its last response is empty."""
-        if key in self.keys and key not in self.stream.children:
-            self.stream.split(key, f"{key}1", f"{key}2")
-
-    @rule(key=KEYS, count=st.integers(1, 3), how=st.sampled_from(["late", "unreachable", "throttled", "rows"]))
-    def fault(self, key: str, count: int, how: str) -> None:
-        """Make reads advance and raise, openings fail, reads return nothing, or memory for the rows run out."""
-        if how == "rows":
-            self.made.faults = count
-        else:
-            getattr(self.stream, how)[key] += count
-
-    def mend(self) -> None:
-        """Clear all faults."""
-        for each in (self.stream.late, self.stream.unreachable, self.stream.throttled):
-            each.clear()
-        self.made.faults = 0
-
-    @invariant()
-    def a_shard_has_one_reader(self) -> None:
-        """A second reader would disconnect the first, or count twice against the limits of the service."""
-        shards = self.stream.open_readers if hasattr(self, "stream") else []
-        assert len(shards) == len(set(shards))
-
-
-class Feeding(Reading):
+class Feeding(RuleBasedStateMachine):
     """One shard that a query reads ahead and commits, until the lease moves elsewhere."""
-
-    keys = "a"
 
     @initialize(done=st.sampled_from([0, 5, PAGE, PAGE + 1]), end=st.sampled_from(["asked away", "stolen"]))
     def join(self, done: int, end: str) -> None:
         """Hold the shard from its beginning, or from where an earlier run committed it, which may be its end."""
-        self.begin()
+        self.stream = Stream({"a": ["x"] * PAGE}, tokens=True)
+        self.made = Faulty()
+        self.now = 0.0
         self.end = end
         self.ahead = ReadAheadState(
             evolve(pace(), columns=self.made.columns, rows=ROOM),
@@ -163,7 +102,7 @@ class Feeding(Reading):
         self.committed = Position(str(done), token=f"@{done}") if done else TRIM_HORIZON
         if done > PAGE:
             self.committed = SHARD_END
-            self.split("a")
+            self.split()
         self.handed, self.ends = [behind(self.committed, self.stream, "a")], list[Position]()
         self.left, self.store_faults = 0, 0
         self.worker, self.feed = a_feed(self.stream, self.ahead, lambda: self.now, self._left)
@@ -171,6 +110,32 @@ class Feeding(Reading):
         write, get = self.worker.store.write, self.worker.store.get
         self.worker.store.write = self._failing(write)  # type: ignore[method-assign]
         self.worker.store.get = self._failing(get)  # type: ignore[method-assign]
+
+    @rule(count=st.integers(1, 4 * PAGE))
+    def put(self, count: int) -> None:
+        """Put records, unless the shard is closed."""
+        if "a" not in self.stream.children:
+            self.stream.put("a", *["x"] * count)
+
+    @rule()
+    def split(self) -> None:
+        """Close the shard, so that its last response is empty."""
+        if "a" not in self.stream.children:
+            self.stream.split("a", "a1", "a2")
+
+    @rule(count=st.integers(1, 3), how=st.sampled_from(["late", "unreachable", "throttled", "rows"]))
+    def fault(self, count: int, how: str) -> None:
+        """Make reads advance and raise, openings fail, reads return nothing, or memory for the rows run out."""
+        if how == "rows":
+            self.made.faults = count
+        else:
+            getattr(self.stream, how)["a"] += count
+
+    @invariant()
+    def a_shard_has_one_reader(self) -> None:
+        """A second reader would disconnect the first, or count twice against the limits of the service."""
+        shards = self.stream.open_readers if hasattr(self, "stream") else []
+        assert len(shards) == len(set(shards))
 
     def _measure(self, _holding: Holding, _batch: Batch) -> None:
         self.made.refuse()
@@ -284,7 +249,9 @@ class Feeding(Reading):
         """With all faults cleared, all rows come, and a feed that is asked to leave closes everything at once."""
         if not hasattr(self, "worker"):
             return
-        self.mend()
+        for faults in (self.stream.late, self.stream.unreachable, self.stream.throttled):
+            faults.clear()
+        self.made.faults = 0
         self.stream.denied.clear()
         self.store_faults = 0
         # One page per turn, and some turns for the start, its faults and the last commit.
@@ -311,255 +278,84 @@ class Feeding(Reading):
         assert (self.over, self.left, self.stream.open_readers) == (True, 1, [])
 
 
-class Shelving(Reading):
-    """Two shards that one reader reads ahead and its planner plans; each message passes through its text form."""
-
-    @initialize(rows=st.sampled_from([1, ROOM, 1000]), size=st.sampled_from([500, 1 << 20]))
-    def join(self, rows: int, size: int) -> None:
-        """Have the reader open both shards."""
-        self.begin()
-        source_spec = SourceSpec(lambda: self.stream, self.made.columns, 0.01, 2**53, rereadable=True)
-        self.spec = ReaderSpec(("", 1), b"", Address("", ""), source_spec, rows, size, 3, 500, "")
-        self.aheads: dict[str, ShardReadAhead] = {}
-        self.openings: dict[str, FarReader] = {}
-        self.buffers: dict[str, FarBuffer] = {}
-        self.planned = dict.fromkeys("ab", TRIM_HORIZON)
-        self.read_to = dict.fromkeys("ab", TRIM_HORIZON)
-        self.unheard = self.number = 0
-        self.over = set[str]()
-        for key in "ab":
-            self._open(key)
-
-    def _open(self, key: str) -> None:
-        self.number += 1
-        self.buffers[key] = FarBuffer(self.made.columns)
-        self.openings[key] = FarReader(self.number, Lease(key), self.planned[key], lambda _opening: None)
-        request = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
-        assert isinstance(request, Open)
-        self.aheads[key] = ShardReadAhead(request, self.stream, self.spec, self._say, lambda: 2)
-        self.read_to[key] = self.planned[key]
-        self.over.discard(key)
-
-    def _say(self, message: FromReader) -> None:
-        if self.unheard:
-            self.unheard -= 1
-            raise Refused
-        received = from_reader(line_of(message))
-        assert isinstance(received, ShardReport | ShardFailure)
-        (key,) = [key for key, each in self.openings.items() if each.number == received.opening]
-        if isinstance(received, ShardFailure):
-            self.openings[key].fail(received.text)
-        else:
-            self.openings[key].report(received)
-
-    @rule(count=st.integers(1, 2))
-    def unheard_of(self, count: int) -> None:
-        """Make memory run out for some of the reader's messages."""
-        self.unheard = count
-
-    @rule(key=KEYS, count=st.integers(1, 5))
-    def step(self, key: str, count: int) -> None:
-        for _ in range(0 if key in self.over else count):
-            self.now += 20.0
-            try:
-                if self.aheads[key].step(self.now) == math.inf:
-                    self.over.add(key)
-                    return
-            except Refused:
-                self.now += 5.0
-
-    def hear(self, key: str) -> None:
-        batch = self.openings[key].read()
-        if batch.end is None and not batch.ended:
-            return
-        ends = SHARD_END if batch.ended else batch.end
-        assert ends is not None
-        self.buffers[key].put(Chunk(batch.rows, ends))  # type: ignore[attr-defined]  # it is one of columns
-        self.read_to[key] = ends
-
-    @rule(key=KEYS, count=st.integers(1, 2 * PAGE), size=st.sampled_from(SIZES))
-    def plan(self, key: str, count: int, size: int) -> None:
-        """Plan some of what was reported, and take exactly those rows from the reader."""
-        self.hear(key)
-        chunk = self.buffers[key].take(count, size)
-        if chunk is None:
-            return
-        before = behind(self.planned[key], self.stream, key)
-        taken = self.aheads[key].take(chunk.rows.through)
-        assert taken is not None
-        rows = [number for each in taken for number in numbers(each)]
-        assert rows == list(range(before + 1, behind(chunk.ends, self.stream, key) + 1))
-        assert (chunk.rows.range.begins, chunk.rows.num_rows) == (self.planned[key], len(rows))
-        self.planned[key] = chunk.ends
-
-    @rule(key=KEYS)
-    def asked_again(self, key: str) -> None:
-        """Close the shard, and open it after what was planned."""
-        if self.planned[key].ended:
-            return
-        self.openings[key].close()
-        self.aheads[key].close()
-        assert (self.aheads[key].take(1), self.aheads[key].step(self.now)) == (None, math.inf)
-        assert key not in self.stream.open_readers
-        self._open(key)
-
-    @invariant()
-    def what_waits_is_bounded(self) -> None:
-        """A blocked sink does not fill the memory of the readers."""
-        for key, buffer in getattr(self, "buffers", {}).items():
-            waiting = behind(self.read_to[key], self.stream, key) - behind(self.planned[key], self.stream, key)
-            assert waiting == buffer.count <= max(1, self.spec.rows // 2) + 2 * PAGE
-            assert bool(buffer) or (buffer.count, buffer.bytes) == (0, 0)
-
-    def teardown(self) -> None:
-        """With all faults cleared, all rows come, and nothing stays open."""
-        if not hasattr(self, "aheads"):
-            return
-        self.mend()
-        self.unheard = 0
-        for key in "ab":
-            for _ in range(40 + len(self.stream.records[key]) // PAGE):
-                if not self.planned[key].ended:
-                    self.step(key, 2)
-                    self.plan(key, 1000, SIZES[0])
-            assert behind(self.planned[key], self.stream, key) == len(self.stream.records[key])
-            assert self.planned[key].ended == (key in self.stream.children)
-            self.asked_again(key)
-            self.aheads[key].close()
-            self.aheads[key].step(self.now)
-        assert self.stream.open_readers == []
-
-
 class Serving(RuleBasedStateMachine):
-    """A query's port for readers, and readers that come and go; each task has rows of several shards."""
+    """A query's transport: batches are planned, fetched by tasks any number of times, and discarded."""
 
-    @initialize()
-    def begin(self) -> None:
-        """Create shards with records, and no readers."""
-        self.before = self._held()
-        self.stream = Stream({key: ["x"] * PAGE for key in "abc"})
-        self.pool = ReaderPool(Address(HOST, HOST), lambda _key: None)
-        place = Place(MemoryStore(), self.stream, kinesis("fake"), exclusive=False)
-        self.here = Transport(Address(HOST, HOST), 1 << 20)
-        self.transport = FarTransport(self.pool, self.here, place, 10.0)
-        self.readers = list[Thread]()
-        self.planned = dict.fromkeys("abc", TRIM_HORIZON)
-        self.openings: dict[str, FarReader] = {}
-        self.buffers: dict[str, FarBuffer] = {}
+    @initialize(most=st.sampled_from([0, 1 << 20]))
+    def begin(self, most: int) -> None:
+        """Open no port yet. Without memory, all rows are on disk."""
+        self.before = self._resources()
+        self.transport = Transport(Address(HOST, HOST), most)
         self.number = 0
-        self.part: Rows | None = None
-        self.wanted: list[list[int]] = []
+        self.planned: dict[int, list[tuple[Rows, list[int]]]] = {}
 
-    def _held(self) -> set[object]:
+    def _resources(self) -> set[object]:
         """Return the threads and descriptors of this process."""
-        held: set[object] = set(threading.enumerate())
+        resources: set[object] = set(threading.enumerate())
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(OSError):  # that of the listing itself is closed by now
-                held.add(descriptor.readlink())
-        return held
+                resources.add(descriptor.readlink())
+        return resources
 
-    @rule()
-    @precondition(lambda self: len(self.readers) < 3)
-    def come(self) -> None:
-        """Connect a reader, which gets its part of the shards."""
-        thread = Thread(target=ShardReader(a_spec(self.stream, self.pool)).run)
-        thread.start()
-        self.readers.append(thread)
-        until(lambda: len(self.pool.connected) == len(self.readers), "it has come")
-
-    @rule()
-    @precondition(lambda self: self.readers)
-    def go(self) -> None:
-        """Cut the connection of a reader, which ends."""
-        self.pool.connected[0].end()
-        until(lambda: sum(each.is_alive() for each in self.readers) < len(self.readers), "it has ended")
-        self.readers = [each for each in self.readers if each.is_alive()]
-        until(lambda: len(self.pool.connected) == len(self.readers), "it is known to have ended")
-
-    @rule(key=KEYS, count=st.integers(1, PAGE))
-    def put(self, key: str, count: int) -> None:
-        self.stream.put(key, *["x"] * count)
-
-    @rule(at=st.sampled_from(["readers", "rows"]))
-    def a_stranger(self, at: str) -> None:
-        """A client without the token is disconnected at once."""
-        promised = self.here.promised(0, 0)
-        port, said = (self.pool.port, HELLO) if at == "readers" else (promised.port, bytes(16))
-        with socket.create_connection((HOST, port), WAIT) as connection:
-            connection.sendall(bytes(TOKEN_BYTES) + said)
-            assert closed_by_pool(connection)
-        assert len(self.pool.connected) == len(self.readers)
-
-    @rule()
-    @precondition(lambda self: self.readers)
-    def batch(self) -> None:
-        """Plan everything as one task, once it is reported."""
-        for key, records in self.stream.records.items():
-            until(lambda key=key, records=records: self._hears(key) == len(records), f"all of {key}")  # type: ignore[misc]
+    @rule(counts=st.lists(st.integers(1, PAGE), max_size=3), tasks=st.integers(1, 3))
+    def batch(self, counts: list[int], tasks: int) -> None:
+        """Plan a batch of some shards."""
         self.number += 1
-        chunks = {key: chunk for key, buffer in self.buffers.items() if (chunk := buffer.take(10_000, 1 << 30))}
-        self.wanted = sorted(
-            list(range(behind(self.planned[key], self.stream, key) + 1, len(self.stream.records[key]) + 1))
-            for key in chunks
-        )
-        tasks = spread({key: chunk.rows for key, chunk in chunks.items()}, 1)
-        self.planned |= {key: chunk.ends for key, chunk in chunks.items()}
-        (self.part,) = self.transport.partitions(self.number, tasks) if tasks else (None,)
+        first, rows = 1, dict[str, pa.RecordBatch]()
+        for shard, count in enumerate(counts):
+            records = [Record(b"x", str(number)) for number in range(first, first + count)]
+            rows[str(shard)] = kinesis("fake").rows(Lease(str(shard)), records)
+            first += count
+        tasks_of = spread(rows, tasks)
+        wanted = [[number for part in parts for number in numbers(part)] for parts in tasks_of]
+        parts = self.transport.partitions(self.number, tasks_of)
+        self.planned[self.number] = list(zip(parts, wanted, strict=True))
+        assert sorted(number for task in wanted for number in task) == list(range(1, first))
 
-    def _hears(self, key: str) -> int:
-        """Take what was reported, and return how many records that is."""
-        if key not in self.openings or self.openings[key].gone:
-            self.buffers[key] = FarBuffer(kinesis("fake"))
-            self.openings[key] = self.pool.open(Lease(key), self.planned[key])
-        batch = self.openings[key].read()
-        if batch.end is not None:
-            self.buffers[key].put(Chunk(batch.rows, batch.end))  # type: ignore[attr-defined]  # it is one of columns
-        return behind(self.planned[key], self.stream, key) + self.buffers[key].count
+    @rule(data=st.data())
+    @precondition(lambda self: any(self.planned.values()))
+    def task(self, data: st.DataObject) -> None:
+        """A task gets exactly its rows, however often it runs."""
+        number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
+        part, wanted = data.draw(st.sampled_from(self.planned[number]))
+        assert [each for rows in read(part) for each in numbers(rows)] == wanted
 
-    @rule()
-    @precondition(lambda self: self.part is not None)
-    def task(self) -> None:
-        """The task gets exactly its rows, whichever readers have gone since."""
-        assert self.part is not None
-        by_shard: dict[str, list[int]] = {}
-        for rows in read(self.part):
-            for shard, number in zip(rows["shardId"].to_pylist(), numbers(rows), strict=True):
-                by_shard.setdefault(shard, []).append(number)
-        assert sorted(by_shard.values()) == self.wanted
+    @rule(data=st.data())
+    @precondition(lambda self: any(self.planned.values()))
+    def a_stranger(self, data: st.DataObject) -> None:
+        """A client without the token is disconnected at once."""
+        number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
+        part = self.planned[number][0][0]
+        assert isinstance(part, FetchedRows)
+        with socket.create_connection((part.host, part.port), WAIT) as connection:
+            connection.sendall(bytes(REQUEST.size))
+            assert connection.recv(1) == b""
 
-    @rule()
-    @precondition(lambda self: self.part is not None)
-    def done(self) -> None:
-        """Commit the batch; a task that is left over gets an error."""
-        assert self.part is not None
-        self.transport.discard(self.number)
-        with pytest.raises(RuntimeError, match=f"batch {self.number} is done"):
-            read_for_ever(cast("ReaderRows", self.part))
-        self.part = None
+    @rule(data=st.data())
+    @precondition(lambda self: self.planned)
+    def done(self, data: st.DataObject) -> None:
+        """Commit a batch; a task that is left over gets an error."""
+        number = data.draw(st.sampled_from(sorted(self.planned)))
+        self.transport.discard(number)
+        for part, _ in self.planned.pop(number):
+            with pytest.raises(RuntimeError, match=f"batch {number} is done"):
+                list(read(part))
 
     def teardown(self) -> None:
         """Nothing listens, runs or is open any more."""
-        if not hasattr(self, "pool"):
+        if not hasattr(self, "transport"):
             return
         self.transport.close()
-        self.pool.close()
-        for thread in self.readers:
-            thread.join(WAIT)
-        until(lambda: self._held() <= self.before, "no thread and no descriptor that was not there before")
-        assert (self.stream.open_readers, self.pool.connected) == ([], ())
+        self.planned.clear()
+        until(lambda: self._resources() <= self.before, "no thread and no descriptor that was not there before")
 
 
-Serving.TestCase.settings = settings(max_examples=8, stateful_step_count=14)
-Feeding.TestCase.settings = Shelving.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestFeeding, TestShelving, TestServing = Feeding.TestCase, Shelving.TestCase, Serving.TestCase
+Serving.TestCase.settings = settings(max_examples=20, stateful_step_count=14)
+Feeding.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestFeeding, TestServing = Feeding.TestCase, Serving.TestCase
 
 
 @pytest.fixture(autouse=True)
-def no_door_closes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the time limits above the test's patience, so that no connection is closed by a timeout."""
-    for module, name in (
-        (pool_module, "SILENT_SECONDS"),
-        (pool_module, "REQUEST_SECONDS"),
-        (fetching, "REQUEST_SECONDS"),
-    ):
-        monkeypatch.setattr(module, name, 100 * WAIT)
+def no_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the time limit above the test's patience, so that no connection is closed by a timeout."""
+    monkeypatch.setattr(fetching, "REQUEST_SECONDS", 100 * WAIT)

@@ -16,9 +16,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.spark import lease_loop, stream
 from leasehold.adapters.spark.compat import ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.fetching import Transport
-from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.offsets import Offset
-from leasehold.adapters.spark.readers.pool import ReadHere
 from leasehold.balancer.model import Position
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
@@ -286,21 +284,6 @@ def test_an_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog
     query = place.query()
     assert query.run({"v": 1, "n": 1, "r": {"a": ["5", "5", 1]}}) == []
     assert "planned by an earlier run" not in caplog.text
-
-
-def test_readers_are_begun_before_the_shards_that_they_are_to_open(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, start = list[str](), LeaseLoop.start
-
-    def note(loop: LeaseLoop, *, only_now: bool) -> None:
-        begun.append("shards")
-        start(loop, only_now=only_now)
-
-    monkeypatch.setattr(ReadHere, "begin", lambda _way, _woken: begun.append("readers"))
-    monkeypatch.setattr(LeaseLoop, "start", note)
-    place.query().plan()
-    assert begun == ["readers", "shards"]
 
 
 def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,9 +68,8 @@ def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("readers", ["0", "2"])
 def test_a_query_that_subscribes_has_each_row_once(
-    spark: SparkSession, client: "KinesisClient", ferrokinesis_url: str, tmp_path: Path, readers: str
+    spark: SparkSession, client: "KinesisClient", ferrokinesis_url: str, tmp_path: Path
 ) -> None:
     """No row is lost or repeated where a subscription ends, or where a batch is repeated."""
     name = f"subscribed-{uuid4().hex[:8]}"
@@ -83,7 +82,6 @@ def test_a_query_that_subscribes_has_each_row_once(
         "kinesis.consumerName": "app",
         "kinesis.startingPosition": "TRIM_HORIZON",
         "lease.store": f"sqlite:///{tmp_path}/leases.db",
-        "lease.readers": readers,
         "maxRowsPerTrigger": "70",
     }
     out, progress = tmp_path / "out", tmp_path / "progress"

@@ -9,7 +9,6 @@ import pytest
 from attrs import evolve, fields_dict
 
 from leasehold.adapters.json_form import JSON_NAMES, JsonValue, lease_json, lease_of
-from leasehold.adapters.spark.lease_table import DDL, row
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.stores.dynamodb.rows import to_item
 from leasehold.stores.dynamodb.rows import to_lease as item_to_lease
@@ -92,16 +91,6 @@ JSON = {
 }
 LEAST_JSON = {"key": "s-1", "owner": None, "version": "0", "idle": 0.0, "checkpoint": "TRIM_HORIZON"}
 
-SPARK = (
-    *("orders:s-1", "orders", "s-1", ["orders:s-0", "orders:s-0é"], "ann", "7", 2.5, "41", 3, "tok é", False),
-    *(["0", "340282366920938463463374607431768211455"], 12.5009765625, "bob", True, False, 7),
-    *({"a": "1", "b": "two é"}, None),
-)
-LEAST_SPARK: tuple[Any, ...] = (
-    *("s-1", "", "s-1", [], None, "0", 0.0, "TRIM_HORIZON", 0, "", False),
-    *(None, None, None, False, False, 0, {}, None),
-)
-
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, ROW), (LEAST, LEAST_ROW)])
 def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
@@ -117,18 +106,6 @@ def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) ->
     assert list(lease_json(lease).items()) == list(written.items())
     read = lease_of(JsonValue("lease", written))
     assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
-
-
-@pytest.mark.parametrize(("lease", "written"), [(WHOLE, SPARK), (LEAST, LEAST_SPARK)])
-def test_sparks_columns_are_the_lease(lease: Lease, written: tuple[Any, ...]) -> None:
-    """Spark takes a row's values by position, so one extra column would shift all that follow."""
-    assert row(lease) == written
-    assert list(map(type, row(lease))) == list(map(type, written))
-    assert DDL == (
-        "key string, stream string, shard string, parents array<string>, owner string, version string, idle double, "
-        "checkpoint string, sub bigint, token string, ended boolean, hash_range array<string>, weight double, "
-        "heir string, yields boolean, leaving boolean, epoch bigint, notes map<string,string>, malformed string"
-    )
 
 
 def test_a_new_files_columns_are_those_of_the_table() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +13,9 @@ from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.json_form import BadJsonField
-from leasehold.adapters.report.distribution import distribution
 from leasehold.adapters.report.page import page
-from leasehold.adapters.report.report import Moment, Report, looked, report, report_json, saved
+from leasehold.adapters.report.report import looked, report, report_json, saved
 from leasehold.adapters.report.watching import WatchedTable
-from leasehold.adapters.toolchain import ServiceError
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import Groups
 from leasehold.errors import StoreError
@@ -37,8 +34,6 @@ than one. Where no row tells of lag, they show for how long checkpoints have sto
 `--groups` is `prefix` (the text before the last "-" of a worker's id), `none`, or a separator; given more than
 once, separators from the outermost group inwards: `--groups / --groups :` for `zone/cluster:worker`.
 
-`--spark` lets Spark read a large DynamoDB table in parallel parts; up to some thousand leases it is the slower way.
-
 The page is one file that needs no network. Finished leases are told apart, and count for no worker.
 """
 
@@ -50,11 +45,10 @@ def command(  # noqa: PLR0917  one for each option
     groups: Annotated[list[str] | None, typer.Option(help="How names tell groups. [prefix]")] = None,
     snapshots: Annotated[int, typer.Option(help="How many looks at the store.", min=1)] = 1,
     every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 10.0,
-    spark: Annotated[bool, typer.Option("--spark", help="Let Spark read and count, in parallel.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Look, count, draw."""
-    with ending("report", StoreError, ServiceError, OSError):
+    with ending("report", StoreError, OSError):
         if output is None and not as_json:
             raise ValueError("--output: say where the page goes, or ask for --json")
         if output is not None and not output.parent.is_dir():
@@ -69,17 +63,7 @@ def command(  # noqa: PLR0917  one for each option
             case separators:
                 grouping = Minimal(groups=tuple(separators)).groups
         place = name_of(sources[0]) if "://" in sources[0] else ", ".join(Path(source).name for source in sources)
-        if spark:
-            if snapshots > 1 or len(sources) > 1 or "://" not in sources[0]:
-                raise ValueError("--spark: it takes one look at one store")
-            # Imported here so that no other report needs Spark.
-            from leasehold.adapters.spark.lease_table import counted, lease_table  # noqa: PLC0415
-            from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
-
-            counts = counted(lease_table(session("leasehold report"), sources[0]))
-            result = Report(place, (Moment(time.time(), distribution(counts.tallies, grouping)),), counts.malformed)
-        else:
-            result = report(place, _snapshots(sources, snapshots, every), grouping)
+        result = report(place, _snapshots(sources, snapshots, every), grouping)
         if output is not None:
             output.write_text(page(result, grouping), encoding="utf-8")
         if as_json:

@@ -2,8 +2,7 @@
 
 A query is one worker of a group. Its lease loop (`lease_loop`) runs in Spark's source-runner process on the driver,
 next to the reader that Spark calls there (`leased_source`). The reader's run (`stream`) plans and commits batches.
-Executors only fetch rows (`fetching`). If one process is too slow, reader processes read for it (`readers`). Everything
-below applies to them too, with their reports in place of our own reads.
+Executors only fetch rows (`fetching`).
 
 Three records say how far a shard is done. No two of them can be written atomically:
 

@@ -20,7 +20,6 @@ so does `delivered`.
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -60,35 +59,6 @@ LARGE_BYTES = 1 << 18
 """At this size, copying a batch takes longer than sending one more."""
 ANY_SIZE = 1 << 62
 """Larger than any row, so the first row always fits."""
-
-
-class AheadBuffer(ABC):
-    """The rows of one shard that were read ahead, in order. Not thread-safe.
-
-    Attributes:
-        count: The number of buffered rows.
-        bytes: Their size.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.bytes = 0
-
-    @abstractmethod
-    def __bool__(self) -> bool:
-        """Return whether anything is buffered, even if it is only a position without rows."""
-
-    @property
-    def gone(self) -> bool:
-        """Whether the buffered rows can no longer be obtained (their process is gone, say)."""
-        return False
-
-    @abstractmethod
-    def put(self, chunk: Chunk) -> None:
-        """Append the chunk that was read next."""
-
-    @abstractmethod
-    def take(self, count: int, most_bytes: int) -> Chunk | None:
-        """Remove and return the first rows within both limits, or None if nothing fits."""
 
 
 def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
@@ -139,11 +109,18 @@ def read_through(
         pull.close()
 
 
-class RowBuffer(AheadBuffer):
-    """A buffer in this process that holds the rows themselves."""
+class RowBuffer:
+    """The rows of one shard that were read ahead, in order. Not thread-safe.
+
+    It is true if it contains anything, even if that is only a position without rows.
+
+    Attributes:
+        count: The number of buffered rows.
+        bytes: Their size.
+    """
 
     def __init__(self, columns: Columns) -> None:
-        super().__init__()
+        self.count = self.bytes = 0
         self._columns = columns
         self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which is slow to compute
 
@@ -214,14 +191,12 @@ class ReadAheadPace:
         rows: The most rows to buffer, over all shards.
         bytes: The most bytes to buffer, over all shards.
         interval_seconds: The least time between the starts of two reads of a shard.
-        buffer: Makes the buffer of a shard.
     """
 
     columns: Columns
     rows: int
     bytes: int
     interval_seconds: float
-    buffer: Callable[[Columns], AheadBuffer] = RowBuffer
 
 
 COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
@@ -283,7 +258,7 @@ class ShardPrefetcher:
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
         self.opened = False  # whether it is known where the query continues
         self._behind = False  # whether the last response says that much more is there
-        self._buffer = shared.pace.buffer(shared.pace.columns)
+        self._buffer = RowBuffer(shared.pace.columns)
         self._held: Held | None = None  # the last value of `held`
         self._done: Position | None = None  # committed by Spark, not yet written
         self._given = False
@@ -381,13 +356,6 @@ class ShardPrefetcher:
         waits = self._given and cursor.out and not self._shared.ending
         if holding.releasing and not (waits or cursor.acknowledged.ended):
             return self._leave() if holding.release(cursor.storable) else now
-        if self._buffer.gone:
-            # The process that held these rows is gone, so read again what Spark was not given yet.
-            self._pull.close()
-            with self._shared.changed:
-                self._buffer = self._shared.pace.buffer(self._shared.pace.columns)
-                cursor.rows_dropped()
-                self._tip.reached = False
         match cursor.order(expired=holding.expired, free=False):
             # Only committed positions get here. Rows that were planned and not committed are planned again.
             case StoreCheckpoint(to):

@@ -1,7 +1,6 @@
 """How planned rows reach Spark's tasks: tasks fetch them over TCP from the process that has them, or carry them.
 
-`Transport` makes a partition of each task's rows, and `read` gets them on an executor. If readers have the rows
-(`readers`), a task fetches from each reader, and from the planner whatever a lost reader has not sent.
+`Transport` makes a partition of each task's rows, and `read` gets them on an executor.
 
 Rule 1: every request must carry the query's token, which is compared in constant time. The token keeps out other
 clients that can reach the port. It does not encrypt: anyone who can read the network can read rows, as with rows that
@@ -17,12 +16,12 @@ import mmap
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hmac import compare_digest
 from secrets import token_bytes
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from struct import Struct
-from typing import IO, TypeVar
+from typing import IO
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, frozen
@@ -30,21 +29,17 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import SAID_MOST, escaped, printable, said, text_of
+from leasehold.stores.printable import escaped, printable, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
 TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
 """The token, the batch's number and the task's index in the batch."""
-HERE, GONE, FAILED, ALL = b"H", b"G", b"F", b"A"
-"""Sent before the rows: they follow, are gone, or cannot be read again. ALL is sent after the last row."""
+HERE, GONE, ALL = b"H", b"G", b"A"
+"""Sent before the rows: they follow, or are gone. ALL is sent after the last row."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to send its request."""
-AGAIN_SECONDS = 600.0
-"""How long a task waits for rows that are being read again from the source."""
-FAULT_BYTES = 4 * SAID_MOST
-"""The most bytes of an error message to read; a character takes at most four bytes."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes. Spark's own default is the same (`spark.network.timeout`)."""
 PORTS = 16
@@ -61,7 +56,7 @@ class FetchedRows(InputPartition):
     port: int
     token: bytes = field(repr=False)
     number: int
-    place: int
+    task: int
 
 
 @frozen
@@ -74,31 +69,7 @@ class EmbeddedRows(InputPartition):
         return f"EmbeddedRows({len(self.data)} bytes)"
 
 
-@frozen
-class ReaderRows(InputPartition):
-    """The rows of one task of a batch, which readers have.
-
-    Attributes:
-        parts: What to fetch from each reader, in order; empty if one of them is gone already.
-        count: The total number of rows.
-        again: Where to fetch all rows, in the same order, if a reader is gone.
-    """
-
-    parts: tuple[FetchedRows, ...]
-    count: int
-    again: FetchedRows
-
-
-Rows = FetchedRows | EmbeddedRows | ReaderRows
-
-Server = TypeVar("Server", bound="TaskServer")
-Again = Callable[[int, int], Sequence[pa.RecordBatch]]
-"""Returns the rows of one task of a batch that are not kept. There are none if the batch is done."""
-
-
-def nothing(_number: int, _place: int) -> Sequence[pa.RecordBatch]:
-    """Return no rows: those that are not kept are gone."""
-    return ()
+Rows = FetchedRows | EmbeddedRows
 
 
 class RowServer:
@@ -108,12 +79,11 @@ class RowServer:
         address: Where to listen, and the host name that tasks use.
         most: About how many bytes to keep in memory.
         folder: Where to put files for the rest; "" for the system's default.
-        again: Returns rows that were promised and are not kept.
     """
 
-    def __init__(self, address: Address, most: int, folder: str, again: Again = nothing) -> None:
+    def __init__(self, address: Address, most: int, folder: str) -> None:
         self._address, self._most, self._folder = address, most, folder
-        self._server = listening(address, lambda family, place: _RowSending(family, place, again))
+        self._server = _listening(address)
         spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._failed)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
@@ -132,18 +102,14 @@ class RowServer:
         """The token that tasks must send."""
         return self._server.token
 
-    def keep(self, number: int, place: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
+    def keep(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Keep the rows of one task of a batch, and return how to fetch them."""
         task_rows = Kept.of(batches)
         if self.in_memory + task_rows.memory > self._most:
             # The batch is planned already, so it cannot wait for memory as a read does.
             task_rows = task_rows.on_disk(self._folder)
-        self._server.kept[number, place] = task_rows
-        return self.promised(number, place)
-
-    def promised(self, number: int, place: int) -> FetchedRows:
-        """Return how a task fetches its rows."""
-        return FetchedRows(self._address.host, self.port, self._server.token, number, place)
+        self._server.kept[number, task] = task_rows
+        return FetchedRows(self._address.host, self.port, self.token, number, task)
 
     @property
     def in_memory(self) -> int:
@@ -200,25 +166,19 @@ class Kept:
                 writer.write_batch(batch)
 
 
-class TaskServer(ThreadingTCPServer):
-    """Listens in a query's process for its own tasks or readers, at an IPv4 or IPv6 address."""
+class _RowSending(ThreadingTCPServer):
+    """Listens for the tasks of a query, at an IPv4 or IPv6 address."""
 
     daemon_threads = True  # a slow peer must not keep the process from ending
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, family: int, place: tuple[str, int], handler: type[BaseRequestHandler]) -> None:
+    def __init__(self, family: int, address: tuple[str, int]) -> None:
         self.address_family = family
-        super().__init__(place, handler)
-
-
-class _RowSending(TaskServer):
-    def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
-        self.again = again
         # Executors' networks are seldom private, so rows are sent only to clients that have this query's token.
         self.token = token_bytes(TOKEN_BYTES)
         self.kept: dict[tuple[int, int], Kept] = {}
-        super().__init__(family, place, _Sending)
+        super().__init__(address, _Sending)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1] or OSError()
@@ -239,14 +199,6 @@ class _Sending(BaseRequestHandler):
             log.warning("%s asked for rows without this query's token, and got none", self.client_address)
             return
         rows = self.server.kept.get((number, task))
-        # Read the rows again from the source if the reader that was to send them is gone.
-        try:
-            if rows is None and (reread := self.server.again(number, task)):
-                rows = Kept.of(reread)
-        except Exception as fault:  # noqa: BLE001  whatever it is, it must end the task, which reports it to the user
-            self.request.sendall(FAILED + said(fault).encode())
-            log.error("batch %d: %s", number, said(fault))  # noqa: TRY400  the source says it in one sentence
-            return
         # A task's sink may block for any length of time. Keepalive detects a peer that is gone.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -257,7 +209,7 @@ class _Sending(BaseRequestHandler):
                 stream.write(ALL)
 
 
-def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) -> Server:
+def _listening(address: Address) -> _RowSending:
     """Return a server at the first free port. Raises OSError that names the options to set."""
     # Each query of a driver needs its own port, and a firewall opens a range.
     ports = range(address.port, address.port + PORTS) if address.port else (0,)
@@ -265,7 +217,7 @@ def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) 
     for port in ports:
         try:
             family, *_, sockaddr = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
-            return made(family, (str(sockaddr[0]), int(sockaddr[1])))
+            return _RowSending(family, (str(sockaddr[0]), int(sockaddr[1])))
         except OSError as error:
             fault = error
     raise OSError(
@@ -281,15 +233,11 @@ class Transport:
         address: Where tasks fetch rows, or None to embed rows in tasks.
         memory: How many bytes of rows to keep in memory until they are fetched.
         folder: Where to keep the rest; "" for the system's default.
-
-    Attributes:
-        again: Returns rows of a task that are not kept. Set it before the first partition is made.
     """
 
     def __init__(self, address: Address | None, memory: int = 0, folder: str = "") -> None:
         self._address, self._memory, self._folder = address, memory, folder
         self._server: RowServer | None = None
-        self.again: Again = nothing
 
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
         """Make a partition for each task of this batch. The first one with rows to fetch opens the port."""
@@ -302,19 +250,11 @@ class Transport:
                         writer.write_batch(batch)
                 embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
             return embedded
-        return [self._opened(self._address).keep(number, *numbered) for numbered in enumerate(tasks)]
-
-    def promised(self, number: int, place: int) -> FetchedRows:
-        """Return where a task fetches rows that are not kept here, but that `again` returns then. Opens the port."""
-        if self._address is None:
-            raise ValueError("rows that are embedded cannot be promised")
-        return self._opened(self._address).promised(number, place)
-
-    def _opened(self, address: Address) -> RowServer:
-        if self._server is None:
+        if self._server is None and tasks:
             # Open the port only for the first rows: a query without rows needs none.
-            self._server = RowServer(address, self._memory, self._folder, self.again)
-        return self._server
+            self._server = RowServer(self._address, self._memory, self._folder)
+        server = self._server
+        return [] if server is None else [server.keep(number, task, batches) for task, batches in enumerate(tasks)]
 
     def discard(self, number: int) -> None:
         """Drop the rows of this batch."""
@@ -351,50 +291,19 @@ def read(rows: Rows) -> Iterator[pa.RecordBatch]:
     match rows:
         case FetchedRows():
             yield from fetched(rows)
-        case ReaderRows():
-            yield from _from_readers(rows)
         case EmbeddedRows(data):
             yield from pa.ipc.open_stream(data)
 
 
-def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
-    """Fetch from the readers. If one fails, fetch the rest from the planner, which has the same rows in this order."""
-    received_rows = 0
-    try:
-        for part in rows.parts:
-            for batch in fetched(part):
-                yield batch
-                received_rows += batch.num_rows
-    except RuntimeError as fault:
-        log.warning("a reader is gone, asking the planner: %s", fault)
-    skip = received_rows  # these were yielded already, and the planner sends all rows again
-    if received_rows < rows.count:
-        # Wait longer than for the network, because the planner reads these rows again first.
-        for batch in fetched(rows.again, AGAIN_SECONDS):
-            if skip < batch.num_rows:
-                yield batch.slice(skip)
-                received_rows += batch.num_rows - skip
-            skip -= min(skip, batch.num_rows)
-    # If Spark committed fewer rows, the rest would be skipped for good, so the task must fail.
-    if received_rows != rows.count:
-        raise RuntimeError(f"{received_rows} rows came of {rows.count} that were planned")
-
-
-def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.RecordBatch]:
+def fetched(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
     """Fetch the rows of one task. Raises RuntimeError that names the options to set."""
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
-            connection.settimeout(seconds)
-            connection.sendall(REQUEST.pack(rows.token, rows.number, rows.place))
+            connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
             status = received(connection, 1)
             if status == GONE:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
-                if status == FAILED:
-                    reason = printable(stream.read(FAULT_BYTES).decode(errors="replace"))
-                    raise RuntimeError(
-                        f"batch {rows.number}: rows that a lost reader had cannot be read again: {reason}"
-                    )
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
                 if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of the stream
                     raise ConnectionError("the driver went away before it had sent all rows")

@@ -207,10 +207,6 @@ class LeaseLoop:
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", few(lost))
 
-    def hurry(self, key: str) -> None:
-        """Have the next step of this shard run now."""
-        self._runner.hurry(key)
-
     def was_read(self, keys: Iterable[str]) -> None:
         """Note that a repeated batch has read these shards, so their checkpoints may be written once they are held."""
         self._shared.read.update(keys)

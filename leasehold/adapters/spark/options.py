@@ -26,10 +26,6 @@ EMBEDDED_BYTES = 4 * MIB
 """The most embedded bytes in a batch. Rows within tasks pass through the driver, so such batches must stay small."""
 
 
-READERS_MOST = 15
-"""Sixteen ports are tried from `lease.fetchPort` on, and the planning process needs one of them."""
-
-
 class Given:
     """Options as Spark passes them on. Each is read once, and one that was never read is unknown."""
 
@@ -133,8 +129,6 @@ class LeaseOptions:
         trigger_bytes: The most bytes in one batch.
         cores: The cores of the whole session.
         shards_per_task: The shards of each task; 0 for shards divided by cores, rounded up.
-        readers: The number of reader processes; 0 if the planning process reads, None for as many as there is room for.
-        reader_jobs: Where to request readers on executors; "" for child processes of the planning process.
         if_recreated: Where to restart the leases if the stream was recreated under its name; None to end the query.
         linger_seconds: How long a batch may grow while shards are behind.
     """
@@ -152,8 +146,6 @@ class LeaseOptions:
     trigger_bytes: int
     cores: int
     shards_per_task: int
-    readers: int | None = 0
-    reader_jobs: str = ""
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
     linger_seconds: float = 0.0
 
@@ -199,13 +191,6 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
     # Without a host executors have nothing to connect to, so rows travel with their tasks.
     fetch = None if transport == "embedded" or not host else Address(host, bind, port)
-    text = given.text("lease.readers", "0")
-    readers = decimal(text, READERS_MOST)
-    if readers is None and text.lower() != "auto":
-        raise ValueError(f"option lease.readers: {text!r} is not a whole number from 0 to {READERS_MOST}, or auto")
-    if readers != 0 and fetch is None:
-        # Rows of a reader never pass through the planner, so they cannot be embedded in its tasks.
-        raise ValueError("option lease.readers: tasks fetch from readers; give lease.fetchHost, and no lease.transport")
     if_recreated = given.text("lease.ifRecreated").upper() or None
     if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
         raise ValueError(f"option lease.ifRecreated: {if_recreated!r} is neither TRIM_HORIZON nor LATEST")
@@ -223,8 +208,6 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         trigger_bytes=given.number("maxBytesPerTrigger", None) or buffer_bytes,
         cores=cores,
         shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
-        readers=readers,
-        reader_jobs=given.text("lease.readerJobs"),
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
         linger_seconds=(given.number("lease.lingerMs", 1000, least=0, most=60_000) or 0) / 1000,
     )

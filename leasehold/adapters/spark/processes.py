@@ -1,7 +1,7 @@
 """Prepares the processes that Spark starts for a source: they log to the driver's log, and end in good order.
 
 Spark does neither, and reports any error of theirs as its own. Its source-runner process plans a query's batches. Tasks
-and readers run on executors, where this package may be missing.
+run on executors, where this package may be missing.
 """
 
 import logging

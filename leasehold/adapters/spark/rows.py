@@ -32,7 +32,7 @@ class SourceSpec:
     """Where the rows of a query come from.
 
     Attributes:
-        open: Opens the source, in the source-runner process or in a reader.
+        open: Opens the source.
         columns: The columns that its records become.
         interval_seconds: The least time between two reads of a shard.
         shard_rows: The most rows of one shard in one batch.
@@ -81,12 +81,12 @@ class ArrowBatch(Batch):
 
     @property
     def first_arrived(self) -> float | None:
-        """When the first row arrived, or None if a reader has the rows."""
+        """When the first row arrived."""
         return super().first_arrived if self.rows is None else self._arrived_in(slice(0, 1))
 
     @property
     def last_arrived(self) -> float | None:
-        """When the last row arrived, or None if a reader has the rows."""
+        """When the last row arrived."""
         return super().last_arrived if self.rows is None else self._arrived_in(slice(-1, None))
 
     def _arrived_in(self, part: slice) -> float | None:

@@ -19,12 +19,11 @@ from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
 from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.feed import ReadAheadPace
-from leasehold.adapters.spark.fetching import Rows, spread
+from leasehold.adapters.spark.fetching import Rows, Transport, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, owed, resumed
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from leasehold.adapters.spark.processes import speak
-from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
@@ -76,19 +75,14 @@ class Run:
         self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
         self._once_more = self._source if source_spec.again is None else source_spec.again()
         self._place = Place(self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable)
-        self._way = way_of(source_spec, options, self._source, self._place)
-        self._transport = self._way.transport
+        self._transport = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
         pace = ReadAheadPace(
-            source_spec.columns,
-            options.buffer_rows,
-            options.buffer_bytes,
-            source_spec.interval_seconds,
-            self._way.buffer,
+            source_spec.columns, options.buffer_rows, options.buffer_bytes, source_spec.interval_seconds
         )
         start_if_recreated = options.if_recreated
         worker = Worker(
             store=self._store,
-            source=self._way.source,
+            source=self._source,
             me=options.worker_id,
             config=options.config,
             if_recreated=start_if_recreated,
@@ -180,7 +174,6 @@ class Run:
         # Write the checkpoint of a recreated row before another worker starts from it.
         done = {key: self._done(key, start, part) if repeated is None else part.begins for key, part in start.ranges}
         self._loop.commit(done)
-        self._way.begin(self._loop.hurry)  # before the loop starts, because the loop opens shards through it
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
@@ -231,11 +224,10 @@ class Run:
     def close(self) -> None:
         """Release the leases, and close connections and files."""
         with ExitStack() as closing:  # closes everything in reverse order, even if one of them fails
-            # End the loop first, while it can still write and release; `stop` keeps it from waiting for a reader.
+            # End the loop first, while it can still write and release.
             once_more = () if self._once_more is self._source else (self._once_more.close,)
-            for close in (self._store.close, self._source.close, *once_more, self._way.close, self._loop.close):
+            for close in (self._store.close, self._source.close, *once_more, self._transport.close, self._loop.close):
                 closing.callback(close)
-            self._way.stop()
 
     def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
         rows, size = self._options.trigger_rows, self._trigger_bytes

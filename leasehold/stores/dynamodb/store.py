@@ -57,7 +57,6 @@ from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
 from leasehold.stores.dynamodb.rows import (
     APPLICATION,
     KEY,
-    AttributeValue,
     Item,
     RowDecoder,
     key_of,
@@ -447,46 +446,27 @@ class DynamoStore:
     def list(self) -> Listing:
         """Return every lease. If any page fails, the listing fails. A deleted table is created again."""
         try:
-            return self.scan()
+            return self._scan()
         except StoreError as fault:
             if not (self._create and is_missing(fault)):
                 raise
         log.error("table %s was deleted under this process, which makes it anew", self._table)
         prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
-        return self.scan()
+        return self._scan()
 
-    def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
-        """Return the leases in one part of the table, so that several processes can share the read.
-
-        Args:
-            part: The number of the part, from 0. With a prefix, part 0 contains everything.
-            parts: The number of parts.
-            owner: Return only the leases of this owner. During a KCL 3.x hand-off, a lease counts for both workers.
-        """
+    def _scan(self) -> Listing:
         request: dict[str, Any] = {"TableName": self._table}
-        values: dict[str, AttributeValue] = {}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            if part:
-                return Listing(())
-            look, values = self._clients.reads.query, {":application": text(self._prefix)}
+            look = self._clients.reads.query
             request["KeyConditionExpression"] = f"{APPLICATION} = :application"
-        elif parts > 1:
-            request |= {"Segment": part, "TotalSegments": parts}
-        whole = parts == 1 and owner is None
-        if owner is not None:
-            request["FilterExpression"] = "leaseOwner = :owner OR checkpointOwner = :owner"
-            values[":owner"] = text(owner)
-        if values:
-            request["ExpressionAttributeValues"] = values
-
+            request["ExpressionAttributeValues"] = {":application": text(self._prefix)}
         requests = [request]
-        if whole and not self._prefix and (segments := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
+        if not self._prefix and (segments := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
             requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
         with translated(self._table):
-            rows = (self._rows if whole else RowDecoder(self._prefix)).read(pages_of(look, requests))
-        if whole:
-            self._listed = len(rows.leases)
+            rows = self._rows.read(pages_of(look, requests))
+        self._listed = len(rows.leases)
         if any(item["entityType"] == text(CELL) for item in rows.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
         leases = sorted(rows.leases, key=attrgetter("key"))

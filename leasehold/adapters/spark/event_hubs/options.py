@@ -61,10 +61,6 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     bounds = bounds_of(given, "eventhubs", since, _position(given, "eventhubs.endingPosition", ()))
     # The SDKs' own workers expire leases after two minutes. A group without them may be quicker.
     lease = lease_options(given, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
-    if lease.readers != 0:
-        raise ValueError(
-            "option lease.readers: not supported; only one process at a time may read a partition; leave it out"
-        )
     given.done()
     return EventHubsOptions(namespace, hub, group, secret, file, prefetch, lease, bounds)
 

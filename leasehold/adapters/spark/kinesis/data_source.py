@@ -31,7 +31,6 @@ class KinesisLeased(LeasedSource):
         # Stored records are polled at the usual pace. With a consumer the service pushes events without requests.
         live = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
-            # Readers on other machines get only these values.
             open=partial(_source, parsed.stream, {**parsed.place, "consumer": live}),
             again=partial(_source, parsed.stream, parsed.place),
             columns=kinesis_rows.columns(parsed.name),
@@ -61,7 +60,7 @@ class KinesisPlace:
         stream: The stream's name or its ARN.
         name: The stream's name.
         options: The options of its URL.
-        pause_seconds: The time between two reads of a shard that has one reader.
+        pause_seconds: The time between two reads of a shard that one task reads.
     """
 
     stream: str
@@ -86,7 +85,7 @@ class KinesisPlace:
 
 
 def _source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:
-    # Import here, because the planner's process needs no client.
+    # Import here, because a process that only registers the format needs no client.
     from leasehold.adapters.sources.kinesis.source import open_url  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415
 

@@ -61,11 +61,6 @@ class DynamoLeased(LeasedSource):
         since = start_of(name, text, ("TRIM_HORIZON",), ("LATEST",), text if text.isdigit() else "") if text else None
         bounds = bounds_of(given, "dynamodb", since, None)
         lease = lease_options(given, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
-        if lease.readers != 0:
-            raise ValueError(
-                "option lease.readers: not supported; two processes at a time may read a shard, of all applications; "
-                "leave it out"
-            )
         given.done()
         spec = SourceSpec(
             open=partial(_source, table, {name: value for name, value in place.items() if value}),

@@ -1,6 +1,6 @@
-"""A process that drives a reader as Spark does, with Spark's own logs, and kills itself at a bad moment.
+"""A process that drives a query as Spark does, with Spark's own logs, and kills itself at a bad moment.
 
-    python killed_reader.py FOLDER dies|lives|stops [READERS]
+    python killed_query.py FOLDER dies|lives
 
 FOLDER holds `stream.json` (records by shard), the leases, and two logs in Spark's place: `offsets`, written before a
 batch is run, and `commits`, written after it. The sink runs every batch and then skips one whose number it knows.
@@ -38,10 +38,6 @@ class Life:
             self._write("sink", number, rows)
             if self.how == "dies" and rows:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.how == "stops" and rows:
-                sys.stdout.write("stopped\n")
-                sys.stdout.flush()
-                signal.pause()
         self._write("commits", number, end)
         self.query.offset = end
 
@@ -56,19 +52,20 @@ def read(folder: Path, kind: str) -> dict[int, Any]:
     return {int(path.name): json.loads(path.read_text()) for path in (folder / kind).glob("[0-9]*")}
 
 
-def main(folder: Path, how: str, readers: str) -> None:
+def main(folder: Path, how: str) -> None:
     """Repeat what was planned and not done, and go on until killed, or until the sink has everything."""
     stream = Stream(json.loads((folder / "stream.json").read_text()))
     offsets, commits = read(folder, "offsets"), read(folder, "commits")
     done = max(commits, default=0)
     place = Place(stream, folder / "leases.db")
-    query = place.query(commits.get(done), **LIMIT, **{"lease.readers": readers})  # type: ignore[arg-type]  # none of the names is an argument's
+    query = place.query(commits.get(done), **LIMIT)  # type: ignore[arg-type]  # none of the names is an argument's
     life = Life(folder, query, how)
     if done + 1 in offsets:
         life.batch(done + 1, offsets[done + 1])
     whole = {(key, number) for key, texts in stream.records.items() for number in range(1, len(texts) + 1)}
     while whole - {(key, number) for rows in read(folder, "sink").values() for key, number, _ in rows}:
-        before, end = life.query.offset, life.query.plan_patiently()
+        before, end = life.query.offset, life.query.plan()
+        assert end is not None, "no batch in time"
         if before["n"]:
             life.query.reader.commit(before)
         life.batch(max(read(folder, "commits"), default=0) + 1, end)
@@ -76,4 +73,4 @@ def main(folder: Path, how: str, readers: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if sys.argv[3:] else "0")
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,140 @@
+"""Two queries on one lease table: what each spends on a row, and that every row is in exactly one of them.
+
+    python benchmarks/spark_queries.py
+
+First come the processes that read. Each is called as Spark calls it, as in `spark_runner.py`, over a server that
+answers at once. It is measured alone, and then two share the same eight shards. Processor time per row does not depend
+on what else runs here, so if it stays as it is alone, two queries read twice as much.
+
+Then two applications write Parquet files from a stream of eight shards, to which rows are put all the time. The second
+starts in the middle, and takes half of the shards. The rows of all finished batches are compared with those that were
+sent. It ends with 1 if a row is lost or is there twice, or if a query read nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
+from compiled import as_installed
+from spark_runner import LOADS, Spent, carried, measured, served
+from standins.spark import SOON, spark_session
+
+from leasehold.adapters.spark.pipeline import begun
+from leasehold_lab.demo.child import ENVIRONMENT, Child
+from leasehold_lab.demo.stage import Stream, services
+
+SETTLE_SECONDS = 20.0
+"""How long two queries have to share the shards before they are measured."""
+SHARDS, PUTS, PUT_ROWS, ROW_BYTES = 8, 400, 100, 1000
+PAUSE_SECONDS, WAIT_SECONDS = 0.05, 600.0
+
+
+def settled(work: Callable[[], int]) -> Spent:
+    """Work until the shards are shared, and then measure."""
+    began = time.monotonic()
+    while time.monotonic() - began < SETTLE_SECONDS:
+        work()
+    return measured(work)
+
+
+def read(endpoint: str, folder: str) -> None:
+    """Be the process that reads for one query, and print what was spent."""
+    os.environ.update(ENVIRONMENT)
+    spent = carried(endpoint, Path(folder), "fetch", settled)
+    print(json.dumps([spent.rows, spent.processor_seconds, spent.seconds]))
+
+
+def shared(count: int) -> list[Spent]:
+    """Return what each of so many queries spends that share the shards."""
+    with as_installed() as path, served(LOADS[0]) as endpoint, tempfile.TemporaryDirectory() as folder:
+        command = (sys.executable, __file__, "--read", endpoint, folder)
+        env = os.environ | {"PYTHONPATH": str(path)}
+        reading = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(count)]  # noqa: S603  itself
+        return [Spent(*json.loads(process.communicate()[0].splitlines()[-1])) for process in reading]
+
+
+def application(stream: str, endpoint: str, folder: str, name: str) -> None:
+    """Be an application that writes the rows of its shards into files."""
+    options = {
+        "kinesis.streamName": stream,
+        "kinesis.endpointUrl": endpoint,
+        "kinesis.region": ENVIRONMENT["AWS_DEFAULT_REGION"],
+        "kinesis.startingPosition": "TRIM_HORIZON",
+        "lease.store": f"sqlite:///{folder}/leases.db",
+    }
+    with spark_session(1, SOON) as spark:
+        records = spark.readStream.format("kinesis-leased").options(**options)
+        writer = records.load().writeStream.format("parquet").option("path", f"{folder}/{name}")
+        begun(writer.option("checkpointLocation", f"{folder}/{name}-progress").start).awaitTermination()
+
+
+def written(folder: Path, name: str) -> list[str]:
+    """Return the rows in the finished batches of an application, without their padding."""
+    lines = [line for log in folder.glob(f"{name}/_spark_metadata/[0-9]*") for line in log.read_text().splitlines()[1:]]
+    paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
+    tables = [pq.read_table(path, columns=["data"]) for path in paths]
+    return [data.decode().strip() for table in tables for data in table["data"].to_pylist()]
+
+
+def judged() -> tuple[int, list[int], int, int]:
+    """Return how many rows were sent, how many each query has, and how many are lost and are there twice."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kinesis, _ = stack.enter_context(services())
+        stream = stack.enter_context(closing(Stream(kinesis, "queries", SHARDS)))
+
+        def begin(name: str) -> Child:
+            child = Child(name, (__file__, "--application", stream.name, kinesis, str(folder), name), folder)
+            stack.callback(child.kill)
+            return child
+
+        children, sent = [begin("one")], list[str]()
+        for each in range(PUTS):
+            if each == PUTS // 4:
+                children.append(begin("two"))
+            rows = [f"row {len(sent) + number}" for number in range(PUT_ROWS)]
+            stream.put(*((row, row.ljust(ROW_BYTES).encode()) for row in rows))
+            sent += rows
+            time.sleep(PAUSE_SECONDS)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            found = [written(folder, child.name) for child in children]
+            if len(set().union(*found)) == len(sent):
+                break
+            for child in children:
+                assert child.running, child.said
+            time.sleep(1.0)
+        counts = Counter(row for rows in found for row in rows)
+        return len(sent), [len(rows) for rows in found], len(set(sent) - set(counts)), counts.total() - len(counts)
+
+
+def main() -> int:
+    """Print both tables; 1 if a row is lost or twice."""
+    os.environ.update(ENVIRONMENT)
+    print(f"{'':12}{'µs a row':>20}{'rows/s':>12}   a whole processor each; load {os.getloadavg()[0]:.1f}")
+    for count in (1, 2):
+        spent = shared(count)
+        each = ", ".join(f"{query.micros:.1f}" for query in spent)
+        print(f"{count} queries{each:>23}{sum(1e6 / query.micros for query in spent):12,.0f}", flush=True)
+    sent, read_by, lost, twice = judged()
+    print(f"{sent:,} rows were sent; read by each: {read_by}; lost: {lost}; twice: {twice}")
+    return 0 if not (lost or twice) and len(read_by) == 2 and all(read_by) else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--read"]:
+        read(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--application"]:
+        application(*sys.argv[2:])
+    else:
+        sys.exit(main())
