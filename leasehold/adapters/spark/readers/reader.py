@@ -24,7 +24,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
-from leasehold.adapters.consumer.runner import Schedule
+from leasehold.adapters.consumer.schedule import Schedule
 from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
