@@ -12,7 +12,7 @@ from attrs import Factory, define
 from fake_stream import Mortal, Stream
 from waiters import Clock
 
-from leasehold.adapters.consumer.runner import Step
+from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader

@@ -133,9 +133,9 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the waits after faults."""
-    monkeypatch.setattr("leasehold.adapters.consumer.runner.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("leasehold.adapters.consumer.runner.FAULT_SECONDS", 0.02)
-    monkeypatch.setattr("leasehold.adapters.consumer.runner.EXCLUDED_SECONDS", 0.05)
+    monkeypatch.setattr("leasehold.adapters.consumer.schedule.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.consumer.lease_readers.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_of_whom: 0.0)
     before = set(threading.enumerate())
     logging.disable(logging.CRITICAL)  # captured log records would keep half-created loops alive

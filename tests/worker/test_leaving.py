@@ -13,7 +13,9 @@ from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.runner import LeaseReaders, Runner, Schedule, ScheduledStep, ScheduleMessage
+from leasehold.adapters.consumer.lease_readers import LeaseReaders
+from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.consumer.schedule import Schedule, ScheduledStep, ScheduleMessage
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
@@ -124,7 +126,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
             broken.set()
             raise MemoryError
 
-    monkeypatch.setattr("leasehold.adapters.consumer.runner.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.0)
     monkeypatch.setattr(schedule, "_take", fail_once)
     ran = Ran(runner)
     assert ran.ended()

@@ -19,7 +19,9 @@ from virtual_fleet import FaultySource, FaultyStore, Kept, stream_of_five
 from waiters import until
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.runner import Runner, Schedule, Signal, run, stopping_on_signals
+from leasehold.adapters.consumer.pool import Signal
+from leasehold.adapters.consumer.runner import Runner, run, stopping_on_signals
+from leasehold.adapters.consumer.schedule import Schedule
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.handoffs import ParallelMap

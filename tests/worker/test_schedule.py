@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.consumer.runner import FAULT_SECONDS, STEP_FAULT_WAITS, Pool, Schedule
+from leasehold.adapters.consumer.pool import Pool
+from leasehold.adapters.consumer.schedule import FAULT_SECONDS, STEP_FAULT_WAITS, Schedule
 from leasehold_lab.simulator.world.tasks import Tasks, VirtualTime
 
 

@@ -13,7 +13,7 @@ from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.executors import Work
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.lease_reader import LeaseReader
-from leasehold.adapters.consumer.runner import Step
+from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.status import Status, group_status, lags_of, statuses_of
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.sources.protocol import Batch, Reader

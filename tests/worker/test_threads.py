@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from leasehold.adapters.consumer.runner import Pool, Signal
+from leasehold.adapters.consumer.pool import Pool, Signal
 from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, seconds
 
 

@@ -18,7 +18,8 @@ from threading import Condition, Thread
 
 from leasehold.adapters.consumer.exporting import exporting
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.runner import Runner, Step
+from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNow, HeldShard

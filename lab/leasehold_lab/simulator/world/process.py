@@ -10,7 +10,8 @@ from typing import Any
 from attrs import evolve
 
 from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling, Happening
-from leasehold.adapters.consumer.runner import Runner, Step
+from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding

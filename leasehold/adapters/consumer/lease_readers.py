@@ -1,0 +1,145 @@
+"""Reads all leases that one worker holds, and gives back those that cannot be read here.
+
+The worker calls `LeaseReaders.begin` with each lease that it has taken. This creates a `LeaseReader` and puts its step
+on the `Schedule`.
+
+1. A lease that is taken while the worker drains is released by its reader's first step.
+2. If the step of a reader has raised a few times in a row, or once while its lease is to be released anyway, the lease
+   is released and this worker does not take it again for a while: a lease must not be held without being read.
+"""
+
+import logging
+import math
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.executors import HandlerExecutor, ThreadExecutor
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import MemoryBudget
+from leasehold.adapters.consumer.schedule import STEP_FAULT_WAITS, Schedule, Step
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.renewing import RETRY_SECONDS
+from leasehold.adapters.worker.worker import Worker
+from leasehold.errors import StoreError
+from leasehold.stores.printable import escaped
+
+log = escaped(logging.getLogger("leasehold.runner"))
+
+FAULTS_MOST = len(STEP_FAULT_WAITS) + 1
+"""After this many consecutive faults of a step, with ten seconds of pauses in total, its lease is released."""
+
+EXCLUDED_SECONDS = 60.0
+
+OpenReading = Callable[[Worker, Holding, Handling], Step]
+"""Makes the step for a lease that this worker has taken."""
+
+
+class LeaseReaders:
+    """Reads all leases that one worker holds, as its `HoldingConsumer`.
+
+    Args:
+        worker: The worker.
+        handling: The handler and its policy.
+        readers: How many shards may be read at the same time.
+        memory_bytes: The memory for records that are not handled yet, of all shards together.
+        open_reading: Makes the step for a lease; None: a `LeaseReader`.
+        executor: Where handlers are called; None: in threads.
+        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
+        failed: Called with a fault from which the worker cannot recover.
+        end: Called with the reason if the worker must end.
+
+    Attributes:
+        taking: Whether the worker wants new leases. While it drains, a new lease is released by its first step.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        handling: Handling,
+        *,
+        readers: int,
+        memory_bytes: int,
+        open_reading: OpenReading | None,
+        executor: HandlerExecutor | None,
+        wall: Callable[[], float] | None,
+        failed: Callable[[BaseException], None],
+        end: Callable[[BaseException], None],
+    ) -> None:
+        self._worker, self._handling, self._open, self._wall, self._failed = (
+            worker,
+            handling,
+            open_reading,
+            wall,
+            failed,
+        )
+        self._scheduler, self.taking = worker.scheduler, True
+        self.schedule = Schedule(readers, self._scheduler, failed)
+        self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
+        limit = handling.most_calls
+        self.dispatcher = Dispatcher(
+            executor
+            or (ThreadExecutor(readers, failed=failed) if limit is None else ThreadExecutor(limit, limit, failed)),
+            again=self.schedule.wake,
+            end=end,
+            fatal=self._scheduler.fatal,
+        )
+
+    def begin(self, holding: Holding) -> None:
+        """Start reading this lease, which the worker has just taken.
+
+        This runs in the task that wrote the claim, so opening the shard is left to the first step.
+        """
+        try:
+            if not self.taking:
+                # A lease reader is still created, which releases the lease.
+                holding.ask_release()
+            if self._wall is not None and self._worker.store.capabilities.free_notes:
+                # If annotations are not free, each would cost a write and look like a renewal to other workers (C14).
+                holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
+            if self._open is not None:
+                step = self._open(self._worker, holding, self._handling)
+            else:
+                step = LeaseReader(self._worker, holding, self._handling, self.memory, self.dispatcher).step
+            self.schedule.add(holding.key, step, partial(self._instead, holding))
+        except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
+            self._failed(fault)
+
+    def release(self, holding: Holding) -> None:
+        """Wake the lease reader, because its lease is to be released or is lost."""
+        self.schedule.wake(holding.key)
+
+    def release_all(self) -> None:
+        """Finish the running batches and release all leases."""
+        for holding in self._worker.holdings:
+            holding.ask_release()
+            self.schedule.wake(holding.key)
+
+    def _instead(self, holding: Holding, faults: int) -> Step | None:
+        """Return a step that releases the lease, once its own step has failed too often (rule 2), or None.
+
+        If the lease is to be released anyway or is lost, one fault is enough.
+        """
+        if faults < FAULTS_MOST and not holding.releasing and not holding.lost.is_set():
+            return None
+
+        def let_go(_now: float) -> float:
+            if holding.lost.is_set():
+                return math.inf
+            # Must come before the release, otherwise this worker might take the lease right back and fail again.
+            self._worker.exclude(holding.key, EXCLUDED_SECONDS)
+            holding.ask_release()
+            try:
+                released = holding.release()
+            except StoreError as fault:
+                due = self._scheduler.clock() + RETRY_SECONDS
+                log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
+                return due
+            # If it was not released, its next owner withdrew its request, and the lease is still to go.
+            due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            log.error("lease %s cannot be read here and is released", holding.key)
+            return due
+
+        return let_go

@@ -1,0 +1,155 @@
+"""Runs work in a bounded number of tasks, and lets a task wait for a signal or a time."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from threading import Lock
+from typing import TypeVar
+
+from leasehold.adapters.worker.scheduler import Scheduler
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Signal:
+    """Ends the current wait, or the next one if no task waits yet."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._queue, self._given = scheduler.queue(), False
+
+    def set(self) -> None:
+        """End the wait."""
+        if not self._given:
+            self._given = True
+            self._queue.put(True)
+
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait for the signal, at most until this time, and reset it; return whether it was set."""
+        was_set = self._queue.get(until) is not None
+        # A `set` just before this line adds nothing to the queue. That is safe: the caller checks what changed only
+        # after this call.
+        self._given = False
+        return was_set
+
+
+class Pool:
+    """Runs work in a bounded number of tasks, each of which is started when it is first needed.
+
+    Args:
+        scheduler: Starts the tasks.
+        size: How many tasks may run at the same time.
+        name: The name of the tasks.
+        failed: Called with the exception if a task cannot be started or if work raises.
+        keep: How many idle tasks may wait for work before further ones end; None: as many as `size`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        size: int,
+        name: str,
+        failed: Callable[[BaseException], None],
+        *,
+        keep: int | None = None,
+    ) -> None:
+        self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
+        self._keep = keep
+        self._work, self._over, self._lock = scheduler.queue(), scheduler.queue(), Lock()
+        self._tasks = self._load = 0
+
+    def resize(self, size: int) -> None:
+        """Change the number of tasks; surplus tasks end after their current work."""
+        with self._lock:
+            self._size = size if self._size else 0  # a closed pool stays closed
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queue this work, or do it in the caller if not even one task can be started."""
+        with self._lock:
+            self._load += 1
+            # Must be counted before the task begins, otherwise two callers would start one too many.
+            add_task = self._tasks < min(self._load, self._size)
+            self._tasks += add_task
+        fault: RuntimeError | None = None
+        if add_task:
+            try:
+                self._scheduler.start(self._name, self._serve, self._failed)
+            except RuntimeError as error:
+                fault = error
+                with self._lock:
+                    self._tasks -= 1
+        self._work.put(work)
+        if not self._tasks:
+            self._serve(once=True)
+        if fault is not None:
+            self._failed(fault)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Return the results in the order of the items. Raises the first exception that occurred, once all are done."""
+        work = list(items)
+        if len(work) <= 1:
+            return [function(item) for item in work]
+        answers: dict[int, R] = {}
+        faults: list[BaseException] = []
+        wakeup, pending = Signal(self._scheduler), [*range(len(work))]
+
+        def apply(place: int) -> None:
+            try:
+                answers[place] = function(work[place])
+            except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
+                faults.append(fault)
+            pending.pop()
+            if not pending:
+                wakeup.set()
+
+        for place in range(len(work)):
+            self.submit(partial(apply, place))
+        wakeup.wait()
+        if faults:
+            raise faults[0]
+        return [answers[place] for place in range(len(work))]
+
+    def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
+        """Apply the function to each item without waiting: a request may stall for as long as its client waits."""
+
+        def alone(item: T) -> None:
+            try:
+                function(item)
+            except BaseException as fault:  # noqa: BLE001  no caller waits for the result
+                self._scheduler.unforeseen(self._name, fault)
+
+        for item in items:
+            self.submit(partial(alone, item))
+        return ()
+
+    def close(self, until: float) -> bool:
+        """End the tasks after their current work; return whether all have ended in time."""
+        with self._lock:
+            tasks, self._size = self._tasks, 0
+        for _ in range(tasks):
+            self._work.put(_END)
+        return all(self._over.get(until) for _ in range(tasks))
+
+    def _serve(self, *, once: bool = False) -> None:
+        counted = True  # whether `close` waits for this task to end
+        try:
+            while (work := self._work.get()) is not _END:
+                try:
+                    work()
+                except BaseException as fault:  # noqa: BLE001  this task must go on serving the queue
+                    self._failed(fault)
+                with self._lock:
+                    self._load -= 1
+                    # End if the remaining tasks suffice for the work there is. Once closed, every task is waited for.
+                    keep = self._size if self._keep is None else self._keep
+                    counted = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
+                    self._tasks -= not counted
+                if once or not counted:
+                    return
+        finally:
+            if counted and not once:
+                self._over.put(True)
+
+
+_END = object()
+"""Ends one task of a pool."""

@@ -1,0 +1,210 @@
+"""Calls the step of each lease reader when it is due, in a bounded pool of tasks.
+
+Every step returns when to call it next, so a thousand shards do not need a thousand threads.
+
+1. A step never runs twice at the same time.
+2. A successor under the same key begins only when its predecessor is over, so a lease that was lost and taken again has
+   only one handler running.
+3. A step that raises is called again, after growing pauses.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from attrs import define, frozen
+
+from leasehold.adapters.consumer.pool import Pool
+from leasehold.adapters.worker.scheduler import Queue, Scheduler
+
+Step = Callable[[float], float]
+"""Does one bounded piece of work at this time; returns when to be called again, or infinity for never."""
+
+FAULT_SECONDS = 5.0
+"""The pause after an error in the schedule's own task."""
+STEP_FAULT_WAITS = (1.0, 3.0, 6.0)
+"""The pauses after the first, second and later faults of a step. A brief fault costs one second of reading."""
+
+
+@define(eq=False)
+class ScheduledStep:
+    """A step on the schedule.
+
+    Attributes:
+        step: The step to call.
+        instead: Called after each fault with the number of consecutive faults; returns a step that replaces this one
+            from now on, or None.
+        due: When to call the step.
+        running: Whether the step is running.
+        woken: Whether it was woken since it was last begun.
+        faults: How many times in a row it has raised.
+        successor: The step that begins once this one is over.
+    """
+
+    step: Step
+    instead: Callable[[int], Step | None] | None = None
+    due: float = -math.inf
+    running: bool = False
+    woken: bool = False
+    faults: int = 0
+    successor: "ScheduledStep | None" = None
+
+
+@frozen
+class StepAdded:
+    """Call this step from now on."""
+
+    key: str
+    added: ScheduledStep
+
+
+@frozen
+class StepWoken:
+    """Call the step of this key immediately, or as soon as its current run ends."""
+
+    key: str
+
+
+@frozen
+class StepReturned:
+    """The step of this key has returned and is due again at this time."""
+
+    key: str
+    due: float
+
+
+@frozen
+class DrainAsked:
+    """A caller waits until no step is left."""
+
+    over: Queue
+
+
+@frozen
+class Closed:
+    """Begin no more steps."""
+
+
+ScheduleMessage = StepAdded | StepWoken | StepReturned | DrainAsked | Closed
+
+
+class Schedule:
+    """Calls each step when it is due.
+
+    One task (`_dispatch`) owns the state, and all others send it messages. No locks are needed, and a wake-up that
+    arrives while a step runs is not missed: whether it is queued before or after the step's return, it counts.
+
+    Args:
+        tasks: How many steps may run at the same time.
+        scheduler: Runs the tasks and provides the clock.
+        failed: Called if no task can be started or scheduling raised, because steps might then never be called.
+    """
+
+    def __init__(self, tasks: int, scheduler: Scheduler, failed: Callable[[BaseException], None]) -> None:
+        """Raises RuntimeError if no task can be started."""
+        self._scheduler, self._failed = scheduler, failed
+        self._messages, self._over = scheduler.queue(), scheduler.queue()
+        self._steps: dict[str, ScheduledStep] = {}
+        self._heap: list[tuple[float, str]] = []
+        self._drains: list[Queue] = []
+        self._closed = False
+        self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
+        scheduler.start("leasehold-schedule", self._dispatch, failed)
+
+    def add(self, key: str, step: Step, instead: Callable[[int], Step | None] | None = None) -> None:
+        """Begin this step immediately, or as soon as the present step under this key is over."""
+        self._messages.put(StepAdded(key, ScheduledStep(step, instead)))
+
+    def wake(self, key: str) -> None:
+        """Call the step again immediately, or as soon as its current run ends."""
+        self._messages.put(StepWoken(key))
+
+    def drain(self, until: float = math.inf) -> bool:
+        """Wait until no step is left; return False if that is not the case in time."""
+        drained = self._scheduler.queue()
+        self._messages.put(DrainAsked(drained))
+        return drained.get(until) is not None
+
+    def close(self, until: float = math.inf) -> bool:
+        """Begin no more steps; return False if the running ones do not end in time."""
+        self._closed = True
+        self._messages.put(Closed())
+        ended = self._over.get(until) is not None
+        return self._pool.close(until) and ended  # its tasks are to end even if that is later
+
+    def _dispatch(self) -> None:
+        heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf
+        while not self._closed:
+            try:
+                message = self._messages.get(max(not_before, heap[0][0]) if heap else math.inf)
+                if message is not None:
+                    self._take(message)
+                now = clock()
+                while heap and max(heap[0][0], not_before) <= now and not self._closed:
+                    due, key = heapq.heappop(heap)
+                    step = self._steps.get(key)
+                    # A step whose due time changed leaves its former entry in the heap, which is ignored here.
+                    if step is not None and step.due == due and not step.running:
+                        self._pool.submit(partial(self._run, key, step))
+                        # Must come after `submit`: if that raises, the step is not marked as running and can be woken.
+                        step.running, step.woken = True, False
+            except self._scheduler.fatal:
+                raise
+            except BaseException as fault:  # noqa: BLE001  no other task would call the steps, not even to release
+                # Pause, because an error that persists would fill the log.
+                not_before = clock() + FAULT_SECONDS
+                self._failed(fault)
+        self._over.put(True)
+
+    def _take(self, message: ScheduleMessage) -> None:
+        match message:
+            case StepReturned(key, due):
+                step = self._steps[key]
+                step.running = False
+                # A step that is over is not called again, even if it was woken meanwhile: its lease is left.
+                if due < math.inf:
+                    # If it was woken while running, it may have missed the change, so it is called again.
+                    step.due = -math.inf if step.woken else due
+                    heapq.heappush(self._heap, (step.due, key))
+                elif step.successor is not None:
+                    self._steps[key] = step.successor
+                    heapq.heappush(self._heap, (step.successor.due, key))
+                else:
+                    del self._steps[key]
+            case StepWoken(key) | StepAdded(key):
+                present = self._steps.get(key)
+                if isinstance(message, StepAdded):
+                    if present is None:
+                        present = self._steps[key] = message.added
+                    else:
+                        present.successor = message.added  # the present step, woken below, might wait for hours
+                if present is not None:
+                    present.woken, present.due = True, -math.inf
+                    heapq.heappush(self._heap, (present.due, key))
+            case DrainAsked(over):
+                self._drains.append(over)
+            case Closed():
+                pass
+            case _ as never:
+                assert_never(never)
+        if not self._steps:
+            # Checked after every message, because any step may be the last one that a drain waits for.
+            while self._drains:
+                self._drains.pop().put(True)
+
+    def _run(self, key: str, scheduled: ScheduledStep) -> None:
+        clock = self._scheduler.clock
+        try:
+            due, scheduled.faults = scheduled.step(clock()), 0
+        except BaseException as fault:  # noqa: BLE001  the shard must not stay unread after any exception
+            due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
+            scheduled.faults += 1
+            if scheduled.instead is not None and (replacement := scheduled.instead(scheduled.faults)) is not None:
+                # Permanently: a step that failed this often is not called for this lease again.
+                scheduled.step, scheduled.instead, due = replacement, None, clock()
+            self._messages.put(StepReturned(key, due))
+            self._scheduler.unforeseen(key, fault)
+        else:
+            self._messages.put(StepReturned(key, due))

@@ -1,0 +1,64 @@
+"""The stored digests of histories: a change that is meant to alter nothing must leave each of them as it is.
+
+After a change that is meant to alter some, `python -m leasehold_lab.simulator.digests --write
+tests/proving/digests.txt` stores them again, and the commit says what changed.
+"""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from leasehold_lab.simulator import digests
+from leasehold_lab.simulator.digests import digest, digests_of, first_difference, scenario_of, stored, trace
+from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.run import run
+
+STORED = Path(__file__).with_name("digests.txt")
+CHUNK = 50
+CHUNKS = [range(8), *(pytest.param(range(at, at + CHUNK), marks=pytest.mark.more) for at in range(0, 200, CHUNK))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seeds", CHUNKS, ids=str)
+def test_each_history_is_the_stored_one(seeds: range) -> None:
+    """No write, record or incident of a simulated fleet changes unnoticed."""
+    expected = stored(STORED)
+    assert dict(zip(seeds, digests_of(seeds), strict=True)) == {seed: expected[seed] for seed in seeds}
+
+
+def test_consecutive_seeds_have_every_layout_and_every_kind_of_consumer() -> None:
+    """All stores, both kinds of handlers and their paces occur among the stored digests."""
+    scenarios = [scenario_of(seed) for seed in range(digests.SEEDS)]
+    assert {(scenario.sessions, bool(scenario.swaps)) for scenario in scenarios} == {
+        (False, False),
+        (True, False),
+        (False, True),
+        (True, True),
+    }
+    assert {scenario.acknowledges for scenario in scenarios} == {"return", "late", "random", "never"}
+    assert {scenario.dated for scenario in scenarios} == {True, False}
+
+
+@pytest.mark.slow
+def test_one_event_less_is_another_digest_and_is_named() -> None:
+    """A difference is reported with the event at which it begins."""
+    with unlogged():
+        history = run(scenario_of(0))
+    before, whole = digest(history), list(trace(history))
+    gone = history.writes.pop(3)
+    assert digest(history) != before
+    found = first_difference(whole, trace(history)) or ""
+    assert f"{gone.t}, {gone.sent}" in found.splitlines()[1]
+    assert first_difference(whole, whole) is None
+
+
+@pytest.mark.slow
+def test_a_field_that_differs_is_another_digest() -> None:
+    """Digests contain every field of every event."""
+    with unlogged():
+        history = run(scenario_of(0))
+    before = digest(history)
+    history.events[0] = evolve(history.events[0], token=(history.events[0].token or 0) + 1)
+    assert digest(history) != before
