@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from socket import SHUT_RDWR, SHUT_WR, create_connection, create_server, socket
 from threading import Condition, Thread
 
@@ -43,8 +44,8 @@ class FaultyWire:
                     server = create_connection((HOST, self._to), CONNECT_SECONDS)
                     server.settimeout(None)
                     self._open |= {client, server}
-                    _begin(lambda pair=(client, server): self._pass_on(*pair, drips=False))
-                    _begin(lambda pair=(server, client): self._pass_on(*pair, drips=True))
+                    _begin(partial(self._pass_on, client, server, drips=False))
+                    _begin(partial(self._pass_on, server, client, drips=True))
 
     def close(self) -> None:
         """End all connections."""
