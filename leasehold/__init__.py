@@ -20,6 +20,7 @@ from leasehold.balancer import *  # noqa: F403  the seam, and the values it spea
 from leasehold.errors import (
     DeadLetterError,
     LeaseholdError,
+    NotWritten,
     OutcomeUnknown,
     ProducerError,
     RecordFailed,
@@ -52,6 +53,7 @@ __all__ = ["Delivery", "Record", "arun", "produce", "read", "run", "worker"]
 __all__ += [
     "DeadLetterError",
     "LeaseholdError",
+    "NotWritten",
     "OutcomeUnknown",
     "ProducerError",
     "RecordFailed",

@@ -39,6 +39,18 @@ class OutcomeUnknown(StoreError):
     """
 
 
+class NotWritten(OutcomeUnknown):
+    """Raised when the store responded that it cannot write now, for example because its disk is full.
+
+    Nothing was written. Trying again may help.
+
+    Examples:
+        >>> from leasehold.errors import NotWritten, OutcomeUnknown
+        >>> issubclass(NotWritten, OutcomeUnknown)  # callers that don't know it read again, which is never wrong
+        True
+    """
+
+
 class SourceError(LeaseholdError):
     """Raised when a source cannot be used: the stream does not exist, or credentials are wrong.
 

@@ -21,8 +21,8 @@ GENERATED = "_pb2.py"
 
 PUBLIC = {
     "leasehold": """
-    arun DeadLetterError Delivery LeaseholdError OutcomeUnknown produce ProducerError read Record RecordFailed
-    RecordLate run SourceError SourceUnavailable StoreError Trimmed worker WorkerError
+    arun DeadLetterError Delivery LeaseholdError NotWritten OutcomeUnknown produce ProducerError read Record
+    RecordFailed RecordLate run SourceError SourceUnavailable StoreError Trimmed worker WorkerError
     """,
     "leasehold.balancer": """
     Action at_timestamp births Claim Config Create Delete EventHubs HASH_KEYS HashRange

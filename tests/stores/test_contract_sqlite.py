@@ -10,7 +10,7 @@ import pytest
 from process_race import assert_one_winner_each
 
 from leasehold.balancer.model import Lease, Position
-from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
 from leasehold.stores.protocol import Listing, Lost, Malformed
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
@@ -161,7 +161,7 @@ def test_a_lock_that_is_never_released_is_an_unknown_outcome(
     impatient = SqliteStore(path)
     with sqlite3.connect(path) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(OutcomeUnknown, match="locked"):
+        with pytest.raises(NotWritten, match="locked"):
             impatient.write(CreateLease(Lease(KEY)))
     other.close()
     impatient.close()
@@ -172,7 +172,7 @@ def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(st
     """A full disk must not create owners of leases that the file does not contain."""
     lease = done(store.write(CreateLease(FULL)))
     store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more pages than now
-    with pytest.raises(OutcomeUnknown, match="full"):
+    with pytest.raises(NotWritten, match="full"):
         store.write(ClaimLease(lease, "ann", (("note", "x" * 100_000),)))
     assert store.get([KEY]) == (lease,)
     assert done(store.write(ClaimLease(lease, "ann"))).owner == "ann"

@@ -1,10 +1,13 @@
 """Claims that were applied without a response: the table names us as the owner, but no one reads."""
 
+import pytest
 from virtual_fleet import FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.writes import CreateLease
+from leasehold.errors import NotWritten, OutcomeUnknown
+from leasehold.stores.protocol import Outcome
+from leasehold.stores.writes import CreateLease, Write
 from leasehold_lab.simulator.world.world import ListSource
 
 
@@ -31,3 +34,31 @@ def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
     (holding,) = holdings.all
     holding.drop("taken")
     assert (holdings.all, holdings.unconfirmed) == ((), ())
+
+
+class FullStore(FaultyStore):
+    """A store that can be read, and whose writes raise `full` if it is set."""
+
+    full: type[OutcomeUnknown] | None = None
+
+    def write(self, write: Write) -> Outcome:
+        if self.full is not None:
+            raise self.full("the disk is full")
+        return super().write(write)
+
+
+@pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (OutcomeUnknown, 0)])
+def test_a_worker_takes_its_leases_again_soon_after_its_store_can_write(fault: type[OutcomeUnknown], held: int) -> None:
+    """A take that may still be applied is followed by a rest; one that was not written is not."""
+    clock, store = Clock(), FullStore()
+    for shard in four_shards():
+        store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
+    one = member(store, ListSource(four_shards()), clock)
+    one.run(30)
+    assert len(one.held) == 4
+    store.full = fault
+    one.run(65)
+    assert one.held == []
+    store.full = None
+    one.run(10)
+    assert len(one.held) == held

@@ -23,7 +23,7 @@ from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
-from leasehold.errors import StoreError, WorkerError
+from leasehold.errors import NotWritten, StoreError, WorkerError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import ClaimLease
@@ -73,6 +73,8 @@ class Holdings:
         self._unconfirmed: dict[str, Lease] = {}
         self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
+        self.not_written = False
+        """Whether the store could not write a take since the last look, so that the next look should come soon."""
         self.released: dict[str, Lease] = {}
         """Every lease that was held before and is not held now, as last written here."""
         self.dropped: set[str] = set()
@@ -154,14 +156,19 @@ class Holdings:
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
-    def not_answered(self, lease: Lease, begun: float, *, claimed: bool) -> None:
-        """Note that a write which takes this lease got no response.
+    def failed(self, fault: StoreError, lease: Lease, begun: float, *, claimed: bool) -> None:
+        """Note that a write which takes this lease failed.
 
         Args:
+            fault: The error.
             lease: The lease as it was seen.
             begun: When the write began.
             claimed: Whether it was a claim, which is repeated.
         """
+        if isinstance(fault, NotWritten):
+            # Nothing can be applied later, so there is no reason to rest.
+            self.not_written = True
+            return
         if claimed:
             self.mark_unconfirmed(lease)
         with self._lock:
@@ -180,6 +187,7 @@ class Holdings:
 
     def looked(self, leases: Iterable[Lease]) -> None:
         """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
+        self.not_written = False
         with self._lock:
             refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._ours(lease)]
             for lease in refuted:
@@ -224,7 +232,7 @@ class Holdings:
             alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
             self._duplicate_process = self._duplicate_process or alive
         except StoreError as fault:
-            self.not_answered(seen, begun, claimed=True)
+            self.failed(fault, seen, begun, claimed=True)
             log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
         return None
 

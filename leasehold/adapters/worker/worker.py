@@ -171,6 +171,7 @@ class Worker:
         self._cooldown = Cooldown()
         # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
+        self._retake = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
     @property
@@ -409,6 +410,11 @@ class Worker:
             soon.append(self._relist.next())
         else:
             self._relist.reset()
+        if self._holdings.not_written:
+            # The store can be read but not written. Once it can be, a lease should not wait for a whole cycle.
+            soon.append(self._retake.next())
+        else:
+            self._retake.reset()
         if self._recreated.beginning:
             # No worker holds the leases. If all rows were deleted, a worker that joins would create them after its wait
             # (L13).
@@ -543,7 +549,7 @@ class Worker:
                 return None
         except StoreError as fault:
             if isinstance(action, Claim | Steal):  # H4
-                self._holdings.not_answered(action.lease, begun, claimed=isinstance(action, Claim))
+                self._holdings.failed(fault, action.lease, begun, claimed=isinstance(action, Claim))
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )

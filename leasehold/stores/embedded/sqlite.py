@@ -23,7 +23,7 @@ from types import NoneType
 from typing import Any
 
 from leasehold.balancer.model import Lease
-from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
@@ -192,7 +192,8 @@ class SqliteStore:
                 sqlite3.SQLITE_READONLY,
             ):
                 raise StoreError(f"{self._path}: {error}; check the folder, the permissions and the table") from error
-            raise OutcomeUnknown(f"{self._path}: {error}") from error
+            written = error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN and error.sqlite_errorcode not in _NOT_WRITTEN
+            raise (OutcomeUnknown if written else NotWritten)(f"{self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
 
@@ -252,6 +253,10 @@ class SqliteStore:
         """Close the file."""
         with self._lock:
             self._connection.close()
+
+
+_NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+"""The errors with which a transaction was not committed: another process holds the lock, or the disk takes no more."""
 
 
 def _files(path: str) -> tuple[_Inode | None, ...]:
