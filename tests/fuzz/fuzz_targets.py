@@ -21,7 +21,6 @@ TRUSTED = {
     "adapters/consumer/events.py": "the time is the logging library's",
     "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
     "adapters/spark/processes.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
-    "adapters/report/progress.py": "Spark tells it of its own batches, in the same process",
     "stores/aws_calls/calls.py": "the address is one that boto3 has asked, and whose answer it has taken",
 }
 """Modules, below leasehold/ or lab/, that call a decoder and are not fuzzed; and why."""

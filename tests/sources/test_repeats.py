@@ -1,10 +1,10 @@
-"""Each record of a Spark sink is handed over once, in every order of attempts, crashes, reshards and restarts."""
+"""A Spark sink's records are dispatched once, in every order of attempts, crashes, reshards and restarts."""
 
 from collections import Counter
 from functools import partial
 from itertools import count
 from operator import mul
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from attrs import define, evolve, field
@@ -33,9 +33,9 @@ PARTS_OF_A_BATCH, ROWS = 2, 6
 
 @define(eq=False)
 class Shard:
-    """A shard of the stream, and how its reader stands: what it was handed over up to a place, and up to a checkpoint.
+    """A shard of the stream and its reader's state: records dispatched up to a position, and up to a checkpoint.
 
-    first, last  the keys that it takes
+    first, last  the range of its keys
     """
 
     name: str
@@ -51,12 +51,12 @@ class Shard:
     stored: tuple[int, int] = (0, 0)
 
     def takes(self, key: int) -> bool:
-        """Whether the key falls into it."""
+        """Return whether the key belongs to the shard."""
         return self.first <= key <= self.last
 
     @property
     def done(self) -> bool:
-        """Whether it is read to its end."""
+        """Whether the shard was read to its end."""
         return self.closed and self.checkpoint.ended
 
     @property
@@ -64,25 +64,25 @@ class Shard:
         return self.first * WIDTH, (self.last + 1) * WIDTH - 1
 
     def lease(self) -> Lease:
-        """As the table has it."""
+        """Return its lease as the table has it."""
         return Lease(self.name, checkpoint=self.checkpoint, hash_range=self.span)
 
 
 @define(eq=False)
 class Attempt:
-    """A task that writes the rows of a part: those that are not acknowledged are sent again, in order."""
+    """A task that writes the rows of a part and resends unacknowledged ones in order."""
 
     tags: list[Tag]
     keys: list[int]
     acked: set[int] = field(factory=set)
 
     def unit(self, shard: Shard, most: int) -> list[int]:
-        """The next rows for a shard that this attempt believes to be open, in order."""
+        """Return the next rows for a shard that this attempt believes to be open, in order."""
         return [row for row in range(len(self.tags)) if row not in self.acked and shard.takes(self.keys[row])][:most]
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is written."""
+        """Whether all rows are written."""
         return len(self.acked) == len(self.tags)
 
 
@@ -96,10 +96,10 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @initialize()
     def begins(self) -> None:
-        """Two shards, and the first batch."""
+        """Start with two shards and the first batch."""
         self.shards, self.names = [Shard("s0", 0, 3), Shard("s1", 4, KEYS - 1)], count(2)
         self.run, self.batch, self.editions = 1, 0, count()
-        self.attempts: list[Attempt] = []  # of any batch: some outlive theirs
+        self.attempts: list[Attempt] = []  # of any batch, since some outlive their batch
         self.written: dict[tuple[int, str], set[str]] = {}  # the editions of each part
         self.whole: dict[tuple[int, str], Attempt] = {}
         self.late: list[list[tuple[Tag, int]]] = []
@@ -122,9 +122,9 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data(), most=st.integers(1, 4), outcome=st.sampled_from(["acked", "unknown", "late"]))
     def sends(self, draw: st.DataObject, most: int, outcome: str) -> None:
-        """A unit lands and is acknowledged, lands without an answer, or lands later than what is sent next.
+        """Write a unit, acknowledged, without a response, or later than the next units.
 
-        Its writer may not know yet that the shard it is for was split or merged.
+        Its writer may not know yet that the target shard was split or merged.
         """
         attempt, meant = draw.draw(st.sampled_from(self.attempts)), draw.draw(st.sampled_from(self.shards))
         unit = attempt.unit(meant, most)
@@ -140,7 +140,7 @@ class SinksAndReaders(RuleBasedStateMachine):
     @precondition(lambda self: any(self.late))
     @rule(draw=st.data())
     def lands_late(self, draw: st.DataObject) -> None:
-        """What nobody waits for any more is written after all; of a misplaced aggregate the shard has its own."""
+        """Write a unit whose writer has stopped waiting; each shard keeps its own records of a misplaced aggregate."""
         records = self.late.pop(draw.draw(st.integers(0, len(self.late) - 1)))
         for shard in self.shards:
             if records and not shard.closed and shard.takes(records[0][1]):
@@ -148,14 +148,14 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def another_attempt(self, draw: st.DataObject) -> None:
-        """Spark runs a task again, or beside itself, with the same rows."""
+        """Run a task again with the same rows, after the first attempt or next to it, as Spark may."""
         old = draw.draw(st.sampled_from(self.attempts))
         if old.tags[0].batch == self.batch:
             self._attempt(old.tags[0].part, old.tags[0].edition, old.keys)
 
     @rule()
     def another_run(self) -> None:
-        """The query is killed and started again: the same rows; tasks of the former run may live on for a while."""
+        """Kill and restart the query with the same rows; tasks of the former run may continue for a while."""
         self.run += 1
         of_batch = {each.tags[0].part: each for each in self.attempts if each.tags[0].batch == self.batch}
         for part, each in of_batch.items():
@@ -163,7 +163,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def other_rows(self, draw: st.DataObject) -> None:
-        """The rows of a task come in another order than before: it is another edition."""
+        """Run a task again with its rows in another order, which makes another edition."""
         old = draw.draw(st.sampled_from(self.attempts))
         if old.tags[0].batch == self.batch and len(self.written[self.batch, old.tags[0].part]) < EDITIONS:
             self._attempt(old.tags[0].part, str(next(self.editions)), old.keys[::-1])
@@ -171,7 +171,7 @@ class SinksAndReaders(RuleBasedStateMachine):
     @precondition(lambda self: self.batch < 6)
     @rule()
     def next_batch(self) -> None:
-        """Once each part is written whole."""
+        """Start the next batch once each part is written completely."""
         complete = {each.tags[0].part: each for each in self.attempts if each.complete and self._now(each)}
         if len(complete) == PARTS_OF_A_BATCH:
             self.whole |= {(self.batch, part): each for part, each in complete.items()}
@@ -200,7 +200,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data(), most=st.integers(1, 8))
     def reads(self, draw: st.DataObject, most: int) -> None:
-        """A reader reads on, its parents first."""
+        """Read more records of a shard, if its parents are done."""
         self._read(draw.draw(st.sampled_from(self.shards)), most)
 
     def _read(self, shard: Shard, most: int) -> None:
@@ -220,7 +220,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def checkpoints(self, draw: st.DataObject) -> None:
-        """What was handed over is finished with."""
+        """Checkpoint what was dispatched."""
         self._checkpoint(draw.draw(st.sampled_from(self.shards)))
 
     def _checkpoint(self, shard: Shard) -> None:
@@ -233,7 +233,7 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def reader_restarts(self, draw: st.DataObject) -> None:
-        """Another worker goes on at the checkpoint, and what was handed over since is undone."""
+        """Resume at the checkpoint on another worker, and undo what was dispatched since."""
         shard = draw.draw(st.sampled_from(self.shards))
         if not shard.done:
             shard.read, handed = shard.stored
@@ -241,7 +241,7 @@ class SinksAndReaders(RuleBasedStateMachine):
             shard.had = None
 
     def teardown(self) -> None:
-        """The last batch is written whole, and everything read."""
+        """Write the last batch completely, read everything, and check that no row is lost, repeated or out of order."""
         for number in range(PARTS_OF_A_BATCH):
             attempt = next(
                 each for each in reversed(self.attempts) if self._now(each) and each.tags[0].part == str(number)
@@ -272,14 +272,14 @@ TestSinksAndReaders = SinksAndReaders.TestCase
 
 
 def test_a_short_tag_has_the_context_of_the_record_before() -> None:
-    """Without this a record in the middle of an aggregate would be taken for another's, and left out."""
+    """Records in the middle of an aggregate have short tags."""
     first = Tag("q", 1, 2, "0-0", "e", 7)
     values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
     assert tags_of(values) == [None, first, first._replace(row=8), None, None, Tag("x", 1, 2, "0", "e", 5, (10, 255))]
 
 
 def test_a_token_counts_from_its_place_on_and_not_before() -> None:
-    """Without this a lease that was set back, or moved by the Java KCL, would have records left out that nobody had."""
+    """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
     had, tag = Had(), Tag("q", 1, 0, "0", "e", 3)
     assert had.token == ""
     had.note(tag, Position("50", 2))
@@ -300,10 +300,10 @@ def test_a_token_counts_from_its_place_on_and_not_before() -> None:
 
 @pytest.mark.parametrize("run", [200, 50], ids=["later by number", "earlier by number"])
 def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The rows of a restored checkpoint come, whatever its run is called, and a warning says so."""
+    """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
     had = Had()
     had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
-    assert had.again(Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2"))  # a task that outlived its batch
+    assert had.again(Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2"))  # from a task that outlived its batch
     assert not caplog.records
     assert not had.again(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
     assert not had.again(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
@@ -312,7 +312,7 @@ def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCapt
 
 
 def test_rows_that_may_have_come_before_are_counted_once() -> None:
-    """Otherwise nobody would see how many duplicates a restored checkpoint may have brought."""
+    """The count shows how many duplicates a restored checkpoint may have caused."""
     had = Had()
     had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
@@ -323,13 +323,13 @@ def test_rows_that_may_have_come_before_are_counted_once() -> None:
 
 
 LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=40)
-"""Which of three runs writes next, whether it begins a batch, and whether the row is one that others have, too."""
+"""Which of three runs writes next, whether it begins a batch, and whether other runs have the same row."""
 
 
 @given(LIVE)
 @example([(0, False, False), (1, False, False), (1, True, False), (0, False, False)])
 def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple[int, bool, bool]]) -> None:
-    """A row is left out only if the same row of the same batch was had."""
+    """A row is left out only if the same row of the same batch was read before."""
     had, batches, rows, seen = Had(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
     for number, (run, begins, shared) in enumerate(steps, 1):
         if begins:
@@ -345,7 +345,7 @@ def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple
 
 
 def test_rows_of_a_former_run_are_left_out_once_a_later_run_has_written_them() -> None:
-    """A task that outlives its run brings nothing twice, also after the next run has begun another batch."""
+    """A task that outlives its run repeats no row, even after the next run has begun another batch."""
     had, former, later = Had(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
     assert not had.again(former, lambda: 0, Position("1"))
     assert had.again(later, lambda: 0, Position("2"))
@@ -356,8 +356,46 @@ def test_rows_of_a_former_run_are_left_out_once_a_later_run_has_written_them() -
     assert not had.again(former._replace(row=2), lambda: 0, Position("6"))
 
 
+class Chosen:
+    """Draws these values in turn, in place of hypothesis."""
+
+    def __init__(self, *values: object) -> None:
+        self._values = iter(values)
+
+    def draw(self, _strategy: object) -> Any:  # noqa: ANN401  whatever was chosen
+        return next(self._values)
+
+
+@pytest.mark.parametrize("first", ["0", "1"])
+def test_a_batch_that_is_killed_more_often_than_runs_are_remembered_repeats_no_row(first: str) -> None:
+    """What a forgotten run wrote is known to the runs that repeat its batch."""
+    machine = SinksAndReaders()
+    machine.begins()
+    machine.merges(cast("st.DataObject", Chosen(machine.shards[0])))
+    other = "1" if first == "0" else "0"
+    # Each run writes a row that is new, and is killed before its response.
+    for part, most in ((first, 1), *((other, most) for most in range(1, RUNS + 1))):
+        machine.another_run()
+        attempt = next(each for each in reversed(machine.attempts) if each.tags[0].part == part)
+        machine.sends(cast("st.DataObject", Chosen(attempt, machine.shards[-1])), most, "unknown")
+    machine.teardown()
+    assert not machine.untold
+    assert sum(len(shard.handed) for shard in machine.shards) == PARTS_OF_A_BATCH * ROWS
+
+
+def test_runs_that_are_forgotten_leave_their_rows_to_those_that_follow() -> None:
+    """The token of a batch that was killed many times contains each of its rows."""
+    had, runs = Had(), 3 * RUNS
+    tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
+    assert not any(had.again(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 1))
+    had = Had.of(Position(str(runs), token=had.token))
+    assert len(had.pieces[0][1]["q"]) == RUNS
+    assert all(had.again(tag._replace(run=runs, row=row), lambda: 0, Position("99")) for tag in tags for row in (0, 3))
+    assert not had.again(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
+
+
 def test_the_memory_of_repeats_is_bounded() -> None:
-    """Without this a stream with many writers would let checkpoints grow without end."""
+    """Checkpoints stay small for a stream with many writers."""
     had = Had()
     for number in range(QUERIES + 1):
         had.note(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
@@ -375,7 +413,7 @@ def test_the_memory_of_repeats_is_bounded() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
-    """Without this the child of a merge would leave out rows of one parent that only the other had."""
+    """The child of a merge leaves out a row only if it was read from the parent that has the row's key."""
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
         had = Had()
@@ -389,7 +427,7 @@ def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
 
 
 def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
-    """Without this a row that waited for one parent of a merge would be left out, behind a later one for the other."""
+    """A delayed row for one parent of a merge is kept although a later row for the other parent was read."""
     child = Had()
     assert not child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
     assert not child.again(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
@@ -397,14 +435,14 @@ def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
     child = Had.of(Position("9", token=child.token))
     assert child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
     assert not child.again(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
-    assert len(child.pieces) == 2  # the batch before is forgotten everywhere
+    assert len(child.pieces) == 2  # the previous batch is forgotten for all parents
 
 
 @given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
 @example("\r", False)
 @example("4294967296 ", True)
 def test_a_token_comes_out_as_its_source_made_it(own: str, carried: bool) -> None:
-    """Without this an offset that ends in white space would be another one after a checkpoint, or in a dead letter."""
+    """An offset is unchanged by a checkpoint or a dead letter, even if it ends in white space."""
     had = Had()
     had.again(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
     token = f"{own} {had.token}" if carried else own

@@ -15,7 +15,6 @@ from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.pipeline import Recipe
 from leasehold.adapters.spark.registration import address_of
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl
@@ -208,17 +207,6 @@ def test_a_schema_of_the_users_is_refused_at_once() -> None:
     made = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
     with pytest.raises(ValueError, match=r"^schema: the columns are data, streamName, .* leave out \.schema"):
         made.streamReader(StructType([StructField("data", StringType())]))
-
-
-def test_a_field_that_the_schema_lacks_is_refused_before_spark_starts() -> None:
-    """A pipeline with a wrong field does not start Java or take leases."""
-    schema = "at timestamp, place struct<x: int, y: decimal(3,2)>, delay: int"
-    Recipe("json", schema, "AT", by=("place.x",), values=("delay",)).check()
-    Recipe("json", "`at, or so` timestamp", "at, or so").check()
-    with pytest.raises(ValueError, match=r"^--time: 'when' is no field of --schema, which has at, delay, place$"):
-        Recipe("json", schema, "when").check()
-    with pytest.raises(ValueError, match=r"^--by: 'y' is no field"):
-        Recipe("json", schema, "at", by=("y",)).check()
 
 
 @pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])

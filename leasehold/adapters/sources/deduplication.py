@@ -29,7 +29,7 @@ R1. A row is a duplicate if a row of the same part and edition with the same or 
     wrote that row had already written all lower rows with this hash key, and attempts of one edition have the same
     rows.
 R2. A row is a duplicate if its batch is lower than the current batch of its run (by W2). When a run starts its next
-    batch, its rows of the previous batch are recorded for the other runs whose current batch that is.
+    batch, or is forgotten, its rows are recorded for the other runs whose current batch is the one that it leaves.
 R3. Any other row is new. Nothing is known about a part with another edition: its rows are kept, perhaps twice, so that
     no row is lost because another row had its number.
     If a run is new to the reader and its batch is lower than that of other runs, its user may have restored an older
@@ -125,13 +125,13 @@ class _RunSeen:
             if len(entries) > limit:
                 del entries[next(iter(entries))]
 
-    def begin(self, batch: int, others: Iterable["_RunSeen"]) -> None:
+    def hand_over(self, others: Iterable["_RunSeen"]) -> None:
+        """Record these rows for the other runs at the same batch, before this run forgets them or is forgotten."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
                     for edition, row in editions.items():
                         other.note(part, edition, row)
-        self.batch, self.parts = batch, {}
 
     def copy(self) -> "_RunSeen":
         return _RunSeen(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
@@ -158,7 +158,8 @@ def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
             del runs[number]  # R3
         own = _RunSeen(tag.batch)
     elif tag.batch > own.batch:
-        own.begin(tag.batch, [run for run in runs.values() if run is not own])
+        own.hand_over(run for run in runs.values() if run is not own)
+        own.batch, own.parts = tag.batch, {}
     if spans and own.batch == tag.batch:
         own.note(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
@@ -167,7 +168,7 @@ def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
             del runs[number]
         runs[tag.run] = own
         if len(runs) > RUNS:
-            del runs[next(iter(runs))]
+            runs.pop(next(iter(runs))).hand_over(runs.values())
 
 
 @define
