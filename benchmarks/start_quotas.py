@@ -18,7 +18,7 @@ from typing import Any
 from attrs import define, field
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.consumer.lifecycle import FAULT_WAITS
+from leasehold.adapters.consumer.reader_state import FAULT_WAITS
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.kinesis.source import PAGE, KinesisSource
 from leasehold.balancer.config import Config

@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
 from leasehold.adapters.consumer.executors import HandlerExecutor
 from leasehold.adapters.consumer.exporting import Meter, exporting
 from leasehold.adapters.consumer.handling import DeadLetter, Handler, Handling, by_key
-from leasehold.adapters.consumer.lifecycle import FAULT_WAITS
+from leasehold.adapters.consumer.reader_state import FAULT_WAITS
 from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
 from leasehold.adapters.consumer.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.inputs import (

@@ -10,7 +10,7 @@ from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.consumer.lease_reader import LeaseReader
-from leasehold.adapters.consumer.lifecycle import REJECTED_WAITS
+from leasehold.adapters.consumer.reader_state import REJECTED_WAITS
 from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.errors import SourceError
 from leasehold_lab.simulator.world.world import ShardRecords, records

@@ -23,13 +23,6 @@ from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import CreateLease, DeleteLease
 
-PARENT_WAITS = (1.0, 5.0)
-"""The first and the longest wait between two checks whether the parents of a shard are done, in seconds."""
-FAULT_WAITS = (0.2, 10.0)
-"""The shortest and the longest wait after a fault, in seconds."""
-REJECTED_WAITS = (0.5, 4.0)
-"""The shortest and the longest wait after a rejection that may pass by itself, in seconds."""
-
 
 class ReadingWorker(Protocol):
     """The part of a worker that a lease reader needs."""

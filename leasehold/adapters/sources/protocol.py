@@ -89,6 +89,22 @@ REJECTED_TRIES = 3
 """How many times a request is repeated after a TransientRejection before the rejection counts as permanent."""
 
 
+class Rejections:
+    """Decides which of several rejections in a row may pass by themselves."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def may_pass(self, fault: SourceError) -> bool:
+        """Note this rejection; return whether repeating the request may help."""
+        self._count += 1
+        return isinstance(fault, TransientRejection) and self._count <= REJECTED_TRIES
+
+    def reset(self) -> None:
+        """Note a response: the next rejection is the first one again."""
+        self._count = 0
+
+
 SETTLE_SECONDS = 5.0
 """How long after a time records that arrived before it may still appear: the clocks of a service's machines differ."""
 

@@ -33,13 +33,11 @@ from attrs import Factory, define, evolve, frozen
 from leasehold.adapters.consumer.cursor import Cursor, EndShard, OpenReader, ReadBatch, ShardPull, StoreCheckpoint
 from leasehold.adapters.consumer.handling import Measure
 from leasehold.adapters.consumer.lifecycle import (
-    FAULT_WAITS,
-    PARENT_WAITS,
-    REJECTED_WAITS,
     ReadingStart,
     ReadingWorker,
     end,
 )
+from leasehold.adapters.consumer.reader_state import FAULT_WAITS, PARENT_WAITS, REJECTED_WAITS
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.adapters.spark.available_now import ShardTip

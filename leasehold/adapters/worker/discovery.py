@@ -14,12 +14,11 @@ from attrs import evolve
 
 from leasehold.adapters.inputs import said_moment
 from leasehold.adapters.sources.protocol import (
-    REJECTED_TRIES,
     Identified,
+    Rejections,
     Selective,
     Several,
     Source,
-    TransientRejection,
     foreign_as_unavailable,
 )
 from leasehold.adapters.worker.holding import Holding
@@ -97,7 +96,7 @@ class Discovery:
         self.answered = False
         self._unread: frozenset[str] = frozenset()
         self._said: frozenset[str] = frozenset()
-        self._fault, self._rejections = "", 0
+        self._fault, self._rejections = "", Rejections()
         self.refused = False
         self.open_shards: int | None = None
         self.incarnation = ""
@@ -287,14 +286,14 @@ class Discovery:
             if present != self._bound and made_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
-            passing = isinstance(fault, SourceUnavailable) or self._may_pass(fault)
+            passing = isinstance(fault, SourceUnavailable) or self._rejections.may_pass(fault)
             # A rejection before any successful listing: a name or a permission is wrong, and waiting does not help.
             if not (self.answered or passing):
                 raise
             self.want()
             self._missed("the shards could not be listed", fault, passing=passing)
             return None
-        self._rejections = 0
+        self._rejections.reset()
         if self._bound and present != self._bound:
             raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
         self.incarnation = present
@@ -309,11 +308,6 @@ class Discovery:
         if before not in {"", self.incarnation}:
             self.want()  # the stream may have been recreated between the two calls, so these shards may be the old ones
         return shards
-
-    def _may_pass(self, fault: SourceError) -> bool:
-        """Return whether this rejection is of a kind that may pass, and one of the first few in a row."""
-        self._rejections += 1
-        return isinstance(fault, TransientRejection) and self._rejections <= REJECTED_TRIES
 
     def _missed(self, what: str, fault: SourceError, *, passing: bool) -> None:
         # If the reason may pass, the next look comes soon (C18).

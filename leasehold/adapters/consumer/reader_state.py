@@ -1,0 +1,284 @@
+"""Decides what the reader of one held lease does next, without I/O, a clock or a thread: events in, orders out.
+
+`ReaderState` is all that is known about the reading of one lease, from the wait for its parents to its release. A
+driver (`LeaseReader` for handlers, `ShardPrefetcher` for Spark) does what it orders and reports what happened. Its core
+is the `Cursor` with the four marks, `committed <= acknowledged <= delivered <= read`, and the cursor's table of orders
+decides once reading has begun. `ReaderState` adds what depends on time, on faults and on the kind of consumer:
+
+    state                what is ordered                       entered by                    left by
+    waits for parents    BeginReading, when due                the claim; parents_pending    began
+    reads and delivers   the cursor's order                    began                         rest, failed, rejected
+    rests                nothing but checkpoints and leaving   rest, failed, rejected        its time
+    is to be confirmed   as above, once the lease is renewed   batch_read, after a gap       lease_confirmed
+    final checkpoint     RequestFinalCheckpoint                a release; the delivered end  a withdrawn request
+    is gone              LeaveShard                            a lost lease
+
+The consumer's kind says how it acknowledges:
+
+    returns       A plain handler acknowledges by returning. Between two calls nothing is delivered and unacknowledged.
+    checkpoints   A handler that checkpoints by itself has finished with everything up to the lease's checkpoint, and is
+                  asked for a final one before the lease goes and at the end of the shard.
+    commits       Spark acknowledges by a commit, at any time and while other rows are delivered.
+
+Waits and faults:
+
+    event              effect
+    parents_pending    ask again after PARENT_WAITS, growing
+    failed             no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
+    rejected           rest for REJECTED_WAITS if the rejection may pass (`Rejections`), otherwise give the lease up
+    batch_read         read no earlier than the batch allows; a response ends a series of rejections
+    rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
+    checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
+
+No event but `began` and those of the cursor moves a mark, so every position that is stored was acknowledged.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from attrs import frozen
+
+from leasehold.adapters.consumer.cursor import Cursor, CursorOrder, OpenReader, ReadBatch, ReleaseAt
+from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.protocol import Batch, Rejections
+from leasehold.balancer.model import Position
+from leasehold.errors import SourceError
+
+PARENT_WAITS = (1.0, 5.0)
+"""The first and the longest wait between two checks whether the parents of a shard are done, in seconds."""
+FAULT_WAITS = (0.2, 10.0)
+"""The shortest and the longest wait after a fault, in seconds."""
+REJECTED_WAITS = (0.5, 4.0)
+"""The shortest and the longest wait after a rejection that may pass by itself, in seconds."""
+
+Acknowledging = Literal["returns", "checkpoints", "commits"]
+"""How a consumer acknowledges records."""
+
+
+@frozen
+class BeginReading:
+    """If the parents are done, find the start and open the first reader."""
+
+
+@frozen
+class RequestFinalCheckpoint:
+    """Ask the consumer for its final checkpoint: the lease is to go, or everything up to the shard's end was read."""
+
+    ended: bool
+
+
+ReaderOrder = CursorOrder | BeginReading
+
+
+class ReaderState:
+    """The state of the reading of one lease.
+
+    Args:
+        checkpoint: The lease's checkpoint.
+        uniform: Draws a number between two others, for waits after faults.
+        acknowledging: How the consumer acknowledges.
+
+    Attributes:
+        cursor: The four marks.
+        begun: Whether the parents are done and a first reader was opened.
+        rests_until: Until when nothing is read or delivered.
+        checkpoint_due: When the next checkpoint may be written.
+        final_requested: Whether the consumer was asked for its final checkpoint, or cannot be asked.
+        unconfirmed: Whether the lease must be renewed before anything is delivered, because another process could have
+            held the source's link meanwhile.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Position,
+        uniform: Callable[[float, float], float],
+        acknowledging: Acknowledging = "returns",
+    ) -> None:
+        self.cursor, self.acknowledging = Cursor(checkpoint), acknowledging
+        self.begun = self.final_requested = False
+        self.rests_until, self.checkpoint_due = -math.inf, 0.0
+        self._read_due, self.unconfirmed = -math.inf, False
+        self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
+        # Reset only by a response. If every step reset it, steps that send no request would make the retries endless.
+        self._rejections, self._rejected = Rejections(), Backoff(*REJECTED_WAITS, uniform)
+        # If the consumer checkpoints by itself: the furthest position that failed, and the waits before the end of the
+        # shard is requested again.
+        self._failed_at, self._ends = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
+
+    # Orders
+
+    def consumer_idle(
+        self, now: float, checkpoint: Position, *, lost: bool, leaving: bool
+    ) -> RequestFinalCheckpoint | ReleaseAt | None:
+        """Settle the marks while the consumer works on nothing; return what must come before any other order.
+
+        Args:
+            now: The time by the worker's clock.
+            checkpoint: The lease's checkpoint.
+            lost: Whether the lease is lost.
+            leaving: Whether the lease is to be released.
+        """
+        cursor = self.cursor
+        if self.acknowledging == "returns":
+            # Records that were delivered but not acknowledged are delivered again.
+            cursor.consumer_gone()
+        elif self.acknowledging == "checkpoints" and self.begun and not lost:
+            self.checkpointed(checkpoint)
+            if leaving or (cursor.delivered.ended and now >= self.rests_until):
+                if not self.final_requested:
+                    return RequestFinalCheckpoint(ended=not leaving)
+                self.final_requested = leaving  # ask again only if the next owner withdraws its request
+                return ReleaseAt(cursor.storable)
+        return None
+
+    def order(
+        self,
+        now: float,
+        *,
+        lost: bool,
+        leaving: bool,
+        expired: bool,
+        free: bool = True,
+        room: bool = True,
+    ) -> ReaderOrder:
+        """Return what to do next.
+
+        Args:
+            now: The time by the worker's clock.
+            lost: Whether the lease is lost.
+            leaving: Whether the lease is to be released, and no consumer is waited for.
+            expired: Whether the lease has expired by our own clock.
+            free: Whether the consumer can take rows now.
+            room: Whether more may be read.
+        """
+        rested = now >= self.rests_until
+        order = self.cursor.order(
+            lost=lost,
+            leaving=leaving,
+            expired=expired,
+            write=now >= self.checkpoint_due,
+            free=free and rested,
+            room=room and rested,
+        )
+        return BeginReading() if isinstance(order, OpenReader | ReadBatch) and not self.begun else order
+
+    # Events of the beginning
+
+    def parents_pending(self) -> float:
+        """Note that a parent is not done; return how long to wait before asking again."""
+        # The waits grow because a parent may take hours and each check reads rows of the table.
+        wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
+        return wait
+
+    def began(self) -> None:
+        """Note that the first reader is open."""
+        self.begun = True
+
+    # Events of reading
+
+    def batch_read(self, batch: Batch, now: float, renew_seconds: float) -> None:
+        """Note what a read brought, after its rows were kept and the cursor was told."""
+        self.answered(batch)
+        self._read_due = now + batch.wait_seconds
+        # While another process could hold the link, it could hold the lease, too. Only a renewal can rule that out.
+        self.unconfirmed = self.unconfirmed or batch.unlinked_seconds > renew_seconds
+
+    def answered(self, batch: Batch) -> None:
+        """Note that the source has responded, if it has: rejections before that are of the past."""
+        if batch.answered and not batch.fault:
+            self._rejections.reset()
+            self._rejected.reset()
+
+    def lease_confirmed(self) -> None:
+        """Note that the lease was renewed since the last read."""
+        self.unconfirmed = False
+
+    def failed(self, now: float) -> float:
+        """Note that the store or the source did not respond; return when to try again."""
+        return self.rest(now + self._faults.next())
+
+    def rejected(self, fault: SourceError, now: float) -> float | None:
+        """Note that the source rejected a request; return when to try again, or None if that will not help."""
+        # Only reading pauses: the lease can still be released in the meantime.
+        return self.rest(now + self._rejected.next()) if self._rejections.may_pass(fault) else None
+
+    def step_done(self) -> None:
+        """Note that a step had no fault."""
+        if self._faults.faults:
+            # Only after a step that succeeded, so that the waits grow for as long as the service fails.
+            self._faults.reset()
+
+    def rest(self, until: float) -> float:
+        """Neither read nor deliver before `until`; return it."""
+        self.rests_until = until
+        return until
+
+    def rest_until_read(self) -> float:
+        """Rest until the source may be read again; return that time."""
+        return self.rest(self._read_due)
+
+    # Events of the consumer
+
+    def passed(self, batch: Batch, piece_to: Position | None) -> bool:
+        """Note that the consumer or a dead letter has finished with a piece of the batch.
+
+        Args:
+            batch: The batch.
+            piece_to: Up to where the piece was read; None for the rest of the batch.
+
+        Returns:
+            Whether the whole batch is done.
+        """
+        cursor, end = self.cursor, batch.end
+        if piece_to is not None and end is not None and piece_to.order < end.order:
+            cursor.consumer_acknowledged(piece_to)
+            return False
+        # The source may have dropped records after the last one; these are finished with, too.
+        cursor.rows_delivered(cursor.read)
+        if self.acknowledging == "returns":
+            # When a plain handler returns, it has finished with the whole batch.
+            for reached in (end, batch.reached):
+                if reached is not None:
+                    cursor.consumer_acknowledged(reached)
+        return True
+
+    def checkpointed(self, checkpoint: Position) -> None:
+        """Treat everything up to the lease's checkpoint as acknowledged."""
+        if checkpoint.order <= self.cursor.delivered.order:
+            self.cursor.consumer_acknowledged(checkpoint)
+
+    def consumer_failed(self, at: Position) -> None:
+        """Note that the consumer failed on records up to `at`, and is to get them again."""
+        self._failed_at = max(self._failed_at, at.order)
+
+    @property
+    def past_failures(self) -> bool:
+        """Whether everything that has failed was delivered.
+
+        When a shard is read again from its checkpoint, batches that never failed come first.
+        """
+        return self.cursor.delivered.order >= self._failed_at
+
+    def end_missing(self) -> float:
+        """Note that the consumer did not checkpoint the shard's end; return how long to wait before asking again."""
+        return self._ends.next()
+
+    # Events of the checkpoint
+
+    def due_checkpoint(self, now: float) -> Position | None:
+        """Return the acknowledged position, if a write of it is due."""
+        return self.cursor.unstored if now >= self.checkpoint_due else None
+
+    def checkpoint_stored(self, to: Position | None, now: float, seconds: float, *, aligned: bool) -> None:
+        """Note that a checkpoint was written; the next one is due `seconds` later.
+
+        Args:
+            to: The position; None if the release will write it.
+            now: The time by the worker's clock.
+            seconds: The least time between two checkpoints.
+            aligned: Whether the checkpoints of all leases come due at the same time, because one write covers them all.
+        """
+        if to is not None:
+            self.cursor.checkpoint_stored(to)
+        self.checkpoint_due = (now // seconds + 1) * seconds if aligned and seconds > 0 else now + seconds

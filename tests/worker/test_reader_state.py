@@ -1,0 +1,240 @@
+"""What the reader of a lease does next, decided without I/O: each line of the tables at the head of the module."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.adapters.consumer.cursor import (
+    AwaitEvent,
+    DeliverRows,
+    EndShard,
+    LeaveShard,
+    OpenReader,
+    ReadBatch,
+    ReleaseAt,
+    StoreCheckpoint,
+)
+from leasehold.adapters.consumer.reader_state import (
+    FAULT_WAITS,
+    PARENT_WAITS,
+    REJECTED_WAITS,
+    Acknowledging,
+    BeginReading,
+    ReaderState,
+    RequestFinalCheckpoint,
+)
+from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
+from leasehold.errors import SourceError
+
+TEN, TWENTY, THIRTY = Position("10"), Position("20"), Position("30")
+HELD: dict[str, Any] = {"lost": False, "leaving": False, "expired": False}
+
+
+def state_of(acknowledging: Acknowledging = "returns") -> ReaderState:
+    """Return a state whose first reader is open at position 10, with the longest waits."""
+    state = ReaderState(TEN, lambda _low, high: high, acknowledging)
+    state.began()
+    state.cursor.reader_opened()
+    return state
+
+
+def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: float = 0.0) -> Batch:
+    """Have the state note a batch that ends at this position."""
+    read = Batch((), position, 0.0, 1.0, unlinked_seconds=gap)
+    state.cursor.batch_read(position)
+    state.batch_read(read, now, renew_seconds=3.0)
+    return read
+
+
+def test_reading_begins_once_the_parents_are_done_and_asks_less_and_less_often() -> None:
+    """The first order opens the shard, and a wait for parents grows to its limit."""
+    state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
+    assert state.order(0.0, **HELD) == BeginReading()
+    assert [state.parents_pending() for _ in range(5)] == [1.0, 2.0, 4.0, PARENT_WAITS[1], PARENT_WAITS[1]]
+    state.began()
+    assert state.order(0.0, **HELD) == OpenReader(TRIM_HORIZON)
+
+
+def test_nothing_is_read_or_delivered_while_the_state_rests_but_the_lease_can_leave_and_checkpoint() -> None:
+    """A wait holds up neither a release nor a checkpoint."""
+    state = state_of()
+    read_to(state, TWENTY)
+    assert state.rest(5.0) == 5.0
+    assert state.order(4.9, **HELD) == AwaitEvent()
+    assert state.order(4.9, **{**HELD, "leaving": True}) == ReleaseAt(TEN)
+    assert state.order(4.9, **{**HELD, "lost": True}) == LeaveShard()
+    assert state.order(5.0, **HELD) == DeliverRows()
+    state.cursor.rows_delivered(TWENTY)
+    state.cursor.consumer_acknowledged(TWENTY)
+    state.rest(9.0)
+    assert state.order(5.0, **HELD) == StoreCheckpoint(TWENTY)
+
+
+def test_a_batch_is_followed_by_its_own_wait() -> None:
+    """The source says when it may be read again."""
+    state = state_of()
+    read_to(state, TWENTY, now=7.0)
+    assert state.rest_until_read() == 8.0
+
+
+def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
+    """A service that keeps failing is asked less and less often."""
+    state = state_of()
+    waits = [state.failed(0.0) for _ in range(10)]
+    assert waits == sorted(waits)
+    assert (waits[0] < waits[-1], waits[-1]) == (True, FAULT_WAITS[1])
+    assert state.order(9.9, **HELD) == AwaitEvent()
+    state.step_done()
+    assert state.failed(0.0) == waits[0]
+
+
+def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() -> None:
+    """Only a response shows that a rejection has passed: steps that send no request do not count."""
+    state, fault = state_of(), TransientRejection("the token is new")
+
+    def tries() -> int:
+        return sum(state.rejected(fault, 0.0) is not None for _ in range(REJECTED_TRIES + 2))
+
+    assert tries() == REJECTED_TRIES
+    state.step_done()
+    state.answered(Batch((), None, None, 1.0, fault="no response"))
+    assert tries() == 0
+    state.answered(Batch((), None, 0.0, 1.0))
+    due = state.rejected(fault, 0.0)
+    assert due is not None
+    assert REJECTED_WAITS[0] <= due <= REJECTED_WAITS[1]
+    assert state_of().rejected(SourceError("no such stream"), 0.0) is None
+
+
+def test_a_lease_is_confirmed_after_a_gap_in_which_another_reader_could_have_had_the_link() -> None:
+    """A gap as long as a renewal is not forgotten by the next read."""
+    state = state_of()
+    unconfirmed = list[bool]()
+    for gap in (3.0, 3.1, 0.0):
+        read_to(state, TWENTY, gap=gap)
+        unconfirmed.append(state.unconfirmed)
+    state.lease_confirmed()
+    assert [*unconfirmed, state.unconfirmed] == [False, True, True, False]
+
+
+def test_a_plain_handler_gets_again_what_it_has_not_finished_with() -> None:
+    """Between two calls nothing is delivered and not acknowledged."""
+    state = state_of()
+    read_to(state, TWENTY)
+    state.cursor.rows_delivered(TWENTY)
+    assert state.consumer_idle(0.0, TEN, lost=False, leaving=False) is None
+    assert state.order(0.0, **HELD) == DeliverRows()
+
+
+def test_a_handler_that_checkpoints_has_finished_with_what_its_checkpoint_says() -> None:
+    """It is asked for a final checkpoint once, before its lease goes."""
+    state = state_of("checkpoints")
+    batch = read_to(state, THIRTY)
+    state.cursor.rows_delivered(THIRTY)
+    assert state.passed(batch, None)
+    assert state.cursor.acknowledged == TEN
+    assert state.consumer_idle(0.0, TWENTY, lost=False, leaving=False) is None
+    assert (state.cursor.acknowledged, state.cursor.delivered) == (TWENTY, THIRTY)
+    assert state.consumer_idle(0.0, TWENTY, lost=False, leaving=True) == RequestFinalCheckpoint(ended=False)
+    state.final_requested = True
+    assert state.consumer_idle(0.0, TWENTY, lost=False, leaving=True) == ReleaseAt(TWENTY)
+    assert state.consumer_idle(0.0, TWENTY, lost=True, leaving=True) is None
+
+
+def test_a_handler_that_checkpoints_is_asked_at_the_end_of_its_shard() -> None:
+    """The end of the shard is delivered before it can be acknowledged, and asking again has waits that grow."""
+    state = state_of("checkpoints")
+    read_to(state, SHARD_END)
+    state.cursor.rows_delivered(SHARD_END)
+    assert state.consumer_idle(0.0, TEN, lost=False, leaving=False) == RequestFinalCheckpoint(ended=True)
+    state.rest(state.end_missing())
+    assert state.consumer_idle(0.0, TEN, lost=False, leaving=False) is None
+
+
+def test_failures_are_past_once_everything_that_failed_was_delivered() -> None:
+    """Batches before the one that failed do not end its attempts."""
+    state = state_of("checkpoints")
+    read_to(state, THIRTY)
+    state.consumer_failed(TWENTY)
+    assert not state.past_failures
+    state.cursor.rows_delivered(TWENTY)
+    assert state.past_failures
+
+
+def test_the_next_checkpoint_is_due_after_a_pause_or_with_those_of_all_leases() -> None:
+    """Checkpoints of one write come due at the same time; one that a release will write moves no mark."""
+    state = state_of()
+    read_to(state, TWENTY)
+    state.cursor.rows_delivered(TWENTY)
+    state.cursor.consumer_acknowledged(TWENTY)
+    assert state.due_checkpoint(0.0) == TWENTY
+    state.checkpoint_stored(None, 7.0, 5.0, aligned=False)
+    assert (state.cursor.committed, state.checkpoint_due, state.due_checkpoint(11.9)) == (TEN, 12.0, None)
+    state.checkpoint_stored(TWENTY, 12.0, 5.0, aligned=True)
+    assert (state.cursor.committed, state.checkpoint_due) == (TWENTY, 15.0)
+    state.checkpoint_stored(TWENTY, 12.0, 0.0, aligned=True)
+    assert state.checkpoint_due == 12.0
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("read", "deliver", "pass", "fail", "drop", "reject", "rest", "gap", "checkpoint", "store")),
+        st.integers(1, 9),
+    ),
+    max_size=40,
+)
+FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving", "expired", "free", "room")})
+
+
+@given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, FACTS)
+def test_no_order_skips_a_record_whatever_has_happened(
+    acknowledging: Acknowledging, events: list[tuple[str, int]], facts: dict[str, bool]
+) -> None:
+    """Nothing is stored that was not acknowledged, and reading goes on where the rows in memory end."""
+    state, now, finished = state_of(acknowledging), 0.0, TEN
+    for event, number in events:
+        now += 0.5
+        cursor = state.cursor
+        match event:
+            case "read" if cursor.reader_open:
+                read_to(state, Position(str(int(cursor.read.sequence) + number)), now)
+            case "deliver":
+                cursor.rows_delivered(cursor.read)
+            case "pass" if cursor.out:
+                finished = max(finished, cursor.delivered, key=lambda position: position.order)
+                state.passed(Batch((), cursor.read, 0.0, 1.0), cursor.delivered)
+            case "checkpoint":
+                state.checkpointed(Position(str(int(cursor.acknowledged.sequence) + number)))
+            case "fail":
+                state.consumer_failed(cursor.read)
+                cursor.consumer_gone()
+                state.failed(now)
+            case "drop":
+                cursor.consumer_gone()
+                cursor.rows_dropped()
+            case "reject":
+                state.rejected(TransientRejection("soon"), now)
+            case "rest":
+                state.rest(now + number)
+            case "store" if (position := state.due_checkpoint(now)) is not None:
+                assert position.order <= cursor.acknowledged.order
+                state.checkpoint_stored(position, now, number, aligned=False)
+            case _:
+                pass
+        marks = [mark.order for mark in (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read)]
+        assert marks == sorted(marks)
+        state.consumer_idle(now, cursor.committed, lost=facts["lost"], leaving=facts["leaving"])
+        match order := state.order(now, **facts):
+            case StoreCheckpoint(position) | ReleaseAt(position):
+                assert position.order <= cursor.acknowledged.order
+            case OpenReader(position):
+                assert position == cursor.read
+            case DeliverRows() | ReadBatch():
+                assert [facts[name] for name in HELD] == [False, False, False]
+                assert now >= state.rests_until
+            case EndShard():
+                raise AssertionError(order)
+            case _:
+                pass
