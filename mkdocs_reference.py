@@ -6,7 +6,7 @@ A page of docs/ has a comment such as `<!-- made: worker options -->` at the pla
 import re
 from collections.abc import Callable, Iterable, Mapping
 from inspect import getdoc
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import attrs
 from mkdocs.config.defaults import MkDocsConfig
@@ -15,16 +15,15 @@ from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 from leasehold.adapters.cli.main import GROUPS, app
-from leasehold.adapters.consuming import Options
+from leasehold.adapters.inputs import dashed
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.producing import ProduceOptions
+from leasehold.adapters.options import Options, ProduceOptions, options_of
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
 from leasehold.stores import urls as stores
 
 MARK = re.compile(r"<!-- made: ([\w ]+) -->")
 _ENTRY = re.compile(r"^(\w+)  +(\S.*)$")
-_DEFAULT = re.compile(r"^(.*?)\s*\[([^\]]*)\]$", re.DOTALL)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -54,18 +53,23 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _type(hint: object) -> str:
-    names = [each.__name__ if isinstance(each, type) else str(each) for each in get_args(hint) or (hint,)]
-    return ", ".join(re.sub(r"\b(?:\w+\.)+(?=\w)", "", name) for name in names if name != "NoneType")
+    if get_origin(hint) is Literal:
+        return " or ".join(get_args(hint))
+    if get_origin(hint) is Callable:
+        return "function"
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name)
 
 
-def _typed(kind: type) -> str:
-    """Return the options of a TypedDict: its docstring has each with the default in brackets."""
-    hints, rows = get_type_hints(kind), list[tuple[str, ...]]()
-    for name, text in described(kind).items():
-        split = _DEFAULT.match(text)
-        meaning, default = (split[1], split[2]) if split else (text, "")
-        rows.append((f"`{name}`", _type(hints[name]), default, meaning))
-    return table(("option", "type", "default", "meaning"), rows)
+def _options(of: type) -> str:
+    """Return the options of a table, and which of them a command has."""
+    rows = list[tuple[str, ...]]()
+    for name, option in options_of(of).items():
+        default = option.unset or ("" if option.default is None else str(option.default))
+        flags = (option.flags or (dashed(name),)) if option.in_command else ("only in Python",)
+        shown = ", ".join(f"`{flag}`" if flag.startswith("--") else flag for flag in flags)
+        rows.append((f"`{name}`", shown, ", ".join(map(_type, option.types)), default, option.help))
+    return table(("option", "command line", "type", "default", "meaning"), rows)
 
 
 def _planner() -> str:
@@ -126,8 +130,8 @@ def _default(parameter: Any) -> str:  # noqa: ANN401  likewise
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    "worker options": lambda: _typed(Options),
-    "producer options": lambda: _typed(ProduceOptions),
+    "worker options": lambda: _options(Options),
+    "producer options": lambda: _options(ProduceOptions),
     "planner settings": _planner,
     "commands": _commands,
     "source urls": lambda: _schemes(sources._SCHEMES, "…"),  # noqa: SLF001  the table that URLs are read by

@@ -183,15 +183,18 @@ def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.usefixtures("planted")
-def test_a_worker_and_its_tools_leave_no_credential_anywhere(moto_url: str, tmp_path: Path) -> None:
+def test_a_worker_and_its_tools_leave_no_credential_anywhere(
+    moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Logs, events, metrics, the command line, rows and reports have readers who may not read the stream."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
     kinesis = boto3.client("kinesis", endpoint_url=moto_url, region_name="eu-west-1")
     kinesis.create_stream(StreamName="canaries", ShardCount=1)
     kinesis.put_record(StreamName="canaries", Data=b"x", PartitionKey="a")
     kinesis.close()
     options = f"region=eu-west-1&endpoint={moto_url}"
     table = f"dynamodb://canaries?{options}"
-    more = ["--from", "trim_horizon", "--log", "json", "--verbose", "--metrics", "console"]
+    more = ["--from", "trim_horizon", "--log", "json", "--verbose"]
     outputs = [*_consumed([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
     page = tmp_path / "report.html"
     for arguments in (

@@ -29,7 +29,8 @@ from leasehold.adapters.consumer.executors import HandlerExecutor, Work
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.consumer.runner import Runner, endings
 from leasehold.adapters.consumer.slices import SliceVerdict
-from leasehold.adapters.consuming import Consumption, Options, consumption
+from leasehold.adapters.consuming import Consumption, consumption
+from leasehold.adapters.options import Options, ProduceOptions
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.signals import forget_loop_handler, note_loop_handler
 from leasehold.adapters.sources.protocol import Source
@@ -41,7 +42,6 @@ from leasehold.stores.protocol import Store
 if TYPE_CHECKING:  # extras bring these
     from boto3 import Session
 
-    from leasehold.adapters.producing import ProduceOptions
     from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
@@ -229,7 +229,7 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     return Batches(source, leases, options)
 
 
-def produce(source: str, *, session: "Session | None" = None, **options: "Unpack[ProduceOptions]") -> "Producer":
+def produce(source: str, *, session: "Session | None" = None, **options: Unpack[ProduceOptions]) -> "Producer":
     """Open a producer, which keeps the records of each partition key in order.
 
     Use it in a `with` block, whose end drains it.

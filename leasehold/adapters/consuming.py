@@ -10,35 +10,35 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 
 from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
 from leasehold.adapters.consumer.executors import HandlerExecutor
-from leasehold.adapters.consumer.exporting import Meter, exporting
+from leasehold.adapters.consumer.exporting import exporting
 from leasehold.adapters.consumer.handling import DeadLetter, Handler, Handling, by_key
 from leasehold.adapters.consumer.reader_state import FAULT_WAITS
-from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
+from leasehold.adapters.consumer.runner import Runner, stopping_on_signals
 from leasehold.adapters.consumer.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.inputs import (
-    DURATION_LIMITS,
     MOMENT,
+    SETTING_LIMITS,
     checked_duration,
     checked_time,
     configuration_for,
     moment,
-    seconds_of,
     settings,
     start,
 )
 from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
+from leasehold.adapters.options import MIB, Options, checked, options_of
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
@@ -56,64 +56,6 @@ if TYPE_CHECKING:  # an extra brings it
 
 log = escaped(logging.getLogger("leasehold.consume"))
 
-MIB = 2**20
-
-Seconds = float | str
-"""A number of seconds or a duration such as `5m`."""
-
-
-class Options(TypedDict, total=False):
-    """The options of `leasehold consume`, by the same names; None stands for the default.
-
-    worker              this worker's id; keep it over restarts. [host-pid]
-    rules               kcl, kcl-rust, event-hubs or minimal. [minimal]
-    lease_seconds       seconds without a renewal after which a worker counts as dead. [10; hubs: 120]
-    initial_position    TRIM_HORIZON, LATEST, or a time: `2026-11-22T06:00Z`, `now-2h`. New leases only. [LATEST]
-    timestamp_ms        for AT_TIMESTAMP: milliseconds since 1970
-    until               read a slice, from `initial_position` up to this time, and end
-    if_recreated        where leases begin if the stream was created again under its name
-    set                 other settings of the planner, by name, or each as `name=value`
-    concurrency         keys of a batch at once, each in order; for `async def` handlers
-    attempts            how many times to try a batch. [5]
-    max_records         most records in a batch. [as many as one read brings]
-    threads             how many shards are read or handled at a time, each in a thread. [30]
-    dead_letter         where failing records go: file://…, s3://…, kinesis://…, or a function of (batch, error)
-    slow_seconds        log and count handlers that run longer than this. [60]
-    handler_seconds     give the lease up when one batch takes longer than this. [never]
-    checkpoint_seconds  least time between two checkpoints; 0: after every batch. [1]
-    late_checkpoints    if the shard moved while a batch was in progress, try to save its checkpoint anyway
-    drain_seconds       most time to finish and release when told to end. [30]
-    create              make the table if there is none. [yes]
-    wait                go on trying where stream or store do not answer at the start. [yes]
-    memory_mib          MiB for what is read and not handled yet, of all shards. [256]
-    metrics             none, console, otlp, or another exporter; or a meter of OpenTelemetry
-    to                  the store to which `leasehold swap` moves the leases while the workers read, as a URL
-    """
-
-    worker: str | None
-    rules: str | None
-    lease_seconds: Seconds | None
-    initial_position: str | datetime | Position | None
-    timestamp_ms: int | None
-    until: str | datetime | None
-    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None
-    set: Sequence[str] | Mapping[str, object] | None
-    concurrency: int | None
-    attempts: int | None
-    max_records: int | None
-    threads: int | None
-    dead_letter: str | DeadLetter | None
-    slow_seconds: Seconds | None
-    handler_seconds: Seconds | None
-    checkpoint_seconds: Seconds | None
-    late_checkpoints: bool | None
-    drain_seconds: Seconds | None
-    create: bool | None
-    wait: bool | None
-    memory_mib: int | None
-    metrics: str | Meter | None
-    to: str | None
-
 
 @frozen
 class Consumption:
@@ -126,11 +68,9 @@ class Consumption:
         config: The configuration of the rules.
         handling: The handler and its policy.
         cut: The slice to read; None: read without end.
-        to: The URL of the store to which `leasehold swap` moves the leases; None: no other store.
         function: The Lambda function that handles the records; None: the handler is no Lambda function.
+        options: All options by name, with defaults for those that were not given, and durations as seconds.
         sessions: The boto3 sessions with the credentials of source, leases and `to`; None: those of the URLs.
-
-    The other attributes are as in `Options`.
     """
 
     source: str | Source
@@ -139,14 +79,7 @@ class Consumption:
     config: Config
     handling: Handling
     cut: Slice | None
-    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None
-    create: bool
-    wait: bool
-    metrics: str | Meter | None
-    drain_seconds: float
-    memory_bytes: int
-    threads: int
-    to: str | None = None
+    options: Mapping[str, Any]
     function: LambdaFunction | None = None
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
@@ -166,17 +99,20 @@ class Consumption:
             store, source = self.leases, self.source
             if isinstance(store, str):
                 backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
-                limits: dict[str, Any] = {"create": self.create, "request_seconds": self.config.lease_seconds / 3}
+                limits: dict[str, Any] = {
+                    "create": self.options["create"],
+                    "request_seconds": self.config.lease_seconds / 3,
+                }
                 while isinstance(store, str):
                     try:
-                        if self.to is None:
+                        if (to := self.options["to"]) is None:
                             store = OneTableStore(open_store(store, session=self.sessions[1], **limits))
                         else:  # the leases may move to another table, so both are needed
-                            tables = open_tables(store, self.to, sessions=self.sessions[1:], **limits)
-                            store = SwapStore(tables, name_of(self.to))
+                            tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
+                            store = SwapStore(tables, name_of(to))
                     except OutcomeUnknown as fault:
                         # A running worker keeps trying; with `wait`, so does one that is starting.
-                        if not self.wait:
+                        if not self.options["wait"]:
                             raise
                         seconds = backoff.next()
                         log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
@@ -190,7 +126,8 @@ class Consumption:
                 self.function.reads(source)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
-            yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=self.if_recreated)
+            if_recreated = self.options["if_recreated"]
+            yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=if_recreated)
 
     def run(
         self,
@@ -214,16 +151,16 @@ class Consumption:
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
         """
-        if not self.wait:
+        if not self.options["wait"]:
             # A running worker keeps trying. Here the first error must end the start.
             worker.source.shards()
             worker.store.list()
-        metrics = self.metrics
+        metrics = self.options["metrics"]
         with exporting(metrics) if metrics is None or isinstance(metrics, str) else nullcontext(metrics) as meter:
             limits: dict[str, Any] = {
-                "drain_seconds": self.drain_seconds,
-                "memory_bytes": self.memory_bytes,
-                "readers": self.threads,
+                "drain_seconds": self.options["drain_seconds"],
+                "memory_bytes": self.options["memory_mib"] * MIB,
+                "readers": self.options["threads"],
             }
             if self.cut is not None:
                 return run_slice(worker, self.handling, meter=meter, executor=executor, begun=begun, **limits)
@@ -256,12 +193,12 @@ def consumption(
         TypeError: There is no such option.
         DeadLetterError: The dead letter cannot be opened.
     """
-    values: dict[str, Any] = _checked(options, named)
+    given, values = checked(Options, options, named)
     _check_ends(source, leases, named)
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
-    if (to := values.get("to")) is not None:
+    if (to := values["to"]) is not None:
         if not isinstance(leases, str):
             raise ValueError(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
@@ -269,28 +206,27 @@ def consumption(
         tables_apart(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = lambda_function(handler, load, values.get("handler_seconds", math.inf))
+        function = lambda_function(handler, load, given.get("handler_seconds", math.inf))
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
         source = _as_mapped(source, named("handler"))
     elif isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if (limit := values.get("concurrency")) is not None:
+    if (limit := values["concurrency"]) is not None:
         handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
-    handling = evolve(handling, **{name: values[name] for name in _HANDLING if name in values})
-    beginning = _beginning(values, named)
-    planning = {"rules": values.get("rules", "minimal"), "lease_seconds": values.get("lease_seconds")} | beginning
-    planner_options = settings(planning, values.get("set", ()), named("set"))
+    handling = evolve(handling, **{name: given[name] for name in _POLICY & given.keys()})
+    planning = {"rules": values["rules"], "lease_seconds": values["lease_seconds"], **_beginning(values, named)}
+    planner_options = settings(planning, values["set"] or (), named("set"))
     config = configuration_for(source if isinstance(source, str) else "", planner_options)
-    for name in settings({}, values.get("set", ()), named("set")).keys() & DURATION_LIMITS:
+    for name in settings({}, values["set"] or (), named("set")).keys() & SETTING_LIMITS:
         value = getattr(config, name, None) or getattr(config.rules, name)
-        if warning := checked_duration(name, value, f"{named('set')} {name}"):
+        if warning := checked_duration(SETTING_LIMITS[name], value, f"{named('set')} {name}"):
             log.warning("%s", warning)
-    dead_letter = values.get("dead_letter")
+    dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
         dead_letter = dead_letter_of(dead_letter, source, leases, named)
     cut = None
-    if (until := values.get("until")) is not None:
+    if (until := values["until"]) is not None:
         try:
             until_ms = moment(_text(until), time.time())
         except (ValueError, AttributeError):
@@ -299,18 +235,11 @@ def consumption(
     return Consumption(
         source=source,
         leases=leases,
-        me=values.get("worker") or worker_id(),
+        me=values["worker"] or worker_id(),
         config=config,
         handling=handling if dead_letter is None else evolve(handling, dead_letter=dead_letter),
         cut=cut,
-        if_recreated=values.get("if_recreated"),
-        create=values.get("create", True),
-        wait=values.get("wait", True),
-        metrics=values.get("metrics"),
-        drain_seconds=values.get("drain_seconds", DRAIN_SECONDS),
-        memory_bytes=values.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
-        threads=values.get("threads", READERS),
-        to=to,
+        options=values,
         function=function,
     )
 
@@ -346,58 +275,19 @@ def worker_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
 
-# The options, one by one
-
-_KINDS = get_type_hints(Options)
-OPTIONS = tuple(_KINDS)
-_DURATIONS = {name for name, kind in _KINDS.items() if kind == (Seconds | None)}
-_COUNTS = {name for name, kind in _KINDS.items() if kind == (int | None)}
-_FLAGS = {name for name, kind in _KINDS.items() if kind == (bool | None)}
-_TEXTS = {name for name, kind in _KINDS.items() if kind == (str | None)}
-_HANDLING = (
-    "attempts",
-    "max_records",
-    "slow_seconds",
-    "handler_seconds",
-    "checkpoint_seconds",
-    "late_checkpoints",
-)
-"""The options that are fields of `Handling`, which defines their defaults."""
+# The options that need more than their table
 
 
-def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
-    """Return the options that are set, with durations as seconds."""
-    checked: dict[str, Any] = {}
-    for name, value in options.items():
-        if name not in _KINDS:
-            raise TypeError(f"{name}: there is no such option{did_you_mean(name, _KINDS)}")
-        if value is None:
-            continue
-        if name in _DURATIONS:
-            checked[name] = seconds_of(value, named(name))
-            if warning := checked_duration(name, checked[name], named(name)):
-                log.warning("%s", warning)
-            continue
-        if name in _COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{named(name)}: {value!r} is no whole number above 0")
-        if name in _FLAGS and not isinstance(value, bool):
-            raise ValueError(f"{named(name)}: {value!r} is neither True nor False")
-        if name in _TEXTS and not isinstance(value, str):
-            raise ValueError(f"{named(name)}: {value!r} is no text")
-        if name == "metrics" and not isinstance(value, str) and not callable(getattr(value, "create_counter", None)):
-            raise ValueError(f"{named(name)}: {value!r} is neither the name of an exporter nor a meter")
-        checked[name] = value
-    if (restart := checked.get("if_recreated", "LATEST")) not in {"TRIM_HORIZON", "LATEST"}:
-        raise ValueError(f"{named('if_recreated')}: {restart!r} is neither TRIM_HORIZON nor LATEST")
-    return checked
+_POLICY = options_of(Options).keys() & fields_dict(Handling).keys() - {"dead_letter"}
+"""The options that replace fields of `Handling` as they are."""
 
 
-def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
-    position, option = given.get("initial_position", "LATEST"), named("initial_position")
+def _beginning(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    position, option = values["initial_position"], named("initial_position")
     if not isinstance(position, Position):
         if not isinstance(position, str | datetime):
             raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
-        position = start(_text(position), given.get("timestamp_ms"), time.time(), option, named("timestamp_ms"))
+        position = start(_text(position), time.time(), option)
     elif position.sequence == "AT_TIMESTAMP":
         checked_time(position.sub, option)
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}

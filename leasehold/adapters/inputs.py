@@ -83,25 +83,20 @@ class DurationLimits:
     consequence: str = ""
 
 
-DURATION_LIMITS = {
+SETTING_LIMITS = {
     "lease_seconds": DurationLimits(1.0, 300.0, "the shards of a worker that dies stay unread for that long"),
-    "slow_seconds": DurationLimits(0.0, 86400.0, "a handler that hangs is not logged before that"),
-    "handler_seconds": DurationLimits(0.01),
-    "checkpoint_seconds": DurationLimits(0.0, 3600.0, "a worker that dies repeats what it handled in that time"),
-    "drain_seconds": DurationLimits(0.0, 3600.0, "a worker that is told to end may take that long"),
     "cycle_seconds": DurationLimits(0.05, 600.0, "the shards of a worker that dies may stay unread for that long"),
     "renew_seconds": DurationLimits(0.05, 200.0, "a lease that is not renewed in time goes to another worker"),
     "grace_seconds": DurationLimits(0.0, 3600.0, "a lease that was given up waits that long for a worker that joins"),
-    "time_to_live": DurationLimits(0.001, 86400.0, "a record that cannot be written counts as late only after that"),
 }
-"""The limits of the options that are durations. 0 is allowed if no wait depends on it."""
+"""The limits of the planner's settings that are durations. 0 is allowed if no wait depends on it."""
 
 
-def checked_duration(option: str, seconds: float, named: str) -> str:
-    """Check the seconds of an option against `DURATION_LIMITS`.
+def checked_duration(limits: DurationLimits, seconds: float, named: str) -> str:
+    """Check the seconds of an option against its limits.
 
     Args:
-        option: The name of the option.
+        limits: The limits of the option.
         seconds: Its value.
         named: The option as its user writes it.
 
@@ -111,7 +106,6 @@ def checked_duration(option: str, seconds: float, named: str) -> str:
     Raises:
         ValueError: The value is below the option's limit.
     """
-    limits = DURATION_LIMITS[option]
     if not seconds >= limits.least:
         raise ValueError(f"{named}: {seconds:g} s is less than {limits.least:g} s; a bare number is in seconds")
     if limits.usual < seconds < math.inf:
@@ -204,26 +198,20 @@ def checked_time(milliseconds: int, option: str) -> int:
     )
 
 
-def start(text: str, timestamp_ms: int | None, now: float, field: str, beside: str = "--timestamp-ms") -> Position:
-    """Return the initial position: TRIM_HORIZON, LATEST or a time, which may also be given as `timestamp_ms`.
+def start(text: str, now: float, field: str) -> Position:
+    """Return the initial position: TRIM_HORIZON, LATEST or a time.
 
     Args:
         text: The position as the user writes it.
-        timestamp_ms: The time for AT_TIMESTAMP, in milliseconds since 1970.
         now: The present time in seconds since 1970.
-        field: The name of the option `text`, for error messages.
-        beside: The name of the option `timestamp_ms`, for error messages.
+        field: The name of the option, for error messages.
 
     Raises:
         ValueError: An option is wrong; the message names it.
     """
     name = named(text)
     if name == "AT_TIMESTAMP":
-        if timestamp_ms is None:
-            raise ValueError(f"{field}: AT_TIMESTAMP wants {beside}; or write the time itself, {MOMENT}")
-        return at_timestamp(checked_time(timestamp_ms, beside))
-    if timestamp_ms is not None:
-        raise ValueError(f"{beside}: it goes with AT_TIMESTAMP, and only with it")
+        raise ValueError(f"{field}: in place of AT_TIMESTAMP write the time itself, {MOMENT}")
     if name in {"TRIM_HORIZON", "LATEST"}:
         return Position(name)
     try:

@@ -16,7 +16,8 @@ from written import writes_noted
 
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.steer import multilang
-from leasehold.adapters.consuming import Consumption, Options
+from leasehold.adapters.consuming import Consumption
+from leasehold.adapters.options import Options
 
 if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))

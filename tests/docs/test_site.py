@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from attrs import fields_dict
@@ -15,9 +15,8 @@ from pages import ROOT
 from leasehold import adapters, balancer, errors, stores
 from leasehold.adapters.cli.main import COMMANDS
 from leasehold.adapters.consumer.status import NUMBERS
-from leasehold.adapters.consuming import Options
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.producing import ProduceOptions
+from leasehold.adapters.options import Options, ProduceOptions, options_of
 from leasehold.adapters.sources import urls as source_urls
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.config import Config
@@ -104,7 +103,7 @@ REFERENCE = {
     "errors": ("reference", [f'id="leasehold.errors.{each.__name__}"' for each in RAISED]),
     "options": (
         "options",
-        [f"<code>{name}</code>" for name in {**get_type_hints(Options), **get_type_hints(ProduceOptions)}],
+        [f"<code>{name}</code>" for table in (Options, ProduceOptions) for name in options_of(table)],
     ),
     "settings": ("options", [f"<code>{name}</code>" for name in SETTINGS]),
     "commands": ("command-line", [f'id="leasehold-{name}"' for name in COMMANDS]),

@@ -7,8 +7,7 @@ import pytest
 from pages import ROOT
 
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consuming import Options
-from leasehold.adapters.producing import ProduceOptions
+from leasehold.adapters.options import Options, ProduceOptions, options_of
 
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
@@ -20,13 +19,13 @@ ONLY_OF_HANDLING = {"bench_seconds", "most_wait_seconds", "least_wait_seconds"}
 def test_settings_of_a_producer_are_options_of_produce() -> None:
     """The table of settings lists every option of `leasehold.produce`, and no other name."""
     table = (DOCS / "producing.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*get_type_hints(ProduceOptions)]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*options_of(ProduceOptions)]
 
 
 def test_seconds_that_the_page_of_handlers_names_are_options() -> None:
     """Every `…_seconds` on the page can be given to `leasehold.run`, or is named as a field of Handling."""
     named = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
-    assert named - {*get_type_hints(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
+    assert named - {*options_of(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
     assert {each for each in ONLY_OF_HANDLING if each in named} <= {*get_type_hints(Handling)}
 
 

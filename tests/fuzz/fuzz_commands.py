@@ -59,7 +59,7 @@ def _duration(text: str) -> None:
 
 
 def _moment(text: str) -> None:
-    said(start(text, None, NOW, "--to"))
+    said(start(text, NOW, "--to"))
     assert text.strip()[:1].isalpha() or said_moment(moment(text, NOW)).endswith("Z")
 
 

@@ -2,13 +2,14 @@
 
 import logging
 import math
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from attrs import fields
 
-from leasehold.adapters.consuming import Options, Seconds, consumption
-from leasehold.adapters.inputs import DURATION_LIMITS, checked_duration, dashed
+from leasehold.adapters.consuming import consumption
+from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, dashed
+from leasehold.adapters.options import Options, ProduceOptions, options_of
 from leasehold.balancer.config import RULE_SETS, Config
 
 SET = {
@@ -25,10 +26,17 @@ def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own t
     consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, dashed)  # type: ignore[arg-type]
 
 
-def test_every_duration_has_limits() -> None:
-    """A new option that is a duration must define its plausible values."""
-    durations = {name for name, kind in get_type_hints(Options).items() if kind == (Seconds | None)}
-    assert durations | SET | {"time_to_live"} == set(DURATION_LIMITS)
+LIMITS = SETTING_LIMITS | {
+    name: option.limits
+    for table in (Options, ProduceOptions)
+    for name, option in options_of(table).items()
+    if option.limits is not None
+}
+
+
+def test_every_duration_of_the_planner_has_limits() -> None:
+    """A new setting that is a duration must define its plausible values."""
+    assert set(SETTING_LIMITS) == SET
 
 
 @pytest.mark.parametrize("name", sorted(SET))
@@ -39,7 +47,7 @@ def test_a_setting_is_checked_as_its_option_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """`--set lease_seconds=10000` and Python's `set={"lease_seconds": 10000}` warn once."""
-    limits = DURATION_LIMITS[name]
+    limits = SETTING_LIMITS[name]
 
     def given(seconds: float) -> dict[str, Any]:
         return {"set": [f"{name}={seconds}"] if as_text else {name: seconds}}
@@ -48,27 +56,29 @@ def test_a_setting_is_checked_as_its_option_is(
         consumed(**given(limits.usual))
         assert caplog.messages == []
         consumed(**given(limits.usual + 1))
-    assert caplog.messages == [checked_duration(name, limits.usual + 1, f"--set {name}")]
+    assert caplog.messages == [checked_duration(limits, limits.usual + 1, f"--set {name}")]
     if limits.least:
         with pytest.raises(ValueError, match=f"^--set {name}: .* s is less than {limits.least:g} s"):
             consumed(**given(limits.least / 2))
 
 
-@pytest.mark.parametrize("option", DURATION_LIMITS)
+@pytest.mark.parametrize("option", LIMITS)
 def test_a_duration_is_refused_below_its_least_and_warned_of_above_what_is_usual(option: str) -> None:
     """Both limits themselves are accepted without a warning."""
-    limits = DURATION_LIMITS[option]
-    assert checked_duration(option, limits.least, option) == ""
+    limits = LIMITS[option]
+    assert checked_duration(limits, limits.least, option) == ""
     with pytest.raises(ValueError, match=f"^{option}: .* s is less than {limits.least:g} s"):
-        checked_duration(option, math.nextafter(limits.least, -1), option)
+        checked_duration(limits, math.nextafter(limits.least, -1), option)
     if limits.usual < math.inf:
-        assert checked_duration(option, limits.usual, option) == ""
-        warning = checked_duration(option, limits.usual * 1.001, f"--{option}")
+        assert checked_duration(limits, limits.usual, option) == ""
+        warning = checked_duration(limits, limits.usual * 1.001, f"--{option}")
         assert warning.startswith(f"--{option} is ")
         assert "in seconds" in warning
-    assert checked_duration(option, math.inf, option) == ""
+    assert checked_duration(limits, math.inf, option) == ""
 
 
 def test_a_lease_of_the_kcls_ten_thousand_is_taken_for_milliseconds() -> None:
     """`failoverTimeMillis = 10000` copied into `lease_seconds` would leave a dead worker's shards unread for hours."""
-    assert "the KCL's settings are in milliseconds" in checked_duration("lease_seconds", 10_000, "--lease-seconds")
+    assert "the KCL's settings are in milliseconds" in checked_duration(
+        LIMITS["lease_seconds"], 10_000, "--lease-seconds"
+    )

@@ -21,7 +21,7 @@ from waiters import until
 
 import leasehold
 from leasehold import Delivery, Record
-from leasehold.adapters.consuming import Options, consumption, load
+from leasehold.adapters.consuming import consumption, load
 from leasehold.adapters.lambda_handlers import (
     FunctionSettings,
     LambdaFunction,
@@ -30,6 +30,7 @@ from leasehold.adapters.lambda_handlers import (
     first_failed,
     function_settings,
 )
+from leasehold.adapters.options import Options
 from leasehold.adapters.sources.dynamodb_streams import record_of
 from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records

@@ -9,7 +9,8 @@ import pytest
 import leasehold
 from leasehold import Lease, Position
 from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint
-from leasehold.adapters.consuming import OPTIONS, consumption
+from leasehold.adapters.consuming import consumption
+from leasehold.adapters.options import Options, options_of
 from leasehold.stores import AnnotateLease, CheckpointLease, ClaimLease, CreateLease, ReleaseLease, open_store
 
 STRANGE: list[Any] = [None, b"x", 7, 1.5, float("nan"), 10**400, True, "\ud800", ["x"], {}, object()]
@@ -24,7 +25,7 @@ FINE: dict[str, Any] = {
     "drain_seconds": (int, float),
 }
 """The types of options for which some of the strange values are valid."""
-COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads", "timestamp_ms"}
+COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads"}
 FLAGS = {"create", "late_checkpoints", "wait"}
 
 
@@ -47,7 +48,7 @@ def test_a_source_or_store_of_the_wrong_type_is_refused_by_name(argument: str, v
         leasehold.read(arguments["source"], leases=arguments["leases"])
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", options_of(Options))
 def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
     """No option accepts a value of another type, and none raises any other error."""
     for value in strange(option):

@@ -23,7 +23,7 @@ from virtual_fleet import FaultyStore, four_shards
 
 import leasehold
 from leasehold.adapters.consumer.handling import DeadLetter, Handler
-from leasehold.adapters.consuming import Options
+from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records

@@ -1,9 +1,8 @@
 """`leasehold consume`: runs one or more workers of a fleet from the command line."""
 
 import logging
-import math
 import sys
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, Unpack
 
 import typer
 
@@ -11,13 +10,13 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.start_lines import start_lines
 from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
-from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Handling
-from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, endings
-from leasehold.adapters.consuming import MIB, OPTIONS, Options, consumption, worker_id
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.runner import endings
+from leasehold.adapters.consuming import Consumption, consumption, worker_id
 from leasehold.adapters.inputs import dashed
-from leasehold.adapters.json_form import RULES
+from leasehold.adapters.options import Options
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
 
@@ -34,8 +33,8 @@ or returns anything else, the batch is handed over again after a growing wait, u
 here, says so, and its lease is released for another worker to try. Nothing is skipped, unless `--dead-letter` takes it:
 then the batch is handed over in halves, in order and without waits, until the records that fail are found; these alone
 go to the dead letter, and the shard goes on. `leasehold replay` hands them over again. A letter that cannot be written
-stops the shard. A handler at work for longer than `--slow-seconds` is said; beyond `--handler-seconds` its lease is
-released likewise.
+stops the shard. A handler at work for longer than a minute is said; beyond `--handler-seconds` its lease is released
+likewise.
 
 `--handler lambda:app.handler` calls an AWS Lambda function with the events of an event source mapping, one call at a
 time; `lambda:app.handler?report_batch_item_failures=true` reads its response, too. Batches have up to 100 records
@@ -73,124 +72,39 @@ the worker with its own.
 
 LogForm = Literal["text", "json"]
 
-# Options that are too long for one line in the signature of the command.
-LeaseSeconds = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds without a renewal after which a worker counts as dead. Same for all workers. [10; hubs: 120]",
-        parser=seconds(),
-    ),
-]
-Concurrency = Annotated[
-    int | None, typer.Option(help="Keys of a batch at once, each in order; for async def handlers.", show_default=False)
-]
-DeadLetterPlace = Annotated[
-    str | None,
-    typer.Option(
-        help="Where records that keep failing go: file://…, s3://…, kinesis://…, or module:function(batch, error).",
-        show_default=False,
-    ),
-]
-MaxRecords = Annotated[
-    int | None, typer.Option(min=1, help="Most records in a batch. [as many as one read brings]", show_default=False)
-]
-HandlerSeconds = Annotated[
-    float,
-    typer.Option(
-        help="Give the lease up when one batch takes longer than this. [never]", show_default=False, parser=seconds()
-    ),
-]
-SlowSeconds = Annotated[
-    float, typer.Option(help="Log a warning (and count it) when one batch takes longer than this.", parser=seconds())
-]
-LateCheckpoints = Annotated[
-    bool, typer.Option(help="If the shard moved while a batch was in progress, try to save its checkpoint anyway.")
-]
-CheckpointSeconds = Annotated[
-    float, typer.Option(help="Least time between two checkpoints; 0: after every batch.", parser=seconds())
-]
-DrainSeconds = Annotated[
-    float, typer.Option(help="Most time to finish and release when told to end.", parser=seconds())
-]
-InitialPosition = Annotated[
-    str,
-    typer.Option(
-        "--initial-position",
-        "--from",
-        help="TRIM_HORIZON, LATEST, or a time: 2026-11-22T06:00Z, now-2h. New leases only.",
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(help="Read a slice, from --from up to this time, and end. The store holds its leases alone."),
-]
-IfRecreated = Annotated[
-    Literal["TRIM_HORIZON", "LATEST"] | None,
-    typer.Option(help="Where to begin if the stream was deleted and created again. [it is not read]"),
-]
-To = Annotated[
-    str | None, typer.Option(help="Where `leasehold swap` moves the leases while the fleet reads.", show_default=False)
-]
-Processes = Annotated[int, typer.Option(min=1, help="How many workers to run here, each in a process of its own.")]
-MemoryMib = Annotated[int, typer.Option(min=1, help="MiB for what is read and not handled yet, of all shards.")]
-Metrics = Annotated[
-    str | None, typer.Option(help="none, console, otlp, or another exporter. [OTEL_METRICS_EXPORTER, or none]")
-]
-
 
 @app.command(help="Join a group of workers and process this worker's shards.", epilog=MORE)
-def command(  # noqa: PLR0917  one for each option
-    source: Annotated[str, typer.Argument(help="What to read, as a URL.", show_default=False)],
-    store: Annotated[str, typer.Option(help="Where the leases are, as a URL.", show_default=False)],
-    to: To = None,
+@table_options()
+def command(
+    source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
+    store: Annotated[str, typer.Option(help="Keep the leases here, a URL.", show_default=False)],
     handler: Annotated[
-        str | None, typer.Option(help="module:function, called with each batch; or lambda:file.function.")
+        str | None, typer.Option(help="Call module:function, or lambda:file.function, with each batch.")
     ] = None,
+    *,
     events: Annotated[bool, typer.Option("--events", "--json", help="Print a JSON line for each event.")] = False,
-    worker: Annotated[str | None, typer.Option(help="This worker's id; keep it over restarts. [host-pid]")] = None,
-    processes: Processes = 1,
-    rules: Annotated[str, typer.Option(help=f"One of {', '.join(RULES)}.")] = "minimal",
-    lease_seconds: LeaseSeconds = None,
-    initial_position: InitialPosition = "LATEST",
-    timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.")] = None,
-    until: Until = None,
-    if_recreated: IfRecreated = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting, as name=value.")] = None,
-    concurrency: Concurrency = None,
-    attempts: Annotated[int, typer.Option(help="How many times to try a batch.")] = 5,
-    max_records: MaxRecords = None,
-    threads: Annotated[int, typer.Option(min=1, help="Shards read or handled at a time, each in a thread.")] = READERS,
-    dead_letter: DeadLetterPlace = None,
-    slow_seconds: SlowSeconds = 60.0,
-    handler_seconds: HandlerSeconds = math.inf,
-    checkpoint_seconds: CheckpointSeconds = CHECKPOINT_SECONDS,
-    late_checkpoints: LateCheckpoints = False,
-    drain_seconds: DrainSeconds = DRAIN_SECONDS,
-    create: Annotated[bool, typer.Option(help="Make the table if there is none.")] = True,
-    wait: Annotated[bool, typer.Option(help="Go on trying where stream or store do not answer at the start.")] = True,
-    memory_mib: MemoryMib = MEMORY_BYTES // MIB,
-    metrics: Metrics = None,
-    log: Annotated[LogForm, typer.Option(help="How lines on standard error are written.")] = "text",
+    processes: Annotated[int, typer.Option(help="Run this many workers, each in a process of its own.")] = 1,
+    log: Annotated[LogForm, typer.Option(help="Write lines to standard error as text or JSON.")] = "text",
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
+    **options: Unpack[Options],
 ) -> None:
     """Run one worker until it is told to end."""
-    # Parameters have the names of the options, here and in Python. Only `set` is a built-in and gets an underscore.
-    given = {name.removesuffix("_"): value for name, value in locals().items()}
-    me = worker or worker_id()
-    options = cast("Options", {name: given[name] for name in OPTIONS} | {"worker": me})
+    me = options["worker"] = options["worker"] or worker_id()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log == "json":
         for log_handler in logging.getLogger().handlers:
             log_handler.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     with ending("consume", StoreError, SourceError, DeadLetterError, WorkerError):
-        chosen_handler = _handler(handler, me, concurrency, events=events)
+        chosen_handler = _handler(handler, me, options["concurrency"], events=events)
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
         described = consumption(source, store, chosen_handler, options, dashed)
+        if processes < 1:
+            raise ValueError(f"--processes: {processes} is no whole number above 0")
         if processes > 1:
-            raise typer.Exit(_supervised(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
+            raise typer.Exit(_supervised(me, store, processes, described))
         with described.joined() as joined, start_lines(joined, source, store):
             verdict = described.run(joined, begun=lambda runner: at_end_of_supervisor(runner.stop))
     if verdict is not None:
@@ -212,14 +126,14 @@ def _handler(handler: str | None, me: str, concurrency: int | None, *, events: b
     return EventLines(me, sys.stdout).handling
 
 
-def _supervised(me: str, store: str, processes: int, drain_seconds: float, *, sliced: bool, wait: bool) -> int:
+def _supervised(me: str, store: str, processes: int, described: Consumption) -> int:
     """Run this command as several processes, and return the exit status.
 
     Raises ValueError if they cannot share the leases.
     """
     if store_address(store)[0] == "memory":
         raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
-    if sliced:
+    if described.cut is not None:
         raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
     arguments = sys.argv[1:]  # if an option is repeated, the last one counts
     options = arguments.index("--") if "--" in arguments else len(arguments)
@@ -227,5 +141,5 @@ def _supervised(me: str, store: str, processes: int, drain_seconds: float, *, sl
     for name in (f"{me}-{number}" for number in range(processes)):
         words = (*arguments[:options], "--worker", name, "--processes", "1", *arguments[options:])
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
-    final = {2, CLOSED_STATUS} | (set() if wait else {1})
-    return Supervisor(commands, drain_seconds, final).run(endings())
+    final = {2, CLOSED_STATUS} | (set() if described.options["wait"] else {1})
+    return Supervisor(commands, described.options["drain_seconds"], final).run(endings())

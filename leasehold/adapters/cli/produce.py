@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, BinaryIO, Self, cast
+from typing import Annotated, BinaryIO, Self, Unpack
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.inputs import dashed
-from leasehold.adapters.producing import ProduceOptions, open_producer
+from leasehold.adapters.options import ProduceOptions
+from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
 from leasehold.errors import ProducerError, RecordFailed, SourceError
@@ -43,24 +44,23 @@ Key = Callable[[bytes], str]
 
 
 @app.command(help="Write lines to a stream: aggregated as the KPL does, each key in order, none lost.", epilog=MORE)
-def command(  # noqa: PLR0917  one for each option
-    source: Annotated[str, typer.Argument(help="Where to write, as a URL.", show_default=False)],
-    file: Annotated[Path | None, typer.Argument(help="What to write; without it, standard input.")] = None,
-    key: Annotated[str, typer.Option(help="line, field:N, json:NAME or fixed:TEXT.")] = "line",
-    delimiter: Annotated[str, typer.Option(help="Between the columns, for field:N.")] = ",",
-    linger_ms: Annotated[int, typer.Option(help="How long a record may wait for company.", min=0)] = 100,
-    share: Annotated[float, typer.Option(help="Of each shard's write rate, at most; 1 is all of it.")] = 1.0,
-    time_to_live: Annotated[float, typer.Option(help="Time after which a record is late.", parser=seconds())] = 30.0,
-    on_late: Annotated[str, typer.Option(help="block: it keeps its place; fail: it is given up.")] = "block",
-    epoch: Annotated[int | None, typer.Option(help="Mark each record with this number and a counter.", min=0)] = None,
+@table_options()
+def command(
+    source: Annotated[str, typer.Argument(help="Write to this stream, a URL.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(help="Write the lines of this file; without it, of standard input.")
+    ] = None,
+    key: Annotated[
+        str, typer.Option(help="Take the partition key from line, field:N, json:NAME or fixed:TEXT.")
+    ] = "line",
+    delimiter: Annotated[str, typer.Option(help="Split columns here, for field:N.")] = ",",
+    *,
     json_: Annotated[bool, typer.Option("--json", help="Print the counters as JSON at the end.")] = False,
+    **options: Unpack[ProduceOptions],
 ) -> None:
     """Read until the end or a signal, then drain."""
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
         key_of = _key(key, delimiter)
-        options = ProduceOptions(
-            linger_ms=linger_ms, share=share, time_to_live=time_to_live, on_late=cast("Any", on_late), epoch=epoch
-        )
         with file.open("rb") if file else sys.stdin.buffer as lines:
             written = _write(open_producer(source, options, dashed), lines, key_of)
     names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}

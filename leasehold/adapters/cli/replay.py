@@ -100,7 +100,7 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
-    begin = TRIM_HORIZON if since is None else start(since, None, time.time(), "--from")
+    begin = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
     place = dead_letters.partition("?")[0]
     if not place.startswith("kinesis://"):
         raise ValueError("--store: it goes with letters in a stream, kinesis://…")

@@ -17,7 +17,7 @@ from attrs import frozen
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds, StoreUrl
 from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.inputs import named, shift, start
+from leasehold.adapters.inputs import checked_time, named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
 from leasehold.adapters.worker.progress import progress_of
@@ -157,8 +157,10 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
         raise ValueError("--timestamp-ms: it goes with --to AT_TIMESTAMP, and only with it")
     if to.isascii() and to.isdigit():
         position = Position(to, sub, offset)
+    elif timestamp_ms is not None:
+        position = at_timestamp(checked_time(timestamp_ms, "--timestamp-ms"))
     else:
-        position = SHARD_END if named(to) == "SHARD_END" else start(to, timestamp_ms, time(), "--to")
+        position = SHARD_END if named(to) == "SHARD_END" else start(to, time(), "--to")
     _check(position, "--to" if timestamp_ms is None else "--timestamp-ms")
     if (sub or offset) and not position.numbered:
         raise ValueError("--sub and --offset: they go with a sequence number")

@@ -21,10 +21,10 @@ from urllib.parse import quote, urlencode
 import javaproperties
 from attrs import field, frozen
 
-from leasehold.adapters.consuming import Options
 from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
 from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.adapters.options import Options
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
@@ -67,7 +67,7 @@ IGNORED: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("metricsLevel", "metricsBufferTimeMillis", "metricsMaxQueueSize", "metricsEnabledDimensions"),
-        "nothing is sent to CloudWatch; --metrics says where metrics go",
+        "nothing is sent to CloudWatch; OTEL_METRICS_EXPORTER says where metrics go",
     ),
     "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; what is out of range is refused",
     "shardPrioritization": "parents are read before their children",
@@ -145,7 +145,7 @@ NEAREST: Mapping[str, str] = {
     "shutdownGraceMillis": "at the end children have so long to checkpoint",
     "maxLeasesToStealAtOneTime": "max_steals",
     "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
-    "logWarningForTaskAfterMillis": "--slow-seconds",
+    "logWarningForTaskAfterMillis": "slow_seconds",
 }
 _REFUSED = (
     "leaseTableDeletionProtectionEnabled",

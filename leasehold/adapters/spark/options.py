@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from attrs import field, frozen
 
-from leasehold.adapters.inputs import checked_duration, checked_time
+from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, checked_time
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
@@ -215,7 +215,7 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
 
 def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
     milliseconds = given.number("lease.durationMs", int(seconds * 1000), least=500) or 0
-    if warning := checked_duration("lease_seconds", milliseconds / 1000, "option lease.durationMs"):
+    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit by a number or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).

@@ -6,19 +6,21 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, cast
+from typing import Annotated, Unpack, cast
 
 import typer
 from attrs import evolve
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.standard_streams import drop_output
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import consumption, dead_letter_of
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, understood_properties
+from leasehold.adapters.options import Options, options_of
 from leasehold.adapters.signals import replace_handler
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
@@ -27,27 +29,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command(help="Run the processors of amazon_kclpy, aws-kcl and the others, without Java.")
-def command(  # noqa: PLR0917  one for each option
-    file: Annotated[Path | None, typer.Argument(help="The .properties file.", show_default=False)] = None,
+@table_options("attempts", "dead_letter", "to")
+def command(
+    file: Annotated[Path | None, typer.Argument(help="Read this .properties file.", show_default=False)] = None,
     properties_file: Annotated[
-        Path | None, typer.Option("--properties-file", "-p", help="The same.", show_default=False)
+        Path | None, typer.Option("--properties-file", "-p", help="Read this .properties file.", show_default=False)
     ] = None,
     log_configuration: Annotated[
-        str | None, typer.Option("--log-configuration", "-l", help="Of Java; ignored.", show_default=False)
+        str | None, typer.Option("--log-configuration", "-l", help="Ignore this option of Java.", show_default=False)
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in place of the file's.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Set a key in place of the file: key=value.")] = None,
+    *,
     environment: Annotated[bool, typer.Option(help="Take ${NAME} in values from the environment.")] = False,
-    attempts: Annotated[int, typer.Option(min=1, help="How many children in turn may end at a batch.")] = 5,
-    dead_letter: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Where a record goes that ends each child; else its shard is left to others."),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(help="Where `leasehold swap` moves the leases while the fleet reads.", show_default=False),
-    ] = None,
     strict: Annotated[bool, typer.Option(help="End as Java does: 1 after a child's fault, 143 after SIGTERM.")] = False,
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
+    **options: Unpack[Options],
 ) -> None:
     """Run one worker until it is told to end."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -64,14 +60,19 @@ def command(  # noqa: PLR0917  one for each option
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
         children = Children(settings.argv, most_records=settings.most_records, timeout_seconds=settings.timeout_seconds)
-        letter = None if dead_letter is None else dead_letter_of(dead_letter, settings.source, settings.store, dashed)
+        letter = options["dead_letter"]
+        if isinstance(letter, str):
+            letter = dead_letter_of(letter, settings.source, settings.store, dashed)
+        attempts = options_of(Options)["attempts"].checked(options["attempts"], "--attempts")
         handler = ChildHandler(children, attempts=attempts, dead_letter=letter, empty=settings.empty, strict=strict)
         described = consumption(
-            settings.source, settings.store, handler.handling, {**settings.options, "to": to}, dashed
+            settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, dashed
         )
         tables = settings.table_credentials.session()
         # The file's credentials for tables are for AWS. Those for another cloud come from the environment.
-        goal_session = tables if to is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
+        goal_session = (
+            tables if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
+        )
         described = evolve(described, sessions=(settings.credentials.session(), tables, goal_session))
         signals = list[int]()
 

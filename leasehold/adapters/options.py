@@ -1,0 +1,261 @@
+"""Declares the options of a worker and of a producer, each in one place: name, type, default, check, help and flag.
+
+`Options` and `ProduceOptions` are the tables. A field's annotation is the type in Python, and its `Option` says the
+rest. The functions of `leasehold` take a table as keyword arguments, commands make flags of it
+(`cli.common.table_options`), `checked` checks by it, and the reference page prints it.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+
+from attrs import evolve, fields_dict, frozen
+
+from leasehold.adapters.consumer.exporting import Meter
+from leasehold.adapters.consumer.handling import DeadLetter, Handling
+from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS
+from leasehold.adapters.inputs import SETTING_LIMITS, DurationLimits, checked_duration, seconds_of
+from leasehold.adapters.json_form import RULES
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import did_you_mean, escaped
+
+log = escaped(logging.getLogger("leasehold.options"))
+
+MIB = 2**20
+DAY_MS = 86_400_000
+
+Seconds = float | str
+"""A number of seconds or a duration such as `5m`."""
+
+
+@frozen
+class Option:
+    """What there is to say of an option beside its type.
+
+    Attributes:
+        help: What it does, as a sentence that begins with a verb.
+        default: The value if it is left out; None if that is no value.
+        unset: What happens if it is left out, in words, where `default` does not say it.
+        limits: The limits of a duration, which every duration has.
+        least: The least whole number.
+        most: The largest whole number.
+        check: Returns why a value of another type is wrong, or "".
+        flags: The spellings on the command line, if not only the name with `-` for `_`.
+        in_command: Whether the command has it. An option that only Python can set has no flag.
+        name: Its name, from the table.
+        types: The types in Python, from the table; None is not among them.
+    """
+
+    help: str
+    default: Any = None
+    unset: str = ""
+    limits: DurationLimits | None = None
+    least: int = 1
+    most: int | None = None
+    check: Callable[[Any], str] = lambda _value: ""
+    flags: tuple[str, ...] = ()
+    in_command: bool = True
+    name: str = ""
+    types: tuple[Any, ...] = ()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only values, or () if there are others."""
+        return get_args(self.types[0]) if get_origin(self.types[0]) is Literal else ()
+
+    def checked(self, value: object, named: str) -> Any:  # noqa: ANN401  each option has its own type
+        """Return the value, with a duration as seconds. Raises ValueError, which begins with `named`."""
+        if self.limits is not None:
+            seconds = seconds_of(value, named)
+            if warning := checked_duration(self.limits, seconds, named):
+                log.warning("%s", warning)
+            return seconds
+        if why := self._wrong(value):
+            raise ValueError(f"{named}: {why}")
+        return value
+
+    def _wrong(self, value: Any) -> str:  # noqa: ANN401  anything
+        if self.choices:
+            return "" if value in self.choices else f"{value!r} is neither {' nor '.join(self.choices)}"
+        match self.types:
+            case (kind,) if kind is bool and not isinstance(value, bool):
+                return f"{value!r} is neither True nor False"
+            case (kind,) if kind is str and not isinstance(value, str):
+                return f"{value!r} is no text"
+            case (kind,) if kind is int:
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                if not whole or value < self.least:
+                    return f"{value!r} is no whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
+                if self.most is not None and value > self.most:
+                    return f"{value} is more than {self.most}"
+        return self.check(value)
+
+
+def options_of(table: type) -> Mapping[str, Option]:
+    """Return the options of a table by name, in its order."""
+    options = dict[str, Option]()
+    for name, annotation in get_type_hints(table, include_extras=True).items():
+        hint, option = get_args(annotation)
+        types = tuple(kind for kind in get_args(hint) if kind is not type(None))
+        options[name] = evolve(option, name=name, types=types)
+    return options
+
+
+def checked(
+    table: type, given: Mapping[str, Any], named: Callable[[str], str] = str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check the options by their table.
+
+    Args:
+        table: `Options` or `ProduceOptions`.
+        given: The options by name; None stands for the default.
+        named: Returns an option's name as the caller's user writes it, for error messages.
+
+    Returns:
+        The options that are given, with durations as seconds, and all options, with defaults for those that are not.
+
+    Raises:
+        ValueError: An option is wrong; the message names it.
+        TypeError: There is no such option.
+    """
+    options, values = options_of(table), dict[str, Any]()
+    for name, value in given.items():
+        if name not in options:
+            raise TypeError(f"{name}: there is no such option{did_you_mean(name, options)}")
+        if value is not None:
+            values[name] = options[name].checked(value, named(name))
+    return values, {name: option.default for name, option in options.items()} | values
+
+
+def _no_meter(value: object) -> str:
+    usable = isinstance(value, str) or callable(getattr(value, "create_counter", None))
+    return "" if usable else f"{value!r} is neither the name of an exporter nor a meter"
+
+
+def _no_share(value: object) -> str:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return "" if usable else f"{value!r} is no number above 0"
+
+
+_OF_HANDLING = {name: attribute.default for name, attribute in fields_dict(Handling).items()}
+"""The defaults of the options that are fields of `Handling`."""
+
+
+class Options(TypedDict, total=False):
+    """The options of a worker; None stands for the default. `leasehold consume` has them as flags."""
+
+    worker: Annotated[str | None, Option("Use this id for the worker; keep it over restarts.", unset="host-pid")]
+    rules: Annotated[str | None, Option(f"Take leases by these rules: {', '.join(RULES)}.", "minimal")]
+    lease_seconds: Annotated[
+        Seconds | None,
+        Option(
+            "Treat a worker as dead after this long without a renewal; same for all workers.",
+            unset="10; hubs: 120",
+            limits=SETTING_LIMITS["lease_seconds"],
+        ),
+    ]
+    initial_position: Annotated[
+        str | datetime | Position | None,
+        Option(
+            "Start new leases at TRIM_HORIZON, LATEST, or a time: 2026-11-22T06:00Z, now-2h.",
+            "LATEST",
+            flags=("--initial-position", "--from"),
+        ),
+    ]
+    until: Annotated[
+        str | datetime | None, Option("Read a slice up to this time, and end. The store holds its leases alone.")
+    ]
+    if_recreated: Annotated[
+        Literal["TRIM_HORIZON", "LATEST"] | None,
+        Option("Start at TRIM_HORIZON or LATEST if the stream was deleted and created again.", unset="it is not read"),
+    ]
+    set: Annotated[
+        Sequence[str] | Mapping[str, object] | None, Option("Change another setting of the planner, as name=value.")
+    ]
+    concurrency: Annotated[
+        int | None, Option("Handle this many keys of a batch at once, each in order; for async def handlers.")
+    ]
+    attempts: Annotated[int | None, Option("Try a batch this many times.", _OF_HANDLING["attempts"])]
+    max_records: Annotated[
+        int | None, Option("Put at most this many records into a batch.", unset="as many as one read brings")
+    ]
+    threads: Annotated[int | None, Option("Read or handle this many shards at a time, each in a thread.", READERS)]
+    dead_letter: Annotated[
+        str | DeadLetter | None,
+        Option("Send records that keep failing here: file://…, s3://…, kinesis://…, or module:function(batch, error)."),
+    ]
+    slow_seconds: Annotated[
+        Seconds | None,
+        Option(
+            "Log and count handlers that run longer than this.",
+            _OF_HANDLING["slow_seconds"],
+            limits=DurationLimits(0.0, 86400.0, "a handler that hangs is not logged before that"),
+            in_command=False,
+        ),
+    ]
+    handler_seconds: Annotated[
+        Seconds | None,
+        Option("Release the lease if one batch takes longer than this.", unset="never", limits=DurationLimits(0.01)),
+    ]
+    checkpoint_seconds: Annotated[
+        Seconds | None,
+        Option(
+            "Wait at least this long between two checkpoints; 0: checkpoint after every batch.",
+            _OF_HANDLING["checkpoint_seconds"],
+            limits=DurationLimits(0.0, 3600.0, "a worker that dies repeats what it handled in that time"),
+        ),
+    ]
+    late_checkpoints: Annotated[
+        bool | None,
+        Option("Try to save a batch's checkpoint even if the shard moved meanwhile.", _OF_HANDLING["late_checkpoints"]),
+    ]
+    drain_seconds: Annotated[
+        Seconds | None,
+        Option(
+            "Finish and release within this time when told to end.",
+            DRAIN_SECONDS,
+            limits=DurationLimits(0.0, 3600.0, "a worker that is told to end may take that long"),
+        ),
+    ]
+    create: Annotated[bool | None, Option("Make the lease table if there is none.", default=True)]
+    wait: Annotated[bool | None, Option("Keep trying if stream or store do not answer at the start.", default=True)]
+    memory_mib: Annotated[
+        int | None, Option("Hold at most this many MiB that are read and not handled yet.", MEMORY_BYTES // MIB)
+    ]
+    metrics: Annotated[
+        str | Meter | None,
+        Option(
+            "Record metrics with this OpenTelemetry meter, or by an exporter: none, console, otlp.",
+            unset="OTEL_METRICS_EXPORTER, or none",
+            check=_no_meter,
+            in_command=False,
+        ),
+    ]
+    to: Annotated[
+        str | None, Option("Name the store to which `leasehold swap` moves the leases while the fleet reads.")
+    ]
+
+
+class ProduceOptions(TypedDict, total=False):
+    """The options of `leasehold.produce`; None stands for the default. `leasehold produce` has them as flags."""
+
+    linger_ms: Annotated[
+        int | None, Option("Let a record wait this long for others of its shard.", 100, least=0, most=DAY_MS)
+    ]
+    share: Annotated[
+        float | None, Option("Use at most this share of each shard's write rate; 1 is all of it.", 1.0, check=_no_share)
+    ]
+    time_to_live: Annotated[
+        Seconds | None,
+        Option(
+            "Treat a record as late after this time.",
+            30.0,
+            limits=DurationLimits(0.001, 86400.0, "a record that cannot be written counts as late only after that"),
+        ),
+    ]
+    on_late: Annotated[
+        Literal["block", "fail"] | None,
+        Option("Choose what happens to a late record. block: it keeps its place; fail: it is given up.", "block"),
+    ]
+    epoch: Annotated[int | None, Option("Mark each record with this number and a counter.", least=0, most=2**64 - 1)]
