@@ -214,6 +214,25 @@ def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_o
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
+def test_each_record_that_a_handler_reaches_has_all_its_attempts() -> None:
+    """A handler that checkpoints record by record, and needs two attempts for each, finishes without a dead letter."""
+    failed: set[bytes] = set()
+    counted: list[int] = []
+
+    def fails_at_each_once(delivery: Delivery) -> None:
+        counted.append(delivery.attempts)
+        for record in delivery.records:
+            if record.data not in failed:
+                failed.add(record.data)
+                raise ValueError("not yet")
+            assert delivery.checkpoint(record)
+
+    harness = ReaderHarness(ShardRecords(records(5)), does=fails_at_each_once)
+    harness.steps(harness.reading(attempts=2), 20)
+    assert (counted, harness.happened) == ([1, 2, 1, 1, 1, 1], ["initialize"])
+    assert harness.store.row("s-0").checkpoint == Position("104")
+
+
 def _passed(harness: ReaderHarness) -> int:
     """Return how many records the checkpoint covers."""
     checkpoint = harness.store.row("s-0").checkpoint

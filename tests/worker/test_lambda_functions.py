@@ -214,10 +214,20 @@ def test_a_poisoned_record_alone_goes_to_the_dead_letter() -> None:
     def letter(delivery: Delivery, _error: Exception) -> None:
         letters.extend(record.data for record in delivery.records)
 
-    harness.steps(harness.reading(attempts=2, dead_letter=letter), 14)
+    harness.steps(harness.reading(attempts=2, dead_letter=letter), 16)
     assert letters == [poison]
-    assert function.calls == [data(6), data(3, 3), data(2, 3), data(1, 3), data(1, 4), data(1, 5)]
+    assert function.calls == [data(6), data(3, 3), data(3, 3), data(2, 3), data(1, 3), data(1, 4), data(1, 5)]
     assert harness.store.row("s-0").checkpoint == Position("105")
+
+
+def test_attempts_begin_again_where_a_function_got_further() -> None:
+    """With three retries the service calls a function four times from a record on, after the call that reached it."""
+    letters: list[int] = []
+    function = Function(lambda given_now: reported(2) if b"2" in given_now else None)
+    harness = handled_by(function, count=3)
+    harness.steps(harness.reading(attempts=4, dead_letter=lambda batch, _error: letters.append(batch.attempts)), 12)
+    assert function.calls == [data(3), *[data(1, 2)] * 4]
+    assert letters == [4]
 
 
 @given(

@@ -1,9 +1,9 @@
 """Decides what follows a failed batch: another attempt, halves, the dead letter, or another worker.
 
 If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
-records that the handler has already checkpointed. After the last attempt the shard stops here with a log line, and its
-lease is released. Another worker can then try, whose connections or disk may be in order. This worker does not take the
-lease again for `bench_seconds`.
+records that the handler has already checkpointed. What is left then is a batch of its own and has all its attempts.
+After the last attempt the shard stops here with a log line, and its lease is released. Another worker can then try,
+whose connections or disk may be in order. This worker does not take the lease again for `bench_seconds`.
 
 Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
 down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one
@@ -119,6 +119,10 @@ class Attempts:
             else:  # only the name: the message of a user's exception may contain a record, or fail to format
                 why, trace = f"its handler raised {type(error).__name__} on {where}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
+            if self._holding.lease.checkpoint.order >= records[0].position.order:
+                # The handler got further, so the attempts count for the record at which it is now.
+                self._waits.reset()
+                return TryAgain(wait)
             if self._waits.faults < self._handling.attempts:
                 return TryAgain(wait)
             if letter is None:

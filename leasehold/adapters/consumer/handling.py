@@ -148,7 +148,7 @@ class Delivery:
         records: The records to process. All of them are checkpointed once the handler returns.
         read_to: The position up to which the batch extends, at or after its last record.
         behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
-        attempts: How often this worker has tried these records, including this time.
+        attempts: How often this worker has tried a batch that begins with the first record, including this time.
         in_parts: How many of these attempts were made in a part of the batch, to find the record that fails.
 
     Examples:
@@ -318,7 +318,8 @@ class Handling:
 
     Attributes:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
-        attempts: How many times to try a batch before its shard stops.
+        attempts: How many times to try a batch before its shard stops. They are counted anew for the rest of a batch
+            of which the handler has checkpointed records.
         max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
