@@ -59,6 +59,10 @@ LEASE_SECONDS = 10.0
 WITHIN_SECONDS = max(60.0, 2 * LEASE_SECONDS)
 """A minute or two lease times, whichever is longer. A look that begins within it counts."""
 QUIET_SECONDS = 75.0
+AGAIN_SECONDS = LEASE_SECONDS + 20.0
+"""A lease time, and the delay of a machine on which twenty workers share two processors."""
+ASIDE_SECONDS = 60.0
+"""For how long a worker leaves a lease to others that it could not handle."""
 START_SECONDS = 150.0
 """All workers start at once, on as few as two processors."""
 STEP_SECONDS = 1.0
@@ -465,7 +469,7 @@ class Trial:
             self.heal()
             again, table = self.until(lambda found: found.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
-            if again > LEASE_SECONDS + (90.0 if "put it aside" in told["says"] else 45.0):
+            if again > AGAIN_SECONDS + (ASIDE_SECONDS if "put it aside" in told["says"] else 0.0):
                 wrong.append(f"not OK again: {table and table.status}")
         finally:
             with suppress(OSError):
