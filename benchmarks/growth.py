@@ -32,7 +32,6 @@ from leasehold.adapters.report.watching import WatchedTable, picture
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import Renewing
-from leasehold.adapters.worker.worker import uncollected
 from leasehold.balancer.actions import Look
 from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.config import Config
@@ -44,6 +43,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.stores.aws_calls.pages import page_of
 from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.run import uncollected
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)

@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 log = escaped(logging.getLogger("leasehold.calls"))
 
+_WARNED: list[AttributeError] = []
+"""Why boto3 clients of this process could not be bounded; logged once."""
+
 WHOLE = 3
 """How long a whole response may take, in read timeouts."""
 _ENDLESS = "application/vnd.amazon.eventstream"
@@ -148,7 +151,9 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
         pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
         session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
     except AttributeError as odd:
-        log.info("a response that arrives slowly is not given up, as this version of boto3 is unknown: %s", said(odd))
+        if not _WARNED:
+            _WARNED.append(odd)
+            log.warning("boto3 waits for slow responses for ever, because its version is not known here: %s", said(odd))
 
 
 def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response

@@ -22,6 +22,8 @@ from botocore.exceptions import (
 )
 from canned_service import JSON, Asking, Told, answer, asking, refusal, service
 
+from leasehold.stores import deadlines
+from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.calls import Signer
 from leasehold.stores.aws_calls.line import KeptLine, Silent
 from leasehold.stores.deadlines import WHOLE
@@ -191,8 +193,9 @@ def foreign(**_event: object) -> None:
 def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Code that watches calls, changes them or responds in their place is not bypassed."""
-    caplog.set_level(logging.INFO, "leasehold.calls")  # in case a command changed it
+    """Code that watches calls, changes them or responds in their place is not bypassed. Each reason is logged once."""
+    caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
+    monkeypatch.setattr(calls, "_WARNED", set())
     by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
     def wrapped(*given: Any) -> Any:  # noqa: ANN401  as boto3
@@ -200,19 +203,39 @@ def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
 
     session = boto3.Session()
     session.events.register("before-sign.kinesis", foreign)
-    with service(*[answer()] * 7) as there:
+    with service(*[answer()] * 8) as there:
         proxied = Asking(there.url, proxies={"http": there.url})
         handled = Asking(there.url, session)
         plain = Asking(there.url)
         for ask in (proxied, handled):
             assert [ask(), ask()] == ["i", "i"]
             assert ask.through_boto3 == 2
+        again = Asking(there.url, session)
+        assert again() == "i"
+        again.close()
         monkeypatch.setattr(BaseClient, "_make_api_call", wrapped)
         assert [plain(), plain()] == ["i", "i"]
         assert plain.through_boto3 == 2
         for ask in (proxied, handled, plain):
             ask.close()
-    assert caplog.text.count("goes through boto3: ") == 3
+    said = [record.getMessage() for record in caplog.records if "calls go through boto3" in record.getMessage()]
+    assert len(said) == len(set(said)) == 2  # a proxy, and this module twice
+
+
+def test_connections_of_boto3_read_under_a_deadline_or_a_warning_says_that_they_do_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A version of botocore with other private attributes is noticed once, and its clients still work."""
+    caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
+    monkeypatch.setattr(deadlines, "_WARNED", [])
+    client = boto3.client("kinesis", region_name="eu-west-1")
+    deadlines.bound_client(client)
+    pool = client._endpoint.http_session._manager.pool_classes_by_scheme["https"]  # type: ignore[attr-defined]  # noqa: SLF001
+    assert (issubclass(pool.ConnectionCls, deadlines._Connection), caplog.text) == (True, "")  # noqa: SLF001
+    client.close()
+    for _ in range(2):
+        deadlines.bound_client(object())
+    assert caplog.text.count("boto3 waits for slow responses for ever") == 1
 
 
 def test_new_credentials_are_learnt_from_boto3() -> None:

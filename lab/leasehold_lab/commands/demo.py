@@ -36,7 +36,7 @@ processes and folders are gone too.
 @app.command(help="Watch a fleet on this machine lose a worker and nothing else.", epilog=MORE)
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, the story on stderr.")] = False,
-    rate: Annotated[int, typer.Option(help="Records put per second.", min=5, max=2000)] = 200,
+    rate: Annotated[int, typer.Option(help="Put this many records per second.", min=5, max=2000)] = 200,
 ) -> None:
     """Run the demo, and say how it went."""
     console = Console(stderr=as_json)

@@ -56,11 +56,13 @@ def command(
     streams: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="STREAM...", help="NAME=SHARDS, eventhubs:NAME=PARTITIONS, table:NAME=SHARDS. [orders=4]"
+            metavar="STREAM...", help="Make NAME=SHARDS, eventhubs:NAME=PARTITIONS, table:NAME=SHARDS. [orders=4]"
         ),
     ] = None,
-    rate: Annotated[int, typer.Option(help="Sample records put into each stream, a second.", min=0, max=1000)] = 0,
-    folder: Annotated[Path | None, typer.Option(help="Where to keep streams and tables.")] = None,
+    rate: Annotated[
+        int, typer.Option(help="Put this many sample records into each stream, a second.", min=0, max=1000)
+    ] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Keep streams and tables in this folder.")] = None,
     in_postgres: Annotated[bool, typer.Option("--postgres", help="Keep the leases in PostgreSQL.")] = False,
     as_json: AsJson = False,
 ) -> None:

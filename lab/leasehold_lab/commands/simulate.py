@@ -60,27 +60,35 @@ _WORKERS = 10**6  # in one group; no machine can simulate more
 
 @app.command(help="Simulate a fleet, and say how soon it is balanced and at what cost.", epilog=MORE)
 def command(  # noqa: PLR0917  typer calls it by name
-    leases: Annotated[int, typer.Option(min=1, help="How many leases.")],
-    workers: Annotated[str, typer.Option(help="Workers in each group, as in 100+100.")],
-    rules: Annotated[str, typer.Option(help="The rule set.")] = "minimal",
-    seed: Annotated[int, typer.Option(min=0, help="All the chance there is.")] = 0,
-    event: Annotated[Kind | None, typer.Option(help="Left out: cold, or scale-out for several groups.")] = None,
-    start: Annotated[StartPattern, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = "spread",
-    pace: Annotated[ScanPace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = "cycle",
-    groups: Annotated[bool, typer.Option("--groups", help="minimal: balance the groups too.")] = False,
-    hint: Annotated[bool, typer.Option("--hint", help="minimal: say which workers are coming.")] = False,
-    grace: Annotated[float, typer.Option(min=0, help="minimal: grace_seconds, for rolling restarts.")] = 0.0,
-    steals: Annotated[int | None, typer.Option(min=1, help="kcl, minimal: most thefts in one turn.")] = None,
-    going: Annotated[int, typer.Option(min=1, help="How many workers crash or leave.")] = 1,
-    gap: Annotated[float, typer.Option(min=0, help="rolling: seconds between two restarts.")] = 15.0,
-    peer: Annotated[str | None, typer.Option(help="The rules of the workers that are not ours.")] = None,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Which part of a mixed fleet is ours.")] = 0.5,
-    dated: Annotated[bool, typer.Option("--dated", help="A table like blobs, which tells how old rows are.")] = False,
-    known: Annotated[bool, typer.Option("--known", help="Who is there has read the table; with --pace own.")] = False,
-    cycles: Annotated[float, typer.Option(min=1, help="How long to go on after the event.")] = 45.0,
-    sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
-    master: Annotated[str | None, typer.Option(help="A Spark master to sweep on instead.")] = None,
+    leases: Annotated[int, typer.Option(min=1, help="Simulate this many leases.")],
+    workers: Annotated[str, typer.Option(help="Simulate this many workers in each group, as in 100+100.")],
+    rules: Annotated[str, typer.Option(help="Take leases by these rules.")] = "minimal",
+    seed: Annotated[int, typer.Option(min=0, help="Draw all chance from this seed.")] = 0,
+    event: Annotated[
+        Kind | None, typer.Option(help="Choose the event. [cold, or scale-out for several groups]")
+    ] = None,
+    start: Annotated[StartPattern, typer.Option(help="Let new workers come over a cycle, or within 0.1 s.")] = "spread",
+    pace: Annotated[ScanPace, typer.Option(help="Scan once a cycle, or as the rules say by default.")] = "cycle",
+    groups: Annotated[bool, typer.Option("--groups", help="Balance the groups, too (minimal).")] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="Say which workers are coming (minimal).")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="Set grace_seconds, for rolling restarts (minimal).")] = 0.0,
+    steals: Annotated[
+        int | None, typer.Option(min=1, help="Steal at most this many leases in one turn (kcl, minimal).")
+    ] = None,
+    going: Annotated[int, typer.Option(min=1, help="Let this many workers crash or leave.")] = 1,
+    gap: Annotated[float, typer.Option(min=0, help="Wait this many seconds between two restarts (rolling).")] = 15.0,
+    peer: Annotated[str | None, typer.Option(help="Give the workers that are not ours these rules.")] = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Make this part of a mixed fleet ours.")] = 0.5,
+    dated: Annotated[
+        bool, typer.Option("--dated", help="Use a table that tells how old rows are, as blobs do.")
+    ] = False,
+    known: Annotated[
+        bool, typer.Option("--known", help="Let present workers know the table; with --pace own.")
+    ] = False,
+    cycles: Annotated[float, typer.Option(min=1, help="Go on for this many cycles after the event.")] = 45.0,
+    sweep: Annotated[int, typer.Option(min=1, help="Run this many seeds, from --seed on.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Run a sweep in this many processes.")] = os.cpu_count() or 1,
+    master: Annotated[str | None, typer.Option(help="Sweep on this Spark master instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask, and print the answer."""

@@ -3,24 +3,22 @@
 import json
 from collections import Counter
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
 from leasehold.adapters.cli.common.asking import (
     AsJson,
-    FleetLeaseSeconds,
     For,
-    RuleSetName,
-    Setting,
     StoreUrl,
-    SwapGoal,
     fleet_config,
     table_of,
 )
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import alive
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
@@ -47,25 +45,25 @@ Exit status: 0, 1 if the store failed, 2 on bad usage.
 
 
 @app.command(help="Simulate what would move if workers came or went.", epilog=MORE)
+@table_options("to", "rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
-    add: Annotated[list[str] | None, typer.Option(help="So many workers more, or one of this name.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A worker that goes; may be repeated.")] = None,
-    crash: Annotated[bool, typer.Option("--crash", help="Those that go die, in place of leaving in order.")] = False,
-    to: SwapGoal = None,
-    rules: RuleSetName = "minimal",
-    lease_seconds: FleetLeaseSeconds = None,
-    set_: Setting = None,
+    add: Annotated[list[str] | None, typer.Option(help="Add this many workers, or one of this name.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove this worker; may be repeated.")] = None,
+    crash: Annotated[
+        bool, typer.Option("--crash", help="Let the removed workers die, in place of leaving in order.")
+    ] = False,
     span: For = None,
-    cycles: Annotated[float, typer.Option(help="How long to go on, in cycles.", min=1)] = 20.0,
-    seed: Annotated[int, typer.Option(help="All the chance there is.", min=0)] = 0,
-    wide: Annotated[bool, typer.Option("--wide", help="Plain text, also on a screen.")] = False,
+    cycles: Annotated[float, typer.Option(help="Go on for this many cycles.", min=1)] = 20.0,
+    seed: Annotated[int, typer.Option(help="Draw all chance from this seed.", min=0)] = 0,
+    wide: Annotated[bool, typer.Option("--wide", help="Print plain text, on a screen, too.")] = False,
     as_json: AsJson = False,
+    **options: Unpack[Options],
 ) -> None:
     """Watch, simulate, tell."""
     with ending("what-if", StoreError):
-        config = fleet_config(rules, lease_seconds, set_)
-        with closing(opened(store, to)) as table_store:
+        config = fleet_config(options)
+        with closing(opened(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_notes
             table = table_of(table_store, config, span)
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]

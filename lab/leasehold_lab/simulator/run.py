@@ -7,14 +7,13 @@ it still fails in the same way, by greedily removing one thing at a time.
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
 from leasehold.adapters.worker.notes import PROCESS
-from leasehold.adapters.worker.worker import uncollected
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.protocol import Done, Store
@@ -46,6 +45,18 @@ from leasehold_lab.simulator.world.world import (
 
 _FURTHER = 1_000_000
 """A recreated stream continues above the sequence numbers of its predecessor, as in Kinesis."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the garbage collector of this process, where every object that grows old is one that a run still needs."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def run(scenario: Scenario) -> SimulatedHistory:

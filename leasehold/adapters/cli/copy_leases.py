@@ -52,15 +52,15 @@ done is not done twice), 2 on bad usage.
 
 @app.command(help="Copy checkpoints from one store to another.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    from_: Annotated[str, typer.Argument(metavar="FROM", help="The store to read, as a URL.", show_default=False)],
-    to: Annotated[str, typer.Argument(metavar="TO", help="The store to write, as a URL.", show_default=False)],
+    from_: Annotated[str, typer.Argument(metavar="FROM", help="Read this store, a URL.", show_default=False)],
+    to: Annotated[str, typer.Argument(metavar="TO", help="Write this store, a URL.", show_default=False)],
     strip: Annotated[str, typer.Option(help="Copy only keys that begin with this, without it.")] = "",
     add: Annotated[str, typer.Option(help="Put this before every key.")] = "",
     stream: Annotated[str | None, typer.Option(help="Say that they are of this stream. [what FROM says]")] = None,
     dry_run: DryRun = False,
     still_seconds: StillSeconds = STILL_SECONDS,
     even_if_owned: EvenIfOwned = False,
-    even_if_read: Annotated[bool, typer.Option("--even-if-read", help="Also while a fleet reads FROM.")] = False,
+    even_if_read: Annotated[bool, typer.Option("--even-if-read", help="Copy while a fleet reads FROM, too.")] = False,
     create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:

@@ -37,13 +37,16 @@ Exit status: 0, or 2 on bad usage, on a line that cannot be read, and with `--st
 
 @app.command(help="Take Kinesis records apart into their user records, as a worker does.", epilog=MORE)
 def command(
-    file: Annotated[Path | None, typer.Argument(help="JSON lines; without it, standard input.")] = None,
-    hash_range: Annotated[tuple[str, str] | None, typer.Option(help="The shard's first and last hash key.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Read JSON lines from this file, or from standard input.")] = None,
+    hash_range: Annotated[
+        tuple[str, str] | None, typer.Option(help="Filter by the shard's first and last hash key.")
+    ] = None,
     misplaced: Annotated[
-        Misplaced, typer.Option(help="What is done with the user records inside the hash range where others are not.")
+        Misplaced,
+        typer.Option(help="Choose what to do with an aggregate's records inside the range if others are not."),
     ] = "keep",
-    strict: Annotated[bool, typer.Option("--strict", help="A malformed aggregate is an error.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Say the summary as JSON too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat a malformed aggregate as an error.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, too.")] = False,
 ) -> None:
     """Read every line, print every user record, then say what was dropped."""
     records, dropped = Counter[str](), Counter[str]()

@@ -7,22 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import typer
 from attrs import asdict, evolve
 from rich.console import Console
 from rich.live import Live
 
-from leasehold.adapters.cli.common.asking import AsJson, StoreUrl, SwapGoal
+from leasehold.adapters.cli.common.asking import AsJson, StoreUrl
 from leasehold.adapters.cli.common.columns import for_eyes, plain
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.lease_tables import below, cells, page
 from leasehold.adapters.cli.live import has_keys, steer
 from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
@@ -121,21 +123,22 @@ def readings(
 
 
 @app.command(help="Show who holds what, and how far they are.", epilog=MORE)
+@table_options("to")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
-    to: SwapGoal = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    by: Annotated[By | None, typer.Option(help="One row for each worker or group.")] = None,
-    every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 2.0,
-    wide: Annotated[bool, typer.Option("--wide", help="Plain text with every column, also on a screen.")] = False,
-    source: Annotated[str | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
+    by: Annotated[By | None, typer.Option(help="Show one row for each worker or group.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two looks.", parser=seconds(0.1))] = 2.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, on a screen, too.")] = False,
+    source: Annotated[str | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
     as_json: AsJson = False,
     check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
+    **options: Unpack[Options],
 ) -> None:
     """Look once, or keep watching."""
     with ending("leases", StoreError, SourceError), ExitStack() as stack:
         lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
-        table = stack.enter_context(closing(opened(store, to)))
+        table = stack.enter_context(closing(opened(store, options["to"])))
         with suppress(KeyboardInterrupt):  # the way to end a watch
             looks = readings(table, every, source=lag_source)
             if check:

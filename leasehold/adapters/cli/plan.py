@@ -76,7 +76,7 @@ def command(
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option(help="Who asks, where the input does not say: `leases --json` output.", show_default=False),
+        typer.Option(help="Ask as this worker, where the input does not say who asks.", show_default=False),
     ] = None,
 ) -> None:
     """Read one question, print one answer."""

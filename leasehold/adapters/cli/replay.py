@@ -63,15 +63,15 @@ STREAM = "handed over", "are put back at the end"
 
 @app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    dead_letters: Annotated[str, typer.Argument(help="Where the letters are, as a URL.", show_default=False)],
-    handler: Annotated[str | None, typer.Option(help="module:function, called with each record.")] = None,
-    to: Annotated[str | None, typer.Option(help="A stream to put the records back into: kinesis://….")] = None,
+    dead_letters: Annotated[str, typer.Argument(help="Read the dead letters here, a URL.", show_default=False)],
+    handler: Annotated[str | None, typer.Option(help="Call module:function with each record.")] = None,
+    to: Annotated[str | None, typer.Option(help="Put the records back into this stream: kinesis://….")] = None,
     store: Annotated[
-        str | None, typer.Option(help="A lease table of the replay's own; for letters in a stream.")
+        str | None, typer.Option(help="Keep the replay's own leases here; for letters in a stream.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="TRIM_HORIZON, or a time: where a shard of letters begins that has no lease yet."),
+        typer.Option("--from", help="Start shards of letters without a lease at TRIM_HORIZON or a time."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:

@@ -105,13 +105,17 @@ bad usage.
 @app.command(help="Set checkpoints back or forward.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
-    to: Annotated[str | None, typer.Option(help="The position or the time to set.", show_default=False)] = None,
-    shift_by: Annotated[str | None, typer.Option(help="From where each stands: -15m, +1h.")] = None,
-    plan: Annotated[str | None, typer.Option(help="A file that --dry-run --json wrote.", show_default=False)] = None,
-    key: Annotated[list[str] | None, typer.Option(help="A lease to set; may be repeated. [all]")] = None,
-    timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.", min=0)] = None,
-    sub: Annotated[int, typer.Option(help="With a number: its sub-sequence number.", min=0)] = 0,
-    offset: Annotated[str, typer.Option(help="With an event hub's number: its offset.")] = "",
+    to: Annotated[str | None, typer.Option(help="Set this position or time.", show_default=False)] = None,
+    shift_by: Annotated[str | None, typer.Option(help="Move each from where it stands: -15m, +1h.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="Carry out this file, which --dry-run --json wrote.", show_default=False)
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Set this lease; may be repeated. [all]")] = None,
+    timestamp_ms: Annotated[
+        int | None, typer.Option(help="Set this time with AT_TIMESTAMP: ms since 1970.", min=0)
+    ] = None,
+    sub: Annotated[int, typer.Option(help="Set this sub-sequence number with a number.", min=0)] = 0,
+    offset: Annotated[str, typer.Option(help="Set this offset with an event hub's number.")] = "",
     dry_run: DryRun = False,
     still_seconds: StillSeconds = STILL_SECONDS,
     even_if_owned: EvenIfOwned = False,

@@ -6,14 +6,12 @@
 3. A failed write never ends a worker. The next turn reads the table again and plans from what it contains.
 """
 
-import gc
 import logging
 import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Literal, assert_never
 
@@ -322,8 +320,7 @@ class Worker:
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
         began, rows = self.clock(), self._found(asked)
         listing = self.discovery.concerning(rows)
-        with uncollected():
-            self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, rows.reports)
+        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, rows.reports)
         me = self._asking()
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
         first = asked is None and not self.discovery.answered
@@ -673,21 +670,3 @@ def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
         return WorkerSpans()
     chosen = tracer or own_tracer()
     return WorkerSpans() if chosen is None else TracedSpans(chosen, worker)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Pause the garbage collector, for all threads; if it is off already, it stays off.
-
-    Used while the rows that were read replace all that is known about the leases, which takes some 5 µs per lease and
-    makes no request. Reading 100,000 rows creates 300,000 objects and frees as many. In between, this looks like growth
-    to the collector, which visited every object of the process two to four times and took more than half of the time.
-    If several workers of a process are in this block, the first one to leave it turns the collector on again.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

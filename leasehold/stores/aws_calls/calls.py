@@ -84,6 +84,9 @@ _NETWORK = attrgetter(
     "meta.events._emitter._handlers",
 )
 
+_WARNED = set[tuple[str, str]]()
+"""The services and the reasons for which this process has logged that boto3 makes the calls."""
+
 T = TypeVar("T")
 Attempted = HttpAnswer | BotoCoreError
 
@@ -287,7 +290,10 @@ class DirectCalls:
             self._patterns[name] = self._pattern(name, request)
         except Exception as odd:  # noqa: BLE001  the internals of boto3 may differ from those we know
             self._unknown.add(name)
-            log.info("%s goes through boto3: %s", name, said(odd))
+            why = self._service, str(odd) if isinstance(odd, _StrangeError) else said(odd)
+            if why not in _WARNED:  # each operation and each client has the same reason
+                _WARNED.add(why)
+                log.warning("%s calls go through boto3, which takes more processor time: %s", *why)
 
     def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
         """Return the pattern of this request.

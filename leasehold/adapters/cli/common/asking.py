@@ -6,8 +6,8 @@ import typer
 from rich.console import Console
 
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.inputs import configuration, settings
-from leasehold.adapters.json_form import RULES
+from leasehold.adapters.inputs import configuration_for, settings
+from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import WatchedTable, watched
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
@@ -15,26 +15,21 @@ from leasehold.stores.protocol import Store
 WATCH_SHARE = 1.2
 """How long a table is watched, in multiples of `lease_seconds`. An owner that renews nothing in that time is dead."""
 
-StoreUrl = Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)]
-SwapGoal = Annotated[
-    str | None, typer.Option("--to", help="Where `leasehold swap` moves the leases: both tables are shown.")
-]
-RuleSetName = Annotated[str, typer.Option(help=f"The fleet's: {', '.join(RULES)}.")]
-FleetLeaseSeconds = Annotated[float | None, typer.Option(help="The fleet's. [10; hubs: 120]", parser=seconds())]
-Setting = Annotated[list[str] | None, typer.Option("--set", help="Another setting of the fleet, as name=value.")]
+StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
     float | None,
-    typer.Option("--for", help="How long to watch first; 0: one look. [1.2 x lease_seconds]", parser=seconds()),
+    typer.Option("--for", help="Watch for this long first; 0: look once. [1.2 x lease_seconds]", parser=seconds()),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")]
-StillSeconds = Annotated[float, typer.Option(help="An owner silent for this long is gone.", parser=seconds())]
-EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would change.")]
+StillSeconds = Annotated[float, typer.Option(help="Treat an owner as gone after this silence.", parser=seconds())]
+EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write under a living owner, too.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def fleet_config(rules: str, lease_seconds: float | None, more: list[str] | None) -> Config:
-    """Return the fleet's configuration. Raises ValueError, which names a setting that is not valid."""
-    return configuration(settings({"rules": rules, "lease_seconds": lease_seconds}, more or []))
+def fleet_config(options: Options, source: str = "") -> Config:
+    """Return the fleet's configuration by `rules`, `lease_seconds` and `set`. Raises ValueError, naming a setting."""
+    given = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
+    return configuration_for(source, settings(given, options["set"] or ()))
 
 
 def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:

@@ -1,17 +1,16 @@
 """`leasehold doctor`: checks rights, conditional writes, clocks, the table and the cost before a fleet starts."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
-from leasehold.adapters.cli.common.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
+from leasehold.adapters.cli.common.asking import AsJson, fleet_config
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
-from leasehold.adapters.inputs import configuration_for, settings
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.doctor.attempts import well
 from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examined
+from leasehold.adapters.options import Options, options_of
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -35,23 +34,31 @@ Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
 
 
 @app.command(help="Try rights, conditional writes and clocks; say what to expect and what it costs.", epilog=MORE)
+@table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
 def command(  # noqa: PLR0917  one for each option
-    source: Annotated[str, typer.Argument(help="Where records come from, as a URL.", show_default=False)],
-    store: Annotated[str, typer.Option(help="Where leases are or will be kept, as a URL.", show_default=False)],
-    rules: RuleSetName = "minimal",
-    lease_seconds: FleetLeaseSeconds = None,
-    set_: Setting = None,
-    workers: Annotated[int | None, typer.Option(help="How many there will be. [as many as own leases]", min=1)] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="As of `consume`.", parser=seconds())] = CHECKPOINT_SECONDS,
-    write_price: Annotated[float | None, typer.Option(help="US$ for a million writes.", min=0)] = None,
-    read_price: Annotated[float | None, typer.Option(help="US$ for a million reads.", min=0)] = None,
+    source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
+    store: Annotated[str, typer.Option(help="Keep the leases here, a URL.", show_default=False)],
+    workers: Annotated[
+        int | None, typer.Option(help="Compute costs for this many workers. [as many as own leases]", min=1)
+    ] = None,
+    write_price: Annotated[
+        float | None, typer.Option(help="Compute costs by this price of a million writes, in US$.", min=0)
+    ] = None,
+    read_price: Annotated[
+        float | None, typer.Option(help="Compute costs by this price of a million reads, in US$.", min=0)
+    ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Try no right to write.")] = False,
     as_json: AsJson = False,
+    **options: Unpack[Options],
 ) -> None:
     """Examine, tell."""
     with ending("doctor"):
-        config = configuration_for(source, settings({"rules": rules, "lease_seconds": lease_seconds}, set_ or []))
-        fleet = ExaminedFleet(config, workers, checkpoint_seconds, write_price, read_price, read_only)
+        checkpoint_seconds = options_of(Options)["checkpoint_seconds"].checked(
+            options["checkpoint_seconds"], "--checkpoint-seconds"
+        )
+        fleet = ExaminedFleet(
+            fleet_config(options, source), workers, checkpoint_seconds, write_price, read_price, read_only
+        )
         examination = examined(source, store, fleet)
     if as_json:
         print(json.dumps(examination.as_json()))

@@ -3,24 +3,22 @@
 import json
 import time
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
 from leasehold.adapters.cli.common.asking import (
     AsJson,
-    FleetLeaseSeconds,
     For,
-    RuleSetName,
-    Setting,
     StoreUrl,
-    SwapGoal,
     fleet_config,
     table_of,
 )
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.options import Options
 from leasehold.balancer.contradictions import noted
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
@@ -46,26 +44,26 @@ Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 
 
 @app.command(help="Say what each worker would do now, and why a lease is where it is.", epilog=MORE)
-def command(  # noqa: PLR0917  one for each option
+@table_options("to", "rules", "lease_seconds", "set")
+def command(
     store: StoreUrl,
-    worker: Annotated[str | None, typer.Option(help="Only this worker, which need not be there yet.")] = None,
-    lease: Annotated[str | None, typer.Option(help="The story of this lease, by its key.")] = None,
-    to: SwapGoal = None,
-    rules: RuleSetName = "minimal",
-    lease_seconds: FleetLeaseSeconds = None,
-    set_: Setting = None,
+    only: Annotated[
+        str | None, typer.Option("--worker", help="Show only this worker, which need not be there yet.")
+    ] = None,
+    lease: Annotated[str | None, typer.Option(help="Tell the story of this lease, by its key.")] = None,
     span: For = None,
     as_json: AsJson = False,
+    **options: Unpack[Options],
 ) -> None:
     """Watch, plan, tell."""
     with ending("explain", StoreError):
-        if worker is not None and lease is not None:
+        if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
-        config = fleet_config(rules, lease_seconds, set_)
-        with closing(opened(store, to)) as table_store:
+        config = fleet_config(options)
+        with closing(opened(store, options["to"])) as table_store:
             table = table_of(table_store, config, span)
-        worker_plans = plans(table, config, () if worker is None else (worker,))
-        chosen = tuple(worker_plan for worker_plan in worker_plans if worker in {None, worker_plan.worker})
+        worker_plans = plans(table, config, () if only is None else (only,))
+        chosen = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
         row = next((row for row in table.leases if row.key == lease), None)
         if lease is not None and row is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")

@@ -4,18 +4,20 @@ import logging
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 import uvicorn
 
-from leasehold.adapters.cli.common.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config
+from leasehold.adapters.cli.common.asking import fleet_config
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
 from leasehold.adapters.ops.serving.app import BoundedConnection, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.options import Options
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import said
@@ -44,35 +46,34 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 
 
 @app.command(help="Serve lease tables as a live, read-only page.", epilog=MORE)
+@table_options("rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
-    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Where leases are, as URLs.")],
-    source: Annotated[list[str] | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
-    to: Annotated[
+    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Read the leases here, URLs.")],
+    source: Annotated[list[str] | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
+    goals: Annotated[
         list[str] | None,
-        typer.Option(help="Where `leasehold swap` moves the leases: both tables are shown; `-` where there is none."),
+        typer.Option("--to", help="Name the store to which `leasehold swap` moves the leases; `-` for none."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = LOOPBACK[0],
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8095,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Another name by which it may be asked.")] = None,
-    every: Annotated[float, typer.Option(help="Time between two readings.", parser=seconds(0.1))] = 2.0,
-    history: Annotated[str | None, typer.Option(help="A SQLite file for moves and lag. [memory]")] = None,
-    rules: RuleSetName = "minimal",
-    lease_seconds: FleetLeaseSeconds = None,
-    set_: Setting = None,
+    host: Annotated[str, typer.Option(help="Listen on this address.")] = LOOPBACK[0],
+    port: Annotated[int, typer.Option(help="Listen on this port; 0 takes a free one.", min=0, max=65535)] = 8095,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Answer requests by this name, too.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two readings.", parser=seconds(0.1))] = 2.0,
+    history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
+    **options: Unpack[Options],
 ) -> None:
     """Watch and serve."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ending("serve", StoreError, SourceError, OSError), suppress(Ended):  # the way to end it
-        config = fleet_config(rules, lease_seconds, set_)
+        config = fleet_config(options)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
-        if to and len(to) != len(stores):
+        if goals and len(goals) != len(stores):
             raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
         with unwinding(), ExitStack() as stack:
             record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for place, url in enumerate(stores):
-                goal = to[place] if to and to[place] != "-" else None
+                goal = goals[place] if goals and goals[place] != "-" else None
                 store = stack.enter_context(closing(opened(url, goal)))
                 lag_source = stack.enter_context(closing(stream_of(source[place]))) if source else None
                 watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)

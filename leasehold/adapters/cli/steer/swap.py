@@ -55,12 +55,15 @@ Exit status: 0 when every lease is there, or for `--status`; 1 if it was refused
 
 @app.command(help="Move the lease table of a running fleet to another store or layout.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    from_: Annotated[str, typer.Argument(metavar="FROM", help="The store of the fleet, as a URL.", show_default=False)],
-    to: Annotated[str, typer.Argument(metavar="TO", help="Its next store, as a URL.", show_default=False)],
+    from_: Annotated[
+        str,
+        typer.Argument(metavar="FROM", help="Move the leases from this store of the fleet, a URL.", show_default=False),
+    ],
+    to: Annotated[str, typer.Argument(metavar="TO", help="Move the leases to this store, a URL.", show_default=False)],
     status: Annotated[bool, typer.Option("--status", help="Show how far it is, and change nothing.")] = False,
     back: Annotated[bool, typer.Option("--back", help="Send the leases back to FROM.")] = False,
     wait: Annotated[
-        float, typer.Option(help="How long to wait for workers to say that they know TO.", parser=seconds())
+        float, typer.Option(help="Wait this long for workers to say that they know TO.", parser=seconds())
     ] = 60.0,
     create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
