@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from markdown.extensions.toc import slugify
 from pages import ROOT
 
 from leasehold_lab.standins.node import find_node
@@ -101,6 +100,11 @@ def page_of(location: str) -> str:
     return location.partition("#")[0].rstrip("/")
 
 
+def _anchor(heading: str) -> str:
+    """Return the anchor that the site gives a heading."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
 def _code(answer: str) -> Callable[[re.Match[str]], str]:
     """Return a function that leaves out blocks of code which do not contain the answer."""
     return lambda block: block[0] if answer in block[0] else ""
@@ -111,7 +115,7 @@ def words_until(location: str, answer: str) -> int | None:
     text = (ROOT / "docs" / f"{page_of(location) or 'index'}.md").read_text(encoding="utf-8")
     sections = re.split(r"(?m)^(?=#+ )", re.sub(r"(?m)^```(?:sh|python)\n(.*\n)*?```$", _code(answer), text))
     anchor = location.partition("#")[2]
-    starts = [number for number, section in enumerate(sections) if slugify(section.split("\n")[0], "-") == anchor]
+    starts = [number for number, section in enumerate(sections) if _anchor(section.split("\n")[0]) == anchor]
     read, found, _ = "".join(sections[starts[0] if starts else 0 :]).partition(answer)
     return len(read.split()) + len(answer.split()) if found else None
 
