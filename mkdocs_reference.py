@@ -17,6 +17,7 @@ from typer.main import get_command
 from leasehold.adapters.cli.main import GROUPS, app
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.json_form import RULES
+from leasehold.adapters.ops.serving.app import HELP
 from leasehold.adapters.options import Options, ProduceOptions, options_of
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
@@ -93,6 +94,11 @@ def _schemes(schemes: Mapping[str, stores.Scheme], place: str) -> str:
     return table(("URL", "options"), rows)
 
 
+def _served_metrics() -> str:
+    rows = [(f"`{name}`", "counter" if name.endswith("_total") else "gauge", text) for name, text in HELP.items()]
+    return table(("name", "kind", "what it is"), rows)
+
+
 def _commands() -> str:
     group: Any = get_command(app)
     parts = list[str]()
@@ -134,6 +140,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "producer options": lambda: _options(ProduceOptions),
     "planner settings": _planner,
     "commands": _commands,
+    "served metrics": _served_metrics,
     "source urls": lambda: _schemes(sources._SCHEMES, "…"),  # noqa: SLF001  the table that URLs are read by
     "store urls": lambda: _schemes(stores._SCHEMES, "…"),  # noqa: SLF001  likewise
 }

@@ -1,19 +1,28 @@
-"""Pages for users name only options that exist, and contain no laboratory notes."""
+"""Pages for users name what exists, completely where they have a table of it, and contain no laboratory notes."""
 
+import json
 import re
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 from pages import ROOT
 
+from leasehold.adapters.consumer import metrics
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.options import Options, ProduceOptions, options_of
+from leasehold.adapters.sources.protocol import Record
 
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
 """Whether a goal was met, how busy a machine was, and which seed failed."""
 ONLY_OF_HANDLING = {"bench_seconds", "most_wait_seconds", "least_wait_seconds"}
 """Options that `handlers.md` names as fields of Handling, beside those of `leasehold.run`."""
+
+REFUSED_BY_SPARK = {"eventhubs.connectionString", "eventhubs.startingPositions"}
+"""Options of another connector that are read to be refused, with a message that names what to use."""
 
 
 def test_settings_of_a_producer_are_options_of_produce() -> None:
@@ -27,6 +36,51 @@ def test_seconds_that_the_page_of_handlers_names_are_options() -> None:
     named = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
     assert named - {*options_of(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
     assert {each for each in ONLY_OF_HANDLING if each in named} <= {*get_type_hints(Handling)}
+
+
+def table_after(page: str, heading: str) -> list[list[str]]:
+    """Return the rows of the first table under a heading of a page, without backticks."""
+    section = (DOCS / page).read_text(encoding="utf-8").partition(f"{heading}\n")[2]
+    lines = re.search(r"(?m)(^\|.*\n)+", section)
+    assert lines, f"{page}: {heading} has no table"
+    rows = [line.strip().strip("|").replace("`", "").split("|") for line in lines[0].splitlines()]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_table_of_statuses_has_the_words_and_numbers_of_the_code() -> None:
+    """The page lists each status with the number that commands and metrics use, and no other."""
+    assert {word: int(number) for word, number, *_ in table_after("status.md", "# Statuses")} == NUMBERS
+
+
+def test_table_of_metrics_has_the_names_of_the_code() -> None:
+    """The page lists each metric that a worker exports, and no other."""
+    code = Path(metrics.__file__).read_text(encoding="utf-8")
+    exported = re.findall(r'create_counter\("(\w+)"', code) + re.findall(r"WorkerMetrics\.(\w+),", code)
+    assert sorted(row[0] for row in table_after("metrics.md", "## All metrics")) == sorted(exported)
+
+
+def test_table_of_loggers_has_the_loggers_of_the_code() -> None:
+    """The page lists each logger, and no other."""
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "leasehold").rglob("*.py"))
+    named = [name for row in table_after("logging.md", "## Choose single loggers") for name in row[0].split(", ")]
+    assert sorted(named) == sorted(set(re.findall(r'getLogger\("(leasehold\.\w+)"\)', code)))
+
+
+def test_table_of_a_dead_letter_has_the_fields_of_the_code() -> None:
+    """The page lists each field of a dead letter, and no other."""
+    dead_letter = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
+    named = [name for row in table_after("dead-letters.md", "## Dead-letter format") for name in row[0].split(", ")]
+    assert sorted(named) == sorted(json.loads(dead_letter.line))
+
+
+def test_every_option_of_spark_stands_on_a_page() -> None:
+    """Each option that the sources and sinks of Spark read is named in their reference."""
+    spark = Path(metrics.__file__).parents[1] / "spark"
+    code = "".join(path.read_text(encoding="utf-8") for path in spark.rglob("*.py"))
+    read = re.findall(r'\bgiven\.(?:text|need|number|choice|flag)\(\s*"([\w.]+)"', code)
+    pages = "".join((DOCS / f"spark-{page}.md").read_text(encoding="utf-8") for page in ("options", "writing"))
+    assert read
+    assert [name for name in read if f"`{name}`" not in pages and name not in REFUSED_BY_SPARK] == []
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))

@@ -30,19 +30,19 @@ HELP = {
     "leasehold_unowned_leases": "Unfinished leases without an owner.",
     "leasehold_workers": "Workers that hold a lease.",
     "leasehold_malformed_rows": "Rows that cannot be read as leases.",
-    "leasehold_contradictions": "What workers found that stream and table contradict each other in.",
+    "leasehold_contradictions": "Contradictions between stream and table that workers found.",
     "leasehold_lag_max_seconds": "How far the lease that is furthest behind is behind.",
     "leasehold_lag_sum_seconds": "How far all leases together are behind.",
     "leasehold_lag_is_lower_bound": "1 if the lag of a lease is a lower bound: its stream is silent.",
     "leasehold_owner_changes_total": "Changes of owner seen since the server started.",
-    "leasehold_swap_leases": "Leases of a table that is swapped, by where they are: in FROM, on their way, in TO.",
+    "leasehold_swap_leases": "Leases of a table that is swapped, by place: in FROM, on their way, in TO.",
     "leasehold_worker_leases": "Unfinished leases of a worker.",
     "leasehold_worker_target": "Leases that a worker should hold.",
     "leasehold_lease_lag_seconds": "How far a lease is behind.",
     "leasehold_lease_lag_is_lower_bound": "1 if this lease's lag is a lower bound.",
     "leasehold_lease_idle_seconds": "For how long a lease has not been renewed.",
     "leasehold_lease_kilobytes_per_second": "The throughput of a lease.",
-    "leasehold_lease_switches_total": "How often a lease passed between workers, as far as ours saw.",
+    "leasehold_lease_switches_total": "How often a lease passed between workers, as far as leasehold workers saw.",
 }
 
 
