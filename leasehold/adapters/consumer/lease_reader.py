@@ -1,13 +1,13 @@
 """Reads a held lease step by step and dispatches its records, one batch at a time.
 
-How a record travels: `Schedule` calls `LeaseReader.step` when it is due. `_next` asks the reader's state
-(`consumer/reader_state.py`) what to do next. `_begin` waits for the parents and finds the start, `_read` reads once,
-and `_deliver` dispatches the batch through `Dispatcher.begin`. While the handler runs, a step only checks on it
-(`_look_after`). When the handler ends, `_passed` acknowledges the batch or `_failed` decides what comes next. `_stored`
+How a record travels: `Schedule` calls `LeaseReader.step` when it is due. `_order` asks the reader's state
+(`consumer/reader_state.py`) what to do next, and `ReaderDriver` (`consumer/reader_driver.py`) has it done. `_read` reads
+once, and `_deliver` dispatches the batch through `Dispatcher.begin`. While the handler runs, a step only checks on it
+(`_look_after`). When the handler ends, `_passed` acknowledges the batch or `_failed` decides what comes next. `_store`
 writes the checkpoint when one is due.
 
-The state decides, and knows the marks, the waits and the faults. This module carries its orders out, and knows batches
-and handlers.
+The state decides, and knows the marks, the waits and the faults. This module has what a handler needs: batches, attempts
+and calls.
 
 1. A step reads at most once, and a reader holds at most one batch. A slow handler therefore slows only its own shard,
    and memory stays bounded.
@@ -35,16 +35,6 @@ from typing import assert_never
 from attrs import frozen
 
 from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
-from leasehold.adapters.consumer.cursor import (
-    AwaitEvent,
-    DeliverRows,
-    EndShard,
-    LeaveShard,
-    OpenReader,
-    ReadBatch,
-    ReleaseAt,
-    StoreCheckpoint,
-)
 from leasehold.adapters.consumer.dispatcher import AtWork, CallEnded, Dispatcher, GivenUp, Handover, LeaseLost, NotBegun
 from leasehold.adapters.consumer.handling import Delivery, Ending, FinalCheckpoint, Handling, Happening, Withdrawn
 from leasehold.adapters.consumer.lifecycle import (
@@ -55,12 +45,11 @@ from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.reader_driver import ReaderDriver
 from leasehold.adapters.consumer.reader_state import (
     Acknowledging,
-    BeginReading,
     ReaderOrder,
-    RequestFinalCheckpoint,
 )
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
+from leasehold.balancer.model import Position
 from leasehold.errors import DeadLetterError, StoreError
 from leasehold.stores.printable import escaped, said
 
@@ -133,71 +122,40 @@ class LeaseReader(ReaderDriver):
         self._call: tuple[Handover, Called] | None = None
 
     def _go_on(self, now: float) -> float:
-        due = self._next(now) if self._call is None else self._look_after(*self._call, now)
+        due = super()._go_on(now) if self._call is None else self._look_after(*self._call, now)
         if self._call is None and self._memory.batch is not None:
             # A batch that only waits for its next attempt may be dropped if other shards need the memory.
             self._memory.idle(due)
         return due
 
-    def _next(self, now: float) -> float:
-        """Do what the state orders. No call may be running."""
+    def _order(self, now: float) -> ReaderOrder:
         state, holding, memory = self._state, self.holding, self._memory
-        batch: Batch | None = None
-        order: ReaderOrder | RequestFinalCheckpoint | None = state.consumer_idle(
+        first = state.consumer_idle(
             now, holding.lease.checkpoint, lost=holding.lost.is_set(), leaving=holding.releasing
         )
-        if order is None:
-            batch = None if memory.batch is None else memory.take_up()
-            if memory.dropped:  # the batch waited for its next attempt, and other readers needed the memory
-                memory.dropped = False
-                self._pull.drop()
-            order = state.order(now, lost=holding.lost.is_set(), leaving=holding.releasing, expired=holding.expired)
-        match order:
-            case BeginReading():
-                return self._begin(now)
-            case OpenReader() | ReadBatch():
-                return self._read(now)
-            case DeliverRows() if batch is not None:
-                return self._deliver(batch, now)
-            case DeliverRows() | AwaitEvent():
-                # An expired lease is renewed or dropped within moments. Until then another worker might own the
-                # records (rule 3).
-                return now + EXPIRED_SECONDS if holding.expired else state.rests_until
-            case RequestFinalCheckpoint(ended):
-                return self._final_checkpoint(now, ended=ended)
-            case StoreCheckpoint():
-                return self._next(now) if self._stored(now) else self._leave("lease-lost")
-            case LeaveShard():
-                return self._leave("lease-lost")
-            case ReleaseAt(at):
-                # If the next owner withdrew its request, the lease stays here and reading goes on immediately.
-                return self._leave("stopped") if holding.release(at) else now
-            case EndShard(children):
-                worker = self._worker
-                if not end(holding, children, worker, self._cursor.acknowledged.token):
-                    return self._leave("lease-lost")
-                worker.hurry()  # the children have leases now, which may have no owner yet
-                return self._leave("shard-ended")
-            case _ as never:
-                assert_never(never)
+        if first is not None:
+            return first
+        if memory.batch is not None:
+            memory.take_up()
+        if memory.dropped:  # the batch waited for its next attempt, and other readers needed the memory
+            memory.dropped = False
+            self._pull.drop()
+        return state.order(now, lost=holding.lost.is_set(), leaving=holding.releasing, expired=holding.expired)
+
+    def _idle_until(self, now: float) -> float:
+        # An expired lease is renewed or dropped within moments. Until then another worker might own the records
+        # (rule 3).
+        return now + EXPIRED_SECONDS if self.holding.expired else self._state.rests_until
 
     # Reading
 
-    def _begin(self, now: float) -> float:
-        """Once the parents are done, open the first reader, at the checkpoint or the configured initial position."""
-        parents = self._parents(now)
-        if isinstance(parents, float):
-            return parents
-        start = self._start.find(parents)
-        if start is None:
-            return self._leave("lease-lost")
+    def _start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
         # The row keeps LATEST until a record is done; `start` is the position that LATEST stands for (L5).
         self._cursor.pinned_at(start)
         # Must come before the observer is notified: a shard that cannot be opened has not begun.
         self._pull.open()
         self._state.began()
         self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
-        return now
 
     def _read(self, now: float) -> float:
         holding, memory = self.holding, self._memory
@@ -226,6 +184,12 @@ class LeaseReader(ReaderDriver):
         self._cursor.batch_read(batch.reached, batch.children)
 
     # Dispatching
+
+    def _offer(self, now: float) -> float:
+        if (batch := self._memory.batch) is not None:
+            return self._deliver(batch, now)
+        self._pull.drop()  # the rows are no longer in memory, so they are read again
+        return now
 
     def _deliver(self, batch: Batch, now: float) -> float:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
@@ -311,22 +275,25 @@ class LeaseReader(ReaderDriver):
             return now
         return self._state.rest_until_read()
 
+    def _store(self, position: Position, now: float) -> bool:
+        # If a next owner waits, one write will carry both the lease and the position, so nothing is written here.
+        if not self.holding.checkpoint(position, unless_releasing=True):
+            return False
+        self._state.checkpoint_stored(
+            # If the lease is to go, nothing was written: the hand-off or release will carry the position.
+            None if self.holding.releasing else position,
+            now,
+            self._handling.checkpoint_seconds,
+            aligned=self.holding.grouped,
+        )
+        return True
+
     def _stored(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
         if self.holding.lost.is_set():
             return False
-        if (position := self._state.due_checkpoint(now)) is not None:
-            # If a next owner waits, one write will carry both the lease and the position, so nothing is written here.
-            if not self.holding.checkpoint(position, unless_releasing=True):
-                return False
-            self._state.checkpoint_stored(
-                # If the lease is to go, nothing was written: the hand-off or release will carry the position.
-                None if self.holding.releasing else position,
-                now,
-                self._handling.checkpoint_seconds,
-                aligned=self.holding.grouped,
-            )
-        return True
+        position = self._state.due_checkpoint(now)
+        return position is None or self._store(position, now)
 
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:
         # Records that the handler checkpointed before it raised are finished with and not delivered again.
@@ -374,7 +341,7 @@ class LeaseReader(ReaderDriver):
         self._cursor.consumer_gone()
         self._pull.drop()
 
-    def _final_checkpoint(self, now: float, *, ended: bool) -> float:
+    def _request_final(self, now: float, *, ended: bool) -> float:
         """Ask the handler for its final checkpoint, before the lease goes or at the end of the shard."""
         holding, cursor, worker, ask = self.holding, self._cursor, self._worker, self._handling.final_checkpoint
         # The handler is about to checkpoint, and another worker may have taken the lease by now.

@@ -1,7 +1,7 @@
 """Decides what the reader of one held lease does next, without I/O, a clock or a thread: events in, orders out.
 
-`ReaderState` is all that is known about the reading of one lease, from the wait for its parents to its release. A
-driver (`LeaseReader` for handlers, `ShardPrefetcher` for Spark) does what it orders and reports what happened. Its core
+`ReaderState` is what decides about the reading of one lease, from the wait for its parents to its release. A driver
+(`LeaseReader` for handlers, `ShardPrefetcher` for Spark) does what it orders and reports what happened. Its core
 is the `Cursor` with the four marks, `committed <= acknowledged <= delivered <= read`, and the cursor's table of orders
 decides once reading has begun. `ReaderState` adds what depends on time, on faults and on the kind of consumer:
 
@@ -68,7 +68,7 @@ class RequestFinalCheckpoint:
     ended: bool
 
 
-ReaderOrder = CursorOrder | BeginReading
+ReaderOrder = CursorOrder | BeginReading | RequestFinalCheckpoint
 
 
 class ReaderState:
@@ -141,17 +141,25 @@ class ReaderState:
         expired: bool,
         free: bool = True,
         room: bool = True,
+        working: bool = False,
     ) -> ReaderOrder:
         """Return what to do next.
 
         Args:
             now: The time by the worker's clock.
             lost: Whether the lease is lost.
-            leaving: Whether the lease is to be released, and no consumer is waited for.
+            leaving: Whether the lease is to be released.
             expired: Whether the lease has expired by our own clock.
             free: Whether the consumer can take rows now.
             room: Whether more may be read.
+            working: If the consumer commits: whether its next commit is waited for before the lease goes.
         """
+        if self.acknowledging == "commits" and leaving and not lost:
+            # The end of the shard, once committed, is written by this owner. Rows that no commit is awaited of are left
+            # to the next owner, although they are delivered.
+            if not (working or self.cursor.acknowledged.ended):
+                return ReleaseAt(self.cursor.storable)
+            leaving = False
         rested = now >= self.rests_until
         order = self.cursor.order(
             lost=lost,

@@ -22,7 +22,7 @@ import logging
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from threading import Condition
 
 import numpy as np
@@ -30,23 +30,18 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.cursor import Cursor, EndShard, OpenReader, ReadBatch, ShardPull, StoreCheckpoint
-from leasehold.adapters.consumer.handling import Measure
-from leasehold.adapters.consumer.lifecycle import (
-    ReadingStart,
-    ReadingWorker,
-    end,
-)
-from leasehold.adapters.consumer.reader_state import FAULT_WAITS, PARENT_WAITS, REJECTED_WAITS
-from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
+from leasehold.adapters.consumer.cursor import ShardPull
+from leasehold.adapters.consumer.handling import Happening, Measure
+from leasehold.adapters.consumer.lifecycle import ReadingWorker
+from leasehold.adapters.consumer.reader_driver import ReaderDriver
+from leasehold.adapters.consumer.reader_state import ReaderOrder
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import Held
 from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
 from leasehold.adapters.worker.holding import Holding
-from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position
-from leasehold.errors import SourceError, SourceUnavailable, StoreError
+from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -235,36 +230,34 @@ class ReadAheadState:
     closed: Callable[[], Collection[str]] = tuple
 
 
-class ShardPrefetcher:
+class ShardPrefetcher(ReaderDriver):
     """Reads one held shard ahead, and writes its checkpoint.
 
     Args:
-        member: The worker.
+        worker: The worker.
         holding: Its lease.
         shared: The state shared with the other prefetchers.
         left: Called with this prefetcher when it is finished.
     """
 
     def __init__(
-        self, member: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
+        self, worker: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
     ) -> None:
-        self.holding, self.key = holding, holding.key
-        self._member, self._shared, self._left = member, shared, left
-        self._first = ReadingStart(holding, member.source, member.config)
-        self._cursor = Cursor(holding.lease.checkpoint)
-        # Open with the epoch of this claim, so that the previous owner is disconnected (Event Hubs).
-        self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
-        self.opened = False  # whether it is known where the query continues
+        super().__init__(worker, holding, "commits", EXCLUDED_SECONDS)
+        self.key, self._shared, self._left = holding.key, shared, left
         self._behind = False  # whether the last response says that much more is there
         self._buffer = RowBuffer(shared.pace.columns)
         self._held: Held | None = None  # the last value of `held`
         self._done: Position | None = None  # committed by Spark, not yet written
         self._given = False
         self._tip = ShardTip(holding.key)
-        self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
-        self._rejections, self._asks_at = Backoff(*REJECTED_WAITS, member.uniform), -math.inf
 
     # For planning batches; call these with `shared.changed` held
+
+    @property
+    def opened(self) -> bool:
+        """Whether it is known where the query continues."""
+        return self._state.begun
 
     @property
     def held(self) -> Held | None:
@@ -315,63 +308,45 @@ class ShardPrefetcher:
         """Note that Spark has committed everything up to this position."""
         self._done = position
 
-    def step(self, now: float) -> float:
-        """Do one bounded piece of work, and return when to call again: infinity once the shard is released."""
-        try:
-            due = self._step(now)
-        except (StoreError, SourceUnavailable) as fault:
-            wait = self._faults.next()
-            self._behind = False  # so that no batch waits for a shard that cannot be read
-            self.holding.progress.failed(str(fault), now)
-            log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
-            return now + wait
-        except SourceError as fault:
-            if isinstance(fault, TransientRejection) and self._rejections.faults < REJECTED_TRIES:
-                wait = self._rejections.next()
-                self._asks_at = now + wait
-                self.holding.progress.failed(str(fault), now)
-                log.warning("shard %s: rejected, trying again in %.1f s: %s", self.key, wait, fault)
-                return now + wait
-            # Trying again would not help here, but another worker may have what is missing, such as a permission.
-            # Exclude the lease before releasing it, otherwise the next look might take it right back.
-            self._member.exclude(self.key, EXCLUDED_SECONDS)
-            self.holding.ask_release()
-            self._member.hurry()
-            text = "shard %s cannot be read here, released for %g s: %s"
-            log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
-            return now
-        self._faults.reset()
-        return due
+    def _waits(self, fault: Exception, now: float, due: float, what: str) -> float:
+        self._behind = False  # so that no batch waits for a shard that cannot be read
+        return super()._waits(fault, now, due, what)
 
-    def _step(self, now: float) -> float:
-        holding, cursor = self.holding, self._cursor
-        if holding.lost.is_set():
-            return self._leave()
-        if (done := self._writable) is not None:
+    def _order(self, now: float) -> ReaderOrder:
+        holding, cursor, lost = self.holding, self._cursor, self.holding.lost.is_set()
+        if not lost and (done := self._writable) is not None:
             cursor.consumer_acknowledged(done)
             self._written()  # the lease may already contain it
-        # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
-        waits = self._given and cursor.out and not self._shared.ending
-        if holding.releasing and not (waits or cursor.acknowledged.ended):
-            return self._leave() if holding.release(cursor.storable) else now
-        match cursor.order(expired=holding.expired, free=False):
-            # Only committed positions get here. Rows that were planned and not committed are planned again.
-            case StoreCheckpoint(to):
-                if holding.checkpoint(to):  # otherwise the lease is lost, and the sink keeps the rows Spark was given
-                    cursor.checkpoint_stored(to)
-                    self._written()
-                return self._step(now)
-            case EndShard(children):
-                member = self._member
-                if end(holding, children, member, cursor.acknowledged.token):
-                    member.hurry()
-                return self._leave()
-            case OpenReader() | ReadBatch() if (
-                not holding.releasing and now >= self._asks_at and not self._blocked(now)
-            ):
-                return self._read(now) if self.opened else self._open(now)
-            case _:
-                return now + (COMMIT_SECONDS if holding.releasing else ROOM_SECONDS)
+        leaving = holding.releasing
+        return self._state.order(
+            now,
+            lost=lost,
+            leaving=leaving,
+            expired=holding.expired,
+            free=False,
+            room=not (leaving or self._blocked(now)),
+            # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
+            working=self._given and cursor.out and not self._shared.ending,
+        )
+
+    def _idle_until(self, now: float) -> float:
+        return now + (COMMIT_SECONDS if self.holding.releasing else ROOM_SECONDS)
+
+    def _offer(self, now: float) -> float:
+        return self._idle_until(now)  # Spark takes rows itself (`take`)
+
+    def _request_final(self, now: float, *, ended: bool) -> float:  # noqa: ARG002  Spark commits without being asked
+        return self._idle_until(now)
+
+    def _store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
+        # Only committed positions get here. Rows that were planned and not committed are planned again.
+        stored = self.holding.checkpoint(
+            position
+        )  # otherwise the lease is lost, and the sink keeps what Spark was given
+        if stored:
+            self._cursor.checkpoint_stored(position)
+            self._written()
+        return stored
 
     def _written(self) -> None:
         """Drop the committed position if the lease contains it now."""
@@ -381,28 +356,24 @@ class ShardPrefetcher:
                 self._done = None
             self._shared.changed.notify_all()
 
-    def _open(self, now: float) -> float:
-        lease, member = self.holding.lease, self._member
-        parents = member.parents(lease)
-        if not readable(lease, parents):  # L12
-            self.holding.progress.excused("its parents are not done", now)
-            wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
-            return now + wait
+    def _find_start(self, parents: Mapping[str, Lease]) -> Position | None:
         # Continue where the query itself stopped. Use the lease's position only if the query knows no other.
-        start = resumed = self._shared.resume(self.holding, lease.checkpoint)
+        lease = self.holding.lease
+        resumed = self._shared.resume(self.holding, lease.checkpoint)
         if resumed == lease.checkpoint:
-            if (pinned := self._first.find(parents)) is None:  # the lease was lost while LATEST was pinned
-                return self._leave()
+            pinned = super()._find_start(parents)
             # Prefer the query's own token, which it has even if the leases of the shard's parents are gone.
-            start = evolve(pinned, token=resumed.token or pinned.token)
-        else:
-            # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.
-            log.info(
-                "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, resumed.sequence
-            )
+            return None if pinned is None else evolve(pinned, token=resumed.token or pinned.token)
+        # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.
+        log.info(
+            "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, resumed.sequence
+        )
+        return resumed
+
+    def _start_at(self, start: Position, now: float) -> None:
         with self._shared.changed:
             self._cursor.begun_at(start)
-            self.opened = True
+            self._state.began()
             self._tip.heard = now
             # Spark may have committed more while another worker held the lease. Write that as soon as rule 4 allows.
             committed = self._shared.committed(self.key)
@@ -410,12 +381,11 @@ class ShardPrefetcher:
             self._shared.changed.notify_all()
         if not start.ended:  # if the query has read the shard to its end, only that end is left to write
             self._pull.open()
-        return now
 
     def _read(self, now: float) -> float:
         if self._shared.only_now and self._tip.target is None:
             # Ask the source once the shard is opened: records that arrive from here on are for the next run.
-            self._tip.begin(self._member.source.latest(self.holding.lease), now)
+            self._tip.begin(self._worker.source.latest(self.holding.lease), now)
             self._look(now, behind=None)
         if self._tip.reached:
             self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
@@ -441,13 +411,12 @@ class ShardPrefetcher:
         # some.
         self.holding.progress.asking(now)
         batch = self._pull.read(keep)  # `keep` runs first: what follows may raise
-        if batch.answered and not batch.fault:
-            self._rejections.reset()
+        self._state.answered(batch)
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # Make at most 4.5 requests a second, measured from start to start, even if the response allows more: all
         # readers of a shard share its limit.
-        return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
+        return max(now + self._shared.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
     def _look(self, now: float, *, behind: float | None) -> None:
         """Note whether everything that was there at the start has been read."""
@@ -468,7 +437,7 @@ class ShardPrefetcher:
         self.holding.throughput.rest(now)  # otherwise a blocked query would look idle, and get more leases
         return True
 
-    def _leave(self) -> float:
+    def _leave(self, happening: Happening) -> float:  # noqa: ARG002  Spark has no observer
         self._pull.close()
         with self._shared.changed:
             # Close before notifying: a connection that is still open would get in the next owner's way.
