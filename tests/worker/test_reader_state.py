@@ -19,8 +19,8 @@ from leasehold.adapters.consumer.reader_state import (
     FAULT_WAITS,
     PARENT_WAITS,
     REJECTED_WAITS,
-    Acknowledging,
     BeginReading,
+    ConsumerKind,
     ReaderState,
     RequestFinalCheckpoint,
 )
@@ -32,9 +32,9 @@ TEN, TWENTY, THIRTY = Position("10"), Position("20"), Position("30")
 HELD: dict[str, Any] = {"lost": False, "leaving": False, "expired": False}
 
 
-def state_of(acknowledging: Acknowledging = "returns") -> ReaderState:
+def state_of(kind: ConsumerKind = "returns") -> ReaderState:
     """Return a state whose first reader is open at position 10, with the longest waits."""
-    state = ReaderState(TEN, lambda _low, high: high, acknowledging)
+    state = ReaderState(TEN, lambda _low, high: high, kind)
     state.began()
     state.cursor.reader_opened()
     return state
@@ -190,10 +190,10 @@ FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving
 
 @given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, FACTS)
 def test_no_order_skips_a_record_whatever_has_happened(
-    acknowledging: Acknowledging, events: list[tuple[str, int]], facts: dict[str, bool]
+    kind: ConsumerKind, events: list[tuple[str, int]], facts: dict[str, bool]
 ) -> None:
     """Nothing is stored that was not acknowledged, and reading goes on where the rows in memory end."""
-    state, now, finished = state_of(acknowledging), 0.0, TEN
+    state, now, finished = state_of(kind), 0.0, TEN
     for event, number in events:
         now += 0.5
         cursor = state.cursor

@@ -1,13 +1,13 @@
 """Reads a held lease step by step and dispatches its records, one batch at a time.
 
 How a record travels: `Schedule` calls `LeaseReader.step` when it is due. `_order` asks the reader's state
-(`consumer/reader_state.py`) what to do next, and `ReaderDriver` (`consumer/reader_driver.py`) has it done. `_read` reads
-once, and `_deliver` dispatches the batch through `Dispatcher.begin`. While the handler runs, a step only checks on it
-(`_look_after`). When the handler ends, `_passed` acknowledges the batch or `_failed` decides what comes next. `_store`
-writes the checkpoint when one is due.
+(`consumer/reader_state.py`) what to do next, and `ReaderDriver` (`consumer/reader_driver.py`) has it done. `_read`
+reads once, and `_deliver` dispatches the batch through `Dispatcher.begin`. While the handler runs, a step only checks
+on it (`_look_after`). When the handler ends, `_passed` acknowledges the batch or `_failed` decides what comes next.
+`_store` writes the checkpoint when one is due.
 
-The state decides, and knows the marks, the waits and the faults. This module has what a handler needs: batches, attempts
-and calls.
+The state decides, and knows the marks, the waits and the faults. This module has what a handler needs: batches,
+attempts and calls.
 
 1. A step reads at most once, and a reader holds at most one batch. A slow handler therefore slows only its own shard,
    and memory stays bounded.
@@ -44,7 +44,7 @@ from leasehold.adapters.consumer.lifecycle import (
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.reader_driver import ReaderDriver
 from leasehold.adapters.consumer.reader_state import (
-    Acknowledging,
+    ConsumerKind,
     ReaderOrder,
 )
 from leasehold.adapters.sources.protocol import Batch
@@ -114,8 +114,8 @@ class LeaseReader(ReaderDriver):
         memory: MemoryBudget | None = None,
         dispatcher: Dispatcher | None = None,
     ) -> None:
-        acknowledging: Acknowledging = "returns" if handling.final_checkpoint is None else "checkpoints"
-        super().__init__(worker, holding, acknowledging, handling.bench_seconds)
+        kind: ConsumerKind = "returns" if handling.final_checkpoint is None else "checkpoints"
+        super().__init__(worker, holding, kind, handling.bench_seconds)
         self._handling, self._dispatcher = handling, dispatcher or Dispatcher()
         self._memory = (memory or MemoryBudget()).share(holding.key)
         self._attempts = Attempts(handling, holding, worker.uniform)
@@ -298,7 +298,7 @@ class LeaseReader(ReaderDriver):
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:
         # Records that the handler checkpointed before it raised are finished with and not delivered again.
         self._state.checkpointed(self.holding.lease.checkpoint)
-        if self._state.acknowledging == "checkpoints":
+        if self._state.kind == "checkpoints":
             self._state.consumer_failed(piece.records[-1].position)
             self._begin_again()
         if isinstance(error, Ending | Withdrawn):

@@ -34,8 +34,8 @@ from leasehold.adapters.consumer.cursor import (
 from leasehold.adapters.consumer.handling import Happening
 from leasehold.adapters.consumer.lifecycle import ReadingStart, ReadingWorker, end
 from leasehold.adapters.consumer.reader_state import (
-    Acknowledging,
     BeginReading,
+    ConsumerKind,
     ReaderOrder,
     ReaderState,
     RequestFinalCheckpoint,
@@ -55,15 +55,13 @@ class ReaderDriver(ABC):
     Args:
         worker: The worker that holds the lease.
         holding: The held lease.
-        acknowledging: How the consumer acknowledges records.
+        kind: How the consumer acknowledges records.
         cooldown_seconds: How long this worker does not take the lease again after it could not be read here.
     """
 
-    def __init__(
-        self, worker: ReadingWorker, holding: Holding, acknowledging: Acknowledging, cooldown_seconds: float
-    ) -> None:
+    def __init__(self, worker: ReadingWorker, holding: Holding, kind: ConsumerKind, cooldown_seconds: float) -> None:
         self.holding, self._worker, self._cooldown_seconds = holding, worker, cooldown_seconds
-        self._state = ReaderState(holding.lease.checkpoint, worker.uniform, acknowledging)
+        self._state = ReaderState(holding.lease.checkpoint, worker.uniform, kind)
         self._cursor = self._state.cursor
         # Open with the epoch of this claim, so that the previous owner is disconnected (Event Hubs).
         self._pull = ShardPull(self._cursor, lambda at: worker.source.open(holding.claimed, at))

@@ -52,7 +52,7 @@ FAULT_WAITS = (0.2, 10.0)
 REJECTED_WAITS = (0.5, 4.0)
 """The shortest and the longest wait after a rejection that may pass by itself, in seconds."""
 
-Acknowledging = Literal["returns", "checkpoints", "commits"]
+ConsumerKind = Literal["returns", "checkpoints", "commits"]
 """How a consumer acknowledges records."""
 
 
@@ -77,7 +77,7 @@ class ReaderState:
     Args:
         checkpoint: The lease's checkpoint.
         uniform: Draws a number between two others, for waits after faults.
-        acknowledging: How the consumer acknowledges.
+        kind: How the consumer acknowledges.
 
     Attributes:
         cursor: The four marks.
@@ -93,9 +93,9 @@ class ReaderState:
         self,
         checkpoint: Position,
         uniform: Callable[[float, float], float],
-        acknowledging: Acknowledging = "returns",
+        kind: ConsumerKind = "returns",
     ) -> None:
-        self.cursor, self.acknowledging = Cursor(checkpoint), acknowledging
+        self.cursor, self.kind = Cursor(checkpoint), kind
         self.begun = self.final_requested = False
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
@@ -120,10 +120,10 @@ class ReaderState:
             leaving: Whether the lease is to be released.
         """
         cursor = self.cursor
-        if self.acknowledging == "returns":
+        if self.kind == "returns":
             # Records that were delivered but not acknowledged are delivered again.
             cursor.consumer_gone()
-        elif self.acknowledging == "checkpoints" and self.begun and not lost:
+        elif self.kind == "checkpoints" and self.begun and not lost:
             self.checkpointed(checkpoint)
             if leaving or (cursor.delivered.ended and now >= self.rests_until):
                 if not self.final_requested:
@@ -154,7 +154,7 @@ class ReaderState:
             room: Whether more may be read.
             working: If the consumer commits: whether its next commit is waited for before the lease goes.
         """
-        if self.acknowledging == "commits" and leaving and not lost:
+        if self.kind == "commits" and leaving and not lost:
             # The end of the shard, once committed, is written by this owner. Rows that no commit is awaited of are left
             # to the next owner, although they are delivered.
             if not (working or self.cursor.acknowledged.ended):
@@ -244,7 +244,7 @@ class ReaderState:
             return False
         # The source may have dropped records after the last one; these are finished with, too.
         cursor.rows_delivered(cursor.read)
-        if self.acknowledging == "returns":
+        if self.kind == "returns":
             # When a plain handler returns, it has finished with the whole batch.
             for reached in (end, batch.reached):
                 if reached is not None:
