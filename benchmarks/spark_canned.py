@@ -121,16 +121,13 @@ class Unshared:
         """Read no more."""
         self._over.set()
 
-    def hurry(self, _key: str) -> None:
-        """Nobody waits to be told."""
-
     def check(self) -> None:
         """Nothing can go wrong."""
 
     def commit(self, _ends: Mapping[str, Position]) -> None:
         """Nobody is told."""
 
-    def says(self, _key: str, _end: Position) -> bool:
+    def is_checkpointed(self, _key: str, _end: Position) -> bool:
         """Nobody has to be told."""
         return True
 
@@ -238,7 +235,7 @@ TRANSPORTS: dict[str, type[LeasedReader]] = {"fetched": LeasedReader, "by files"
 
 
 class Canned(DataSource):
-    """`canned`: options `reader`, `answer`, `leases`, and `linger` in milliseconds."""
+    """`canned`: options `reader`, `answer`, `leases`, `linger` in milliseconds, and the most `rows` of a batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -260,6 +257,9 @@ class Canned(DataSource):
         transport = "embedded" if name == "within tasks" else "fetch"
         more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
         more |= {"lease.lingerMs": self.options.get("linger", "0")}
-        given = Given({"maxBytesPerTrigger": str(BATCH_BYTES), **more})
+        size = {"maxBytesPerTrigger": str(BATCH_BYTES)}
+        if rows := self.options.get("rows"):
+            size = {"maxRowsPerTrigger": rows, "lease.bufferBytes": str(2 * USER_BYTES * int(rows) + (64 << 20))}
+        given = Given({**size, **more})
         options = lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
         return (LEASED | TRANSPORTS)[name](source_spec, options)

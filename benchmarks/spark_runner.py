@@ -140,8 +140,9 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                 number = int(asked["ShardIterator"].rpartition(" ")[2])
                 return bodies[form].replace(PLACE, b"%010d" % (number + 1))
             if wanted == "GetShardIterator":
-                # A number is that of an answer, in ten digits behind a 1, and then that of a record in it.
-                begins = int(asked.get("StartingSequenceNumber", "10000000000")[1:11])
+                # A number is 1, an answer in ten digits, and a record of it. An iterator begins with that answer.
+                number = asked.get("StartingSequenceNumber", "")
+                begins = int(number[1:11]) - 1 if number else 0
                 return json.dumps({"ShardIterator": f"shard {begins}"}).encode()
             return json.dumps({"Shards": shards} if wanted == "ListShards" else summary).encode()
 

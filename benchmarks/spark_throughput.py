@@ -157,10 +157,10 @@ def _ended(progress: Any) -> float:  # noqa: ANN401  Spark's own
     return float(began + progress.durationMs["triggerExecution"] / 1000)
 
 
-def canned(spark: SparkSession, reader: str, answer: str) -> DataFrame:
-    """What one of the readers reads."""
+def canned(spark: SparkSession, reader: str, answer: str, **more: str) -> DataFrame:
+    """What one of the readers reads, with more options."""
     leases = f"sqlite:///{tempfile.mkdtemp(prefix='leasehold-benchmark-')}/leases.db"
-    return spark.readStream.format("canned").options(reader=reader, answer=answer, leases=leases).load()
+    return spark.readStream.format("canned").options(reader=reader, answer=answer, leases=leases, **more).load()
 
 
 def rounds_of(sides: Mapping[str, Callable[[], DataFrame]], rounds: int, batches: int) -> dict[str, list[Figures]]:
@@ -280,10 +280,15 @@ def main() -> int:
     if options.here:
         with spark_session(2) as spark:
             return 0 if measured(spark, options.rounds) else 1
-    with nullcontext() if options.as_it_is else as_installed() as path:
+    return in_own_process(__file__, "--rounds", str(options.rounds), as_it_is=options.as_it_is)
+
+
+def in_own_process(script: str, *words: str, as_it_is: bool = False) -> int:
+    """Run a script with `--here` and these words where it finds the packages as a wheel has them; its exit status."""
+    with nullcontext() if as_it_is else as_installed() as path:
         # Spark's Python processes look for what is beside this file too.
         paths = [*([] if path is None else [str(path)]), str(Path(__file__).resolve().parent)]
-        ours = [sys.executable, str(Path(__file__).resolve()), "--here", "--rounds", str(options.rounds)]
+        ours = [sys.executable, str(Path(script).resolve()), "--here", *words]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         # They first look where Java was started, which must not be beside the packages that are not compiled.
         return subprocess.run(ours, env=env, cwd=path, check=False).returncode  # noqa: S603  itself

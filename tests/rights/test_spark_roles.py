@@ -64,7 +64,7 @@ def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, gi
         **beginning("kinesis", role(aws, "kinesis:*")),
         **beginning("lease", role(aws, "dynamodb:*")),
     }
-    spec, lease, *_ = KinesisLeased(given | more).asked(given | more)
+    spec, lease, *_ = KinesisLeased(given | more).parsed(given | more)
     before, reader = len(aws.asked()), LeasedReader(spec, lease)
     try:
         offset, found = reader.initialOffset(), list[bytes]()
@@ -92,7 +92,7 @@ def test_a_sink_writes_and_a_batch_reads_as_the_role(aws: Account, given: dict[s
         KinesisLeased({}).writes_to(Given(given)).writer().write(rows, tag)
     named = given | beginning("kinesis", role(aws, "kinesis:*"))
     KinesisLeased({}).writes_to(Given(named)).writer().write(rows, tag)
-    _, _, place, _ = KinesisLeased(named).asked(named)
+    _, _, place, _ = KinesisLeased(named).parsed(named)
     with closing(place.open()) as source:
         assert len(source.shards()) == 1
     client = aws.client("kinesis")

@@ -136,8 +136,8 @@ def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
     how = {"left": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
-    assert flush_due(owed=True, **how) is due
-    assert not flush_due(owed=False, **how)
+    assert flush_due(uncommitted=True, **how) is due
+    assert not flush_due(uncommitted=False, **how)
 
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])

@@ -20,7 +20,7 @@ from waiters import WAIT
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.pipeline import begun
-from leasehold.adapters.spark.processes import HIDING, told_plainly
+from leasehold.adapters.spark.processes import HIDING, plain_errors
 from leasehold.adapters.spark.stream import lease_table
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.protocol import Store
@@ -125,7 +125,7 @@ def test_a_table_that_does_not_answer_is_asked_once() -> None:
 def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of ours can be found from its traceback."""
     monkeypatch.setenv(HIDING, "")
-    with pytest.raises(KeyError), told_plainly():
+    with pytest.raises(KeyError), plain_errors():
         raise KeyError("shard-0")
     assert not os.environ[HIDING]
 

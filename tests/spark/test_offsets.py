@@ -18,12 +18,12 @@ from leasehold.adapters.spark.offsets import (
     advance,
     decode,
     encode,
-    owed,
     packed,
     resumed,
     shares,
     text_of,
     texts_of,
+    uncommitted,
     unpacked,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, at_timestamp
@@ -201,7 +201,12 @@ def test_a_flush_changes_the_text_and_nothing_else() -> None:
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
     flush = advance(before, held, {})
     assert flush == Offset(4, (("a", Range(Position("7"), Position("7"), 4)),))
-    assert [owed(before, 2), owed(before, 3), owed(flush, 3), owed(Offset(), -1)] == [True, False, False, False]
+    assert [uncommitted(before, 2), uncommitted(before, 3), uncommitted(flush, 3), uncommitted(Offset(), -1)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:

@@ -13,7 +13,7 @@ from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import Waiting
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
-from leasehold.adapters.spark.replay import UNREAD, Place, Repetition, believed, replayed
+from leasehold.adapters.spark.replay import UNREAD, Repetition, ReplayContext, delivered_keys, replayed
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.embedded.memory import MemoryStore
@@ -159,8 +159,8 @@ class Trial:
         return MemoryStore.get(self.store, ["a"])[0]
 
     @property
-    def place(self) -> Place:
-        return Place(self.store, cast("Source", self.script), columns("fake"), self.exclusive)
+    def place(self) -> ReplayContext:
+        return ReplayContext(self.store, cast("Source", self.script), columns("fake"), self.exclusive)
 
     def repetition(self) -> Repetition:
         return Repetition(self.row, self.wanted, self.place, self.waits)
@@ -263,7 +263,7 @@ def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
     assert numbers(trial.repetition()) is None
     assert trial.row.note(UNREAD) == text_of(WANTED)
     offset = Offset(1, (("a", WANTED), ("b", WANTED)))
-    assert believed(offset, trial.place) == {"b"}
+    assert delivered_keys(offset, trial.place) == {"b"}
 
 
 def test_a_repetition_that_is_called_off_reads_no_more() -> None:
@@ -389,7 +389,7 @@ def test_a_lease_that_is_gone_needs_no_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exclusive", "counts", "epoch", "believes"),
+    ("exclusive", "counts", "epoch", "was_delivered"),
     [
         (False, True, 1, True),  # any reader may read, so the batch was whole whoever owned the lease
         (True, True, 1, True),
@@ -399,15 +399,16 @@ def test_a_lease_that_is_gone_needs_no_note() -> None:
     ],
 )
 def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
-    *, exclusive: bool, counts: bool, epoch: int, believes: bool
+    *, exclusive: bool, counts: bool, epoch: int, was_delivered: bool
 ) -> None:
-    """A range that another worker may have read alone is not believed, or its rows could be lost or doubled."""
+    """A range that another worker may have read alone is not delivered, or its rows could be lost or doubled."""
     trial = Trial(Script([]), exclusive=exclusive)
     trial.store.capabilities = Capabilities(counts_owners=counts)
     for key in ("a", "gone"):
         part = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
         offset = Offset(1, ((key, part),))
-        assert believed(offset, trial.place) == (frozenset([key]) if believes or (key == "gone" and counts) else set())
+        delivered = was_delivered or (key == "gone" and counts)
+        assert delivered_keys(offset, trial.place) == (frozenset([key]) if delivered else set())
 
 
 # A whole batch

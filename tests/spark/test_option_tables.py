@@ -25,9 +25,9 @@ Options = Mapping[str, str]
 
 def dynamo(options: Options) -> dict[str, Any]:
     """Return what the source over a table's stream makes of these options."""
-    spec, lease, _, bounds = DynamoLeased(dict(options)).asked(options)
+    spec, lease, _, bounds = DynamoLeased(dict(options)).parsed(options)
     opens: Any = getattr(spec.open, "args", None)
-    return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "place": opens[1]}
+    return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "url_options": opens[1]}
 
 
 READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
@@ -84,9 +84,9 @@ def lease(name: str) -> Callable[[Any], Any]:
     return read
 
 
-def place(name: str) -> Callable[[Any], Any]:
-    """Read a field of the stream's place."""
-    return lambda asked: (asked["place"] if isinstance(asked, dict) else asked.place).get(name)
+def url_option(name: str) -> Callable[[Any], Any]:
+    """Read an option of the URL by which the stream is opened."""
+    return lambda parsed: (parsed["url_options"] if isinstance(parsed, dict) else parsed.url_options).get(name)
 
 
 Tried = tuple[str, str, Callable[[Any], Any], object, object]
@@ -117,8 +117,8 @@ OWN: dict[str, tuple[Tried, ...]] = {
         ("lease.durationMs", "17000", lease("config.lease_seconds"), 10.0, 17.0),
         ("minPartitions", "9", attrgetter("bounds.tasks"), 0, 9),
         ("kinesis.streamName", "other", attrgetter("stream"), "s", "other"),
-        ("kinesis.region", "eu-north-1", place("region"), "", "eu-north-1"),
-        ("kinesis.endpointUrl", "http://e", place("endpoint"), "", "http://e"),
+        ("kinesis.region", "eu-north-1", url_option("region"), "", "eu-north-1"),
+        ("kinesis.endpointUrl", "http://e", url_option("endpoint"), "", "http://e"),
         ("kinesis.startingPosition", "EARLIEST", lease("config.initial_position"), LATEST, TRIM_HORIZON),
         (
             "kinesis.endingPosition",
@@ -129,10 +129,10 @@ OWN: dict[str, tuple[Tried, ...]] = {
         ),
         ("lease.applicationName", "app", lease("store"), "", "dynamodb://app"),
         ("kinesis.dynamodb.tableName", "table", lease("store"), "", "dynamodb://table"),
-        ("kinesis.profile", "p", place("profile"), None, "p"),
-        ("kinesis.roleArn", ARN, place("role_arn"), None, ARN),
-        ("kinesis.wire", "json", place("wire"), "cbor", "json"),
-        ("kinesis.misplaced", "drop", place("misplaced"), "keep", "drop"),
+        ("kinesis.profile", "p", url_option("profile"), None, "p"),
+        ("kinesis.roleArn", ARN, url_option("role_arn"), None, ARN),
+        ("kinesis.wire", "json", url_option("wire"), "cbor", "json"),
+        ("kinesis.misplaced", "drop", url_option("misplaced"), "keep", "drop"),
         ("kinesis.getRecords.fetchIntervalMs", "500", attrgetter("interval_seconds"), 0.25, 0.5),
         ("kinesis.maxFetchRecordsPerShard", "7", attrgetter("shard_rows"), 100_000, 7),
         ("maxRowsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
@@ -140,8 +140,8 @@ OWN: dict[str, tuple[Tried, ...]] = {
     DYNAMO: (
         ("lease.durationMs", "17000", lease("config.lease_seconds"), 10.0, 17.0),
         ("dynamodb.tableName", "other", lambda asked: asked["table"], "t", "other"),
-        ("dynamodb.region", "eu-north-1", place("region"), None, "eu-north-1"),
-        ("dynamodb.endpointUrl", "http://e", place("endpoint"), None, "http://e"),
+        ("dynamodb.region", "eu-north-1", url_option("region"), None, "eu-north-1"),
+        ("dynamodb.endpointUrl", "http://e", url_option("endpoint"), None, "http://e"),
         (
             "dynamodb.startingPosition",
             "1700000000000",

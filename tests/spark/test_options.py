@@ -53,7 +53,7 @@ def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
     arn = "arn:aws:iam::123456789012:role/reader"
     named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
     parsed = kinesis_options({**KINESIS, **named})
-    assert {name: parsed.place[name] for name in ("role_arn", "external_id")} == {
+    assert {name: parsed.url_options[name] for name in ("role_arn", "external_id")} == {
         "role_arn": arn,
         "external_id": "x-17",
     }
@@ -211,7 +211,7 @@ def test_a_schema_of_the_users_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
 def test_the_choice_for_misplaced_aggregates_reaches_the_source(given: dict[str, str], place: str) -> None:
-    assert kinesis_options({**KINESIS, **given}).place["misplaced"] == place
+    assert kinesis_options({**KINESIS, **given}).url_options["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
 

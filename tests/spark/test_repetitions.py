@@ -58,7 +58,7 @@ def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool
 def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
-    where = replay.Place(MemoryStore(), stream, columns("fake"), exclusive=True)
+    where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
     rows = replay.Repetition(Lease("a", epoch=9), wanted, where, Event()).rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])

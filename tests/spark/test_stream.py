@@ -91,7 +91,7 @@ def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeyp
     def refused(*_given: object) -> Never:
         raise StoreError("the table is away")
 
-    monkeypatch.setattr(stream, "believed", refused)
+    monkeypatch.setattr(stream, "delivered_keys", refused)
     with pytest.raises(StoreError):
         query.plan()
     query.reader.stop()

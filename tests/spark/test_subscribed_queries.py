@@ -40,7 +40,7 @@ def reader_of(source: object) -> object:
 
 def test_live_reading_subscribes_and_a_repetition_polls() -> None:
     """A repeated batch does not take the subscription from the shard's owner."""
-    spec, *_ = KinesisLeased(GIVEN).asked(GIVEN)
+    spec, *_ = KinesisLeased(GIVEN).parsed(GIVEN)
     assert spec.again is not None
     with closing(spec.open()) as live, closing(spec.again()) as again:
         assert reader_of(live) is ArrowFanOut
@@ -50,7 +50,7 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
 def test_what_is_stored_is_polled() -> None:
     """A backfill does not wait at the pace of a subscription, and takes none from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
-    spec, *_ = KinesisLeased(options).asked(options)
+    spec, *_ = KinesisLeased(options).parsed(options)
     with closing(spec.open()) as stored:
         assert not issubclass(cast("type", reader_of(stored)), FanOut)
     assert spec.interval_seconds > 0

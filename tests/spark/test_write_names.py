@@ -48,7 +48,7 @@ def test_writes_are_named_alike_only_where_one_repeats_the_other(
         options, properties = write
         context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
         monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        return WriteNames.asked(Given(options)).first()
+        return WriteNames.from_options(Given(options)).first()
 
     first, second = tag(one), tag(other)
     assert (first.query == second.query, first.run == second.run) == (one_query, one_run)

@@ -36,20 +36,20 @@ class ShardTip:
         key: The key of the shard's lease.
         target: The latest record at the time of the request, or that time if the source has no number for the record;
             None before the request.
-        asked: When the target was requested.
+        requested_at: When the target was requested.
         heard: When a record was last read.
         reached: Whether reading has reached the target.
     """
 
     key: str
     target: Position | None = None
-    asked: float = 0.0
+    requested_at: float = 0.0
     heard: float = 0.0
     reached: bool = False
 
     def begin(self, target: Position, now: float) -> None:
         """Set the target."""
-        self.target, self.asked = target, now
+        self.target, self.requested_at = target, now
 
     def look(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
         """Note how far the shard has been read. Return whether the target has just been reached exactly, by its number.
@@ -65,7 +65,7 @@ class ShardTip:
         if not target.numbered:
             # A time of zero means that the shard never had a record. Otherwise use the lag that the source reports.
             # If records never cease, it is enough that reading is well past the time of the request.
-            past = behind is not None and now - self.asked > behind + PAST_SECONDS
+            past = behind is not None and now - self.requested_at > behind + PAST_SECONDS
             # A closed shard may return its last records in one read, and its end only in the next.
             self.reached = target.sub == 0 or (behind == 0 and not closed) or past
         elif read.order >= target.order:
@@ -142,14 +142,14 @@ class AvailableNow:
         return "" if lease.key in self._alive else f"{lease.owner} owns it and does not renew it"  # A3
 
 
-def flush_due(*, owed: bool, left: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
+def flush_due(*, uncommitted: bool, left: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
     """Return whether an AvailableNow query should plan a flush when no rows can be taken (A6).
 
     Args:
-        owed: Whether the last batch has ranges and is not committed.
+        uncommitted: Whether the last batch has ranges and is not committed.
         left: Whether shards are waited for.
         ended: Whether the last batch reached the end of a shard.
         handing_off: Whether a lease is handed off once Spark has committed.
         on_idle: Whether the options want the last batch committed when nothing is left.
     """
-    return owed and (ended or handing_off or (on_idle and not left))
+    return uncommitted and (ended or handing_off or (on_idle and not left))

@@ -108,18 +108,18 @@ def bounds_of(given: Given, source: str, since: Mapping[str, Any] | None, until:
     return Bounds(_position(since), _position(until), given.number("minPartitions", 0) or 0, source)
 
 
-def _position(told: Mapping[str, Any] | None) -> Position | None:
-    if told is None:
+def _position(position_fields: Mapping[str, Any] | None) -> Position | None:
+    if position_fields is None:
         return None
-    name = told["initial_position"]
-    return at_timestamp(told["timestamp_ms"]) if name == "AT_TIMESTAMP" else Position(name)
+    name = position_fields["initial_position"]
+    return at_timestamp(position_fields["timestamp_ms"]) if name == "AT_TIMESTAMP" else Position(name)
 
 
 class BoundedSource(Source, Sliceable, Protocol):
     """A source that knows when a shard has been read up to a time."""
 
 
-class StreamPlace(Protocol):
+class StreamLocation(Protocol):
     """A stream that the driver or an executor can open with its own credentials. It contains no secret."""
 
     @property
@@ -178,20 +178,20 @@ def moments(since_ms: int, until_ms: int, parts: int) -> list[int]:
     return [since_ms + (until_ms - since_ms) * part // parts for part in range(1, parts)]
 
 
-def planned(place: StreamPlace, bounds: Bounds, tasks: int) -> list[ShardPart]:
+def planned(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
     """Plan at least `tasks` parts if the shards allow it, with the first parts of all shards before their second ones.
 
     Raises SourceError, ValueError.
     """
     begins = bounds.begins  # check this before anything is opened
-    with closing(place.probe()) as source:
+    with closing(location.probe()) as source:
         # List the shards first, because any shard can show the service's own time.
         if not (listed := source.shards()):
             return []
         if (until := _end(source, _lease(listed[0]), bounds)) <= begins.sub:
             return []  # the batch begins later than now
         listed = source.shards()  # rule 3
-        plan = _ShardPlanner(place, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
+        plan = _ShardPlanner(location, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
         # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(plan.parts, listed))
@@ -204,7 +204,7 @@ def _end(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     # A batch must be the same however often its tasks run, so its end is one fixed time or number.
     if bounds.until is not None and bounds.until != LATEST:
         until = bounds.until.sub
-    elif _told(source, lease).last is not None:
+    elif _latest_settled(source, lease).last is not None:
         return EVER_MS
     else:
         until = source.latest(lease).sub + 1000  # include records put just now: the service tells time in seconds
@@ -221,7 +221,7 @@ def _lease(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
-def _told(source: BoundedSource, lease: Lease) -> Settled:
+def _latest_settled(source: BoundedSource, lease: Lease) -> Settled:
     """Return the last record that is there, if the source knows it."""
     return source.settled(lease, 0.0) or Settled()
 
@@ -229,15 +229,15 @@ def _told(source: BoundedSource, lease: Lease) -> Settled:
 class _ShardPlanner:
     """Cuts the shards of one slice."""
 
-    def __init__(self, place: StreamPlace, source: BoundedSource, cut: Slice, parts: int) -> None:
-        self._place, self._source, self._cut, self._parts = place, source, cut, parts
+    def __init__(self, location: StreamLocation, source: BoundedSource, cut: Slice, parts: int) -> None:
+        self._location, self._source, self._cut, self._parts = location, source, cut, parts
 
     def parts(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard. There are none if it has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
         settled = Settled()
         if self._parts > 1 or cut.until_ms == EVER_MS:
-            settled = _told(self._source, lease)
+            settled = _latest_settled(self._source, lease)
         # A task without records would open the shard, and wait at its tip until the service reports that it is empty.
         if settled.last == TRIM_HORIZON or (settled.arrived is not None and settled.arrived * 1000 < cut.begin.sub):
             return []
@@ -252,7 +252,7 @@ class _ShardPlanner:
             marks = [mark[0] for mark in firsts if mark is not None]
         spans = between(cut.begin, marks, ends)
         # Tasks read the parts of a shard at the same time, and share the service's limits on readers.
-        pause = self._place.pause_seconds * len(spans)
+        pause = self._location.pause_seconds * len(spans)
         return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in spans]
 
     def _first(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
@@ -275,18 +275,18 @@ class _ShardPlanner:
 class SlicedReader(DataSourceReader):
     """The reader of one batch, by Spark's interface."""
 
-    def __init__(self, place: StreamPlace, bounds: Bounds, cores: int) -> None:
-        self._place, self._bounds, self._tasks = place, bounds, bounds.tasks or cores
+    def __init__(self, location: StreamLocation, bounds: Bounds, cores: int) -> None:
+        self._location, self._bounds, self._tasks = location, bounds, bounds.tasks or cores
 
     def partitions(self) -> list[InputPartition]:
         """Plan the tasks, on the driver."""
-        return [*planned(self._place, self._bounds, self._tasks)]
+        return [*planned(self._location, self._bounds, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one task on an executor, the same ones however often it runs."""
         if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a partition of its own
-            with closing(self._place.open()) as source:
-                yield from PartReading(source, self._place.columns, partition).rows()
+            with closing(self._location.open()) as source:
+                yield from PartReading(source, self._location.columns, partition).rows()
 
 
 class PartReading:

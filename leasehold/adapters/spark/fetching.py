@@ -270,10 +270,10 @@ class Transport:
 def spread(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
     """Spread shards over at most `tasks` tasks: the largest first, each to the task with the fewest rows so far.
 
-    The same rows are always spread the same way, because a sink may know a row by its place in a task.
+    The same rows are always spread the same way, because a sink may know a row by its position in a task.
     """
     sized = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
-    # Sort by size and then by key, because a repeated batch must have each row in its old place.
+    # Sort by size and then by key, because a repeated batch must have each row in its old position.
     batches = [rows[key] for _, key in sized]
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:

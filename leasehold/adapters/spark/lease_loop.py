@@ -212,7 +212,7 @@ class LeaseLoop:
         """Note that a repeated batch has read these shards, so their checkpoints may be written once they are held."""
         self._shared.read.update(keys)
 
-    def says(self, key: str, position: Position) -> bool:
+    def is_checkpointed(self, key: str, position: Position) -> bool:
         """Return whether the lease's checkpoint, as last read, is at this position or later."""
         sighting = self._member.watch.sightings.get(key)
         return sighting is not None and sighting.lease.checkpoint.order >= position.order
@@ -343,11 +343,11 @@ class Waiting:
             self._seen, self._since = state, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._doing}: nothing was read for {self._seconds:g} s of {told(left)}; what was read before is "
-                "in the sink: see why they cannot be read, and start the query again"
+                f"{self._doing}: nothing was read for {self._seconds:g} s of {with_reasons(left)}; what was read "
+                "before is in the sink: see why they cannot be read, and start the query again"
             )
 
 
-def told(left: Mapping[str, str]) -> str:
+def with_reasons(left: Mapping[str, str]) -> str:
     """Return the first of these shards, each with its reason."""
     return few([f"{key} ({reason})" for key, reason in sorted(left.items())])

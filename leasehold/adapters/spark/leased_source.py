@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from leasehold.adapters.consumer.slices import Slice
-from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
+from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamLocation
 from leasehold.adapters.spark.compat import (
     TELLS_AVAILABLE_NOW,
     ReadAllAvailable,
@@ -35,7 +35,7 @@ from leasehold.adapters.spark.compat import (
 from leasehold.adapters.spark.fetching import Rows, read
 from leasehold.adapters.spark.offsets import Offset, decode, encode
 from leasehold.adapters.spark.options import Given, LeaseOptions
-from leasehold.adapters.spark.processes import end_on_signal, told_plainly, unpacking
+from leasehold.adapters.spark.processes import end_on_signal, plain_errors, unpacking
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.spark.sink import SPARKS_OWN, SinkTarget, SinkWriter, StreamSinkWriter, WriteNames
 from leasehold.adapters.spark.stream import Opened, Run
@@ -57,7 +57,7 @@ class LeasedSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
         self._given = {**self.known, **options}
-        self._read: tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds] | None = None
+        self._read: tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # The process that runs a query parses the options again, and the driver's log shows its warnings.
@@ -73,10 +73,10 @@ class LeasedSource(DataSource):
         self._reading()
         return self.DDL
 
-    def _reading(self) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
+    def _reading(self) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
         if self._read is None:
-            with told_plainly():
-                self._read = self.asked(self._given)
+            with plain_errors():
+                self._read = self.parsed(self._given)
         return self._read
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
@@ -85,7 +85,7 @@ class LeasedSource(DataSource):
         Raises ValueError for a different schema, if no lease table is named, or if the end is not a time.
         """
         spec, lease, _, bounds = self._reading()
-        with told_plainly():
+        with plain_errors():
             _refuse_another(schema, spec)
             if not lease.store:
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
@@ -96,26 +96,26 @@ class LeasedSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch, without leases. Raises ValueError for a different schema."""
-        spec, lease, place, bounds = self._reading()
-        with told_plainly():
+        spec, lease, location, bounds = self._reading()
+        with plain_errors():
             _refuse_another(schema, spec)
-            if place is None:
+            if location is None:
                 raise ValueError(
                     f"format {self.FORMAT}: there are no batches of it; readStream with trigger(availableNow=True) "
                     "reads what is there now, and ends"
                 )
             if spec.starts:
                 raise ValueError("option startingPosition: the shards of a batch begin at one time")
-        return SlicedReader(place, bounds, lease.cores)
+        return SlicedReader(location, bounds, lease.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one job. Raises ValueError if the columns or options are invalid."""
-        with told_plainly():
+        with plain_errors():
             return SinkWriter(*self._writing(schema, replaces=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's
         """Return the writer of a query. Raises ValueError if the columns or options are invalid."""
-        with told_plainly():
+        with plain_errors():
             return StreamSinkWriter(*self._writing(schema, replaces=overwrite))
 
     def _writing(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteNames]:
@@ -127,14 +127,14 @@ class LeasedSource(DataSource):
         # Read them, otherwise `done` would reject them as unknown.
         for name in SPARKS_OWN:
             options.text(name)
-        names = WriteNames.asked(options)
+        names = WriteNames.from_options(options)
         target = self.writes_to(options)
         options.done()
         target.columns.check(schema)
         return target, names
 
     @abstractmethod
-    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
+    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
         """Parse the options of reading.
 
         Raises ValueError, naming the option.
@@ -190,7 +190,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Stop once everything that is there now is read."""
         self._only_now = True
 
-    @told_plainly()
+    @plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._known.append((encode(end), end))
         return self._known[-1][0]
 
-    @told_plainly()
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a batch: the one just planned, or after a restart one that was planned earlier.
 
@@ -238,7 +238,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how far behind each shard is, for the query's `sources[].latestOffset`; None before reading."""
         return None if self._run is None else self._run.report()
 
-    @told_plainly()
+    @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the batch that ends here, because all of it is in the sink."""
         offset = self._decoded(end).named(self._source_spec.stream)
@@ -274,7 +274,7 @@ class SlicedQuery(LeasedReader):
         sliced_spec = evolve(spec, open=lambda: cut.source(spec.open()), again=None, stream=note, sliced=True)
         super().__init__(sliced_spec, options, opened)
 
-    @told_plainly()
+    @plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) ->
     return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
-def owed(start: Offset, committed: int) -> bool:
+def uncommitted(start: Offset, committed: int) -> bool:
     """Return whether Spark needs a reason to commit `start`, because it commits a batch only when it plans the next."""
     return start.number > committed and not start.empty
 

@@ -30,7 +30,7 @@ SIGNALS = 64
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Make Spark report an error that explains itself to users as one sentence, without tracebacks.
 
     The error ends the process, so the setting affects nothing later.

@@ -38,15 +38,15 @@ def register(spark: "SparkSession") -> None:
 def address_of(spark: "SparkSession") -> dict[str, str]:
     """Return where tasks reach the driver: by loopback on its own machine, else at the address that executors use."""
 
-    def said(name: str) -> str:
+    def setting(name: str) -> str:
         return (spark.conf.get(name, "") or "").strip()
 
-    if said("spark.master").startswith("local"):
+    if setting("spark.master").startswith("local"):
         return {"lease.fetchHost": LOOPBACK}
-    if any(said(name).lower() == "true" for name in ENCRYPTING) or not (host := said("spark.driver.host")):
+    if any(setting(name).lower() == "true" for name in ENCRYPTING) or not (host := setting("spark.driver.host")):
         return {}
     # Spark writes IPv6 addresses in brackets.
     return {
         "lease.fetchHost": host.strip("[]"),
-        "lease.fetchBindHost": (said("spark.driver.bindAddress") or host).strip("[]"),
+        "lease.fetchBindHost": (setting("spark.driver.bindAddress") or host).strip("[]"),
     }

@@ -28,7 +28,7 @@ from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.feed import read_through
-from leasehold.adapters.spark.lease_loop import Waiting, told
+from leasehold.adapters.spark.lease_loop import Waiting, with_reasons
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
 from leasehold.adapters.spark.rows import Columns
 from leasehold.balancer.model import Lease
@@ -52,7 +52,7 @@ ATTEMPTS = 3
 
 
 @frozen
-class Place:
+class ReplayContext:
     """Where ranges are read.
 
     Attributes:
@@ -67,25 +67,25 @@ class Place:
     columns: Columns
     exclusive: bool
 
-    def believes(self, lease: Lease, wanted: Range) -> bool:
+    def was_delivered(self, lease: Lease, wanted: Range) -> bool:
         """Return whether this range was really in a batch that Spark assumes to be complete."""
-        return not self.taken_since(lease, wanted) and not _given_up(lease, wanted)
+        return not self.may_have_another_owner(lease, wanted) and not _given_up(lease, wanted)
 
-    def taken_since(self, lease: Lease, wanted: Range) -> bool:
+    def may_have_another_owner(self, lease: Lease, wanted: Range) -> bool:
         """Return whether another worker may since own this exclusive shard. True if the store does not count owners."""
         return self.exclusive and (not self.store.capabilities.counts_owners or lease.epoch != wanted.epoch)
 
 
-def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.RecordBatch]:
+def replayed(offset: Offset, context: ReplayContext, waiting: Waiting) -> dict[str, pa.RecordBatch]:
     """Read each range again that is still there, and return the rows by lease key. Empty ranges are left out.
 
     Raises what `waiting` raises, SourceError if trying again cannot help, and StoreError.
     """
     ranges = {key: each for key, each in offset.ranges if not each.empty}
-    leases, over = _leases(ranges, place), Event()
+    leases, over = _leases(ranges, context), Event()
     # Do not wait for a range that an earlier run found to be gone.
     wanted = {key: each for key, each in ranges.items() if not _given_up(leases[key], each)}
-    again = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
+    again = {key: Repetition(leases[key], each, context, over) for key, each in wanted.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
             work = {key: pool.submit(each.rows) for key, each in again.items()}
@@ -95,7 +95,7 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
                 # Log this now and then, so that a query that waits for a stream does not look as if it hung.
                 looks += 1
                 if not looks % SAID_LOOKS:
-                    log.warning("the repeated batch waits for %s", told(left))
+                    log.warning("the repeated batch waits for %s", with_reasons(left))
                 ended, _ = wait(work.values(), LOOK_SECONDS, FIRST_EXCEPTION)
                 # A fault of one range ends the wait and the query at once. The next run repeats the batch.
                 for finished in ended:
@@ -106,29 +106,29 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
     return {key: rows for key, rows in rows_by_key.items() if rows is not None}
 
 
-def believed(offset: Offset, place: Place) -> frozenset[str]:
+def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
     """Return the shards that the sink has up to this offset once Spark has committed its batch. Raises StoreError."""
     ranges = dict(offset.ranges)
-    leases = {lease.key: lease for lease in place.store.get(ranges)}
+    leases = {lease.key: lease for lease in context.store.get(ranges)}
     # A missing row had no other owner that we know of, and it is recreated from this offset.
     seen = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
-    return frozenset(key for key, each in ranges.items() if place.believes(seen[key], each))
+    return frozenset(key for key, each in ranges.items() if context.was_delivered(seen[key], each))
 
 
 def _given_up(lease: Lease, wanted: Range) -> bool:
     return lease.note(UNREAD) == text_of(wanted)
 
 
-def _leases(wanted: Mapping[str, Range], place: Place) -> dict[str, Lease]:
+def _leases(wanted: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
     """Return the leases to open shards with. If rows are missing, make leases from the listing of shards."""
     try:
-        rows = {lease.key: lease for lease in place.store.get(wanted)}
+        rows = {lease.key: lease for lease in context.store.get(wanted)}
     except StoreError as fault:
         rows = {}
         log.warning("the leases could not be read: %s", fault)
     # The table's rows may be gone although the batch is not. Reading needs only the shard's hash range.
     if wanted.keys() - rows.keys():
-        listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in place.source.shards()}
+        listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
         rows = listed | rows
     return {key: rows.get(key, Lease(key)) for key in wanted}
 
@@ -141,13 +141,13 @@ class Repetition:
         answers: How many reads were answered.
     """
 
-    def __init__(self, lease: Lease, wanted: Range, place: Place, over: Event) -> None:
+    def __init__(self, lease: Lease, wanted: Range, context: ReplayContext, over: Event) -> None:
         self.trouble, self.answers = "it does not answer", 0
-        self._lease, self._wanted, self._place, self._over = lease, wanted, place, over
+        self._lease, self._wanted, self._context, self._over = lease, wanted, context, over
         self._cursor = Cursor(wanted.begins, until=wanted.ends)
         # Open with the epoch of the range, so that a reader with a later one is not disconnected.
         self._pull = ShardPull(
-            self._cursor, lambda start: place.source.open(evolve(self._lease, epoch=wanted.epoch), start)
+            self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=wanted.epoch), start)
         )
         self._faults = Backoff(PAUSE_SECONDS, FAULT_SECONDS_MOST)
         self._silent = self._mute = self._looked = 0.0
@@ -164,7 +164,7 @@ class Repetition:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises Trimmed if the end of the range will not come."""
-        with closing(read_through(self._pull, self._place.columns, self._lease, ended=self._over.is_set)) as answers:
+        with closing(read_through(self._pull, self._context.columns, self._lease, ended=self._over.is_set)) as answers:
             for response, rows in answers:
                 if isinstance(response, SourceUnavailable):
                     self.trouble = str(response)
@@ -187,7 +187,7 @@ class Repetition:
         if came:
             self.answers += 1
             self._silent = self._mute = self._looked = 0.0
-        elif self._place.exclusive:
+        elif self._context.exclusive:
             # An empty response proves nothing, because a link that another reader has displaced is silent too.
             self._mute += pause
             self._ask_about(self._mute)
@@ -204,7 +204,7 @@ class Repetition:
         if mute - self._looked > SILENT_SECONDS_OWNED:
             self._looked, earlier = mute, self._lease
             try:
-                self._lease = next(iter(self._place.store.get([earlier.key])), earlier)
+                self._lease = next(iter(self._context.store.get([earlier.key])), earlier)
             except StoreError as fault:
                 log.warning("lease %s cannot be read: %s", earlier.key, fault)
             # A change of owner alone proves nothing: the lease may have been claimed from a dead worker, and no one
@@ -216,7 +216,7 @@ class Repetition:
             return
         try:
             # Ask by another way than the link. This tells a shard without records from a service that is down.
-            self._place.source.latest(self._lease)
+            self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.trouble = str(fault)
             self._mute = self._looked = 0.0  # silence proves nothing while the source cannot be reached
@@ -226,10 +226,10 @@ class Repetition:
     def _note(self) -> None:
         """Note on the lease that the sink lacks this range, so that the next run does not trust Spark's commit."""
         for _ in range(ATTEMPTS):
-            for lease in self._place.store.get([self._lease.key]):
-                if self._place.taken_since(lease, self._wanted):
+            for lease in self._context.store.get([self._lease.key]):
+                if self._context.may_have_another_owner(lease, self._wanted):
                     continue  # no run will count this range as done, and our write would only disturb the owner
-                if not isinstance(self._place.store.write(AnnotateLease(lease, UNREAD, text_of(self._wanted))), Done):
+                if not isinstance(self._context.store.write(AnnotateLease(lease, UNREAD, text_of(self._wanted))), Done):
                     # The row has changed since it was read, so read it again.
                     break
             else:

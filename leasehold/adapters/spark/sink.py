@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
 from leasehold.adapters.spark.options import MIB, Given
-from leasehold.adapters.spark.processes import speak, told_plainly, unpacking
+from leasehold.adapters.spark.processes import plain_errors, speak, unpacking
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -158,7 +158,7 @@ class WriteNames:
     location: str = ""
 
     @classmethod
-    def asked(cls, given: Given) -> "WriteNames":
+    def from_options(cls, given: Given) -> "WriteNames":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
         query, batch = given.text("writer.name"), given.number("writer.batch", None, least=0)
         # With only one, two runs could have the same names, and the rows of the second would count as duplicates.
@@ -255,7 +255,7 @@ class _Writer:
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return unpacking(type(self), self.__dict__), ()
 
-    @told_plainly()
+    @plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
         return written(self._target, self._names, iterator)

@@ -21,10 +21,10 @@ from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, Read
 from leasehold.adapters.spark.feed import ReadAheadPace
 from leasehold.adapters.spark.fetching import Rows, Transport, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
-from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, owed, resumed
+from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, resumed, uncommitted
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from leasehold.adapters.spark.processes import speak
-from leasehold.adapters.spark.replay import Place, believed, replayed
+from leasehold.adapters.spark.replay import ReplayContext, delivered_keys, replayed
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -74,7 +74,9 @@ class Run:
         # Reject a swap of lease tables: it raises the epochs by which a repeated range is recognized.
         self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
         self._once_more = self._source if source_spec.again is None else source_spec.again()
-        self._place = Place(self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable)
+        self._replay_context = ReplayContext(
+            self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable
+        )
         self._transport = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
         pace = ReadAheadPace(
             source_spec.columns, options.buffer_rows, options.buffer_bytes, source_spec.interval_seconds
@@ -100,9 +102,11 @@ class Run:
         self._plans: dict[int, Plan] = {}
         self._parts: dict[int, Sequence[Rows]] = {}
         self._previous = Offset()
-        self._had: frozenset[str] = frozenset()  # the shards whose rows of `_previous` the sink is known to have
+        self._delivered_keys: frozenset[str] = (
+            frozenset()
+        )  # the shards whose rows of `_previous` the sink is known to have
         self._planned = time.monotonic()
-        self._handed: dict[str, Position] = {}
+        self._taken: dict[str, Position] = {}
         self._committed = -1
 
     def present(self, offset: Offset) -> Offset:
@@ -170,7 +174,9 @@ class Run:
             log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
         # of an exclusive source's ranges whose lease has changed owner.
-        self._had = believed(start, self._place) & (start.keys if repeated is None else set(repeated))
+        self._delivered_keys = delivered_keys(start, self._replay_context) & (
+            start.keys if repeated is None else set(repeated)
+        )
         # Write the checkpoint of a recreated row before another worker starts from it.
         done = {key: self._done(key, start, part) if repeated is None else part.begins for key, part in start.ranges}
         self._loop.commit(done)
@@ -195,7 +201,7 @@ class Run:
             # Compare offsets, not numbers: another run may have planned a different batch under the same number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._again(end) if plan is None else plan.rows
-            # A batch of an earlier run keeps its number of tasks, because a sink may know a row by its place in a task.
+            # A batch of an earlier run keeps its number of tasks, because a sink may know a row by its index in a task.
             tasks = end.tasks or self._options.tasks(len(rows))
             self._parts[end.number] = self._transport.partitions(end.number, spread(rows, tasks))
             if plan is not None:  # drop its rows only now, because making the tasks may fail
@@ -240,7 +246,7 @@ class Run:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
             enough = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
             self._loop.check()
-            if not (enough or self._handed) and self._reads_up():
+            if not (enough or self._taken) and self._reads_up():
                 self._loop.wait_until(lambda: False, IDLE_SECONDS)
                 continue
             held, taken = self._loop.take(rows, self._source_spec.shard_rows, size)
@@ -248,7 +254,7 @@ class Run:
                 ends = {key: chunk.ends for key, chunk in taken.items()}
                 end = advance(start, held, ends, self._unwritten(start, held))
                 # From here on a shard that is taken again begins after these rows: this run delivers them, or fails.
-                self._handed.update(ends)
+                self._taken.update(ends)
                 self._planned = time.monotonic()
                 rows_of = {key: chunk.rows for key, chunk in taken.items() if chunk.count}
                 end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
@@ -276,19 +282,23 @@ class Run:
         return bool(self._loop.reading_up)
 
     def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
-        is_owed, on_idle = owed(start, self._committed), self._options.flush
+        is_uncommitted, on_idle = uncommitted(start, self._committed), self._options.flush
         # A shard's children wait for its end to be committed, and it has no later rows to make Spark commit.
         ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
-            return flush_due(owed=is_owed, left=bool(left), ended=ended, handing_off=handing_off, on_idle=on_idle)
+            return flush_due(
+                uncommitted=is_uncommitted, left=bool(left), ended=ended, handing_off=handing_off, on_idle=on_idle
+            )
         idle = handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
-        return is_owed and idle and (on_idle or ended)
+        return is_uncommitted and idle and (on_idle or ended)
 
     def _unwritten(self, start: Offset, held: Mapping[str, Held]) -> list[tuple[str, Range]]:
         """Return the ends of the previous batch that are not checkpointed yet, for shards absent from this one."""
         absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
-        positions = [(key, self._handed.get(key) or self._done(key, start, part), part.epoch) for key, part in absent]
-        return [(key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.says(key, end)]
+        positions = [(key, self._taken.get(key) or self._done(key, start, part), part.epoch) for key, part in absent]
+        return [
+            (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)
+        ]
 
     def _done(self, key: str, offset: Offset, each: Range) -> Position:
         """Return how far a shard of this offset is complete in the sink."""
@@ -301,13 +311,13 @@ class Run:
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
         # Replay before joining. If a shard has one reader at a time, our lease's reader would displace the replay's.
-        rows = replayed(end, self._place, waiting)
+        rows = replayed(end, self._replay_context, waiting)
         self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
         return rows
 
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
-        if (given_to_spark := self._handed.get(holding.key)) is not None:
+        if (given_to_spark := self._taken.get(holding.key)) is not None:
             return max(given_to_spark, checkpoint, key=lambda position: position.order)
         delivered, previous = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
         start = self._source_spec.starts.get(holding.lease.shard)
@@ -319,7 +329,7 @@ class Run:
     def _delivered(self, key: str, end: Offset) -> bool:
         """Return whether the sink has all of a shard up to this end."""
         # A batch that an earlier run planned may have reached the sink in part, or not at all.
-        return end != self._previous or key in self._had
+        return end != self._previous or key in self._delivered_keys
 
 
 def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:

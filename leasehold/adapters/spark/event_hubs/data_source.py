@@ -6,7 +6,7 @@ from attrs import frozen
 
 from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
+from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamLocation
 from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, secret_of_executor
 from leasehold.adapters.spark.event_hubs.sink import hub_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
@@ -31,12 +31,12 @@ class EventHubsLeased(LeasedSource):
 
     FORMAT, DDL = "eventhubs-leased", DDL
 
-    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
         """Read one hub. A partition has one reader at a time, so it may be impossible to repeat a batch."""
         parsed = event_hubs_options(options)
         spec = SourceSpec(
             # Use an owner level, so that a process that lost the lease is disconnected when the next owner connects.
-            open=lambda: _source(HubPlace.of(parsed), parsed.secret, parsed.prefetch, exclusive=True),
+            open=lambda: _source(HubLocation.of(parsed), parsed.secret, parsed.prefetch, exclusive=True),
             columns=columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
@@ -44,7 +44,7 @@ class EventHubsLeased(LeasedSource):
             # Event Hubs ignores the case of names, and one hub must not look like two.
             stream=f"eventhubs://{parsed.namespace}/{parsed.hub}".lower(),
         )
-        return spec, parsed.lease, HubPlace.of(parsed), parsed.bounds
+        return spec, parsed.lease, HubLocation.of(parsed), parsed.bounds
 
     def writes_to(self, given: Given) -> SinkTarget:
         """Write to one hub."""
@@ -52,7 +52,7 @@ class EventHubsLeased(LeasedSource):
 
 
 @frozen
-class HubPlace:
+class HubLocation:
     """The address of a hub. The process that opens it looks up the connection string by itself.
 
     Attributes:
@@ -72,9 +72,11 @@ class HubPlace:
     keyed: bool
 
     @classmethod
-    def of(cls, asked: EventHubsOptions) -> "HubPlace":
+    def of(cls, options: EventHubsOptions) -> "HubLocation":
         """Return the address of the hub that these options name."""
-        return cls(asked.namespace, asked.hub, asked.group, asked.prefetch, asked.file, keyed=bool(asked.secret))
+        return cls(
+            options.namespace, options.hub, options.group, options.prefetch, options.file, keyed=bool(options.secret)
+        )
 
     @property
     def columns(self) -> Columns:
@@ -98,15 +100,15 @@ class HubPlace:
         return secret_of_executor(self.file, keyed=self.keyed)
 
 
-def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
-    # Import here, because the planner's process needs no client.
+def _source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
+    # Import here, because the process that only registers the format needs no client.
     from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
     if secret:
-        access = by_connection_string(secret, place.namespace, place.hub, place.group)
+        access = by_connection_string(secret, location.namespace, location.hub, location.group)
     else:
-        access = by_identity(place.namespace, place.hub, place.group)
+        access = by_identity(location.namespace, location.hub, location.group)
     return EventHubsSource(access, prefetch, exclusive=exclusive)
 
 

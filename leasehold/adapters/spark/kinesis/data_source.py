@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
+from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamLocation
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.sink import kinesis_sink
@@ -25,14 +25,14 @@ class KinesisLeased(LeasedSource):
 
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
-    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
+    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
         """Read one stream. Any worker can read a shard again, from any record."""
         parsed = kinesis_options(options)
         # Stored records are polled at the usual pace. With a consumer the service pushes events without requests.
         live = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
-            open=partial(_source, parsed.stream, {**parsed.place, "consumer": live}),
-            again=partial(_source, parsed.stream, parsed.place),
+            open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live}),
+            again=partial(_source, parsed.stream, parsed.url_options),
             columns=kinesis_rows.columns(parsed.name),
             interval_seconds=0.0 if live else parsed.interval_seconds,
             shard_rows=parsed.shard_rows,
@@ -43,7 +43,7 @@ class KinesisLeased(LeasedSource):
         return (
             spec,
             parsed.lease,
-            KinesisPlace(parsed.stream, parsed.name, parsed.place, parsed.interval_seconds),
+            KinesisLocation(parsed.stream, parsed.name, parsed.url_options, parsed.interval_seconds),
             parsed.bounds,
         )
 
@@ -53,7 +53,7 @@ class KinesisLeased(LeasedSource):
 
 
 @frozen
-class KinesisPlace:
+class KinesisLocation:
     """The address of a stream, which any process can open with its own credentials.
 
     Attributes:

@@ -78,10 +78,10 @@ class KinesisOptions:
     credentials: Mapping[str, str]
 
     @property
-    def place(self) -> dict[str, str]:
+    def url_options(self) -> dict[str, str]:
         """The address of the stream as options of a source. The environment supplies those that are ""."""
-        place = {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
-        return {**place, **self.credentials}
+        url_options = {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
+        return {**url_options, **self.credentials}
 
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:

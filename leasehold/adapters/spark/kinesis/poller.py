@@ -69,19 +69,19 @@ class ArrowPoller(Poller):
             # Nothing is dropped or de-aggregated, so make columns of the response as it is.
             batch = viewed_rows(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
-            return self._told(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
+            return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
         # Most responses of a quiet stream are empty, and making columns of nothing costs as much as a request.
         if not len(records):
-            return self._told(answer, NOTHING, None, None, 0)
+            return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
         if not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._rows(rows)
-        return evolve(self._told(answer, batch, end, ends, size), trail=trail)
+        return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
 
-    def _told(
+    def _arrow_batch(
         self,
         answer: "GetRecordsOutputTypeDef",
         rows: pa.RecordBatch,
@@ -157,11 +157,11 @@ class ArrowPoller(Poller):
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
-            place = Position(numbers[index], sub)
-            new = tag is None or not seen.again(tag, partial(place_of, key, hash_key), place)
+            position = Position(numbers[index], sub)
+            new = tag is None or not seen.again(tag, partial(place_of, key, hash_key), position)
             is_new.append(new)
             if new:
-                notes.append(() if tag is None else ((tag, place),))
+                notes.append(() if tag is None else ((tag, position),))
         self._had = seen
         self._dropped.repeated(len(is_new) - len(notes))
         return users.filter(pa.array(is_new, pa.bool_())), Trail(before, notes)
@@ -171,12 +171,12 @@ class ArrowPoller(Poller):
         # The service begins with the whole record, which may be an aggregate that is only half done.
         if self._done is None or not users.num_rows:
             return users
-        places, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
+        indices, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
         orders = [int(number) for number in numbers]
         first = next(
             (
                 row
-                for row, (index, sub) in enumerate(zip(places, subs, strict=True))
+                for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
                 if (1, orders[index], sub) > self._done
             ),
             users.num_rows,

@@ -46,11 +46,11 @@ class DynamoLeased(LeasedSource):
 
     FORMAT, DDL = "dynamodb-leased", DDL
 
-    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
+    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
         """Read one table's stream. For a day, any worker can read a shard again."""
         given = Given(options)
         table = given.need("dynamodb.tableName", "name the table, or give its stream's ARN")
-        place = {"region": given.text("dynamodb.region"), "endpoint": given.text("dynamodb.endpointUrl")}
+        url_options = {"region": given.text("dynamodb.region"), "endpoint": given.text("dynamodb.endpointUrl")}
         interval = given.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, least=INTERVAL_MS) or 0
         rows = given.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
         given.refuse(
@@ -63,7 +63,7 @@ class DynamoLeased(LeasedSource):
         lease = lease_options(given, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
         given.done()
         spec = SourceSpec(
-            open=partial(_source, table, {name: value for name, value in place.items() if value}),
+            open=partial(_source, table, {name: value for name, value in url_options.items() if value}),
             columns=columns(),
             interval_seconds=interval / 1000,
             shard_rows=rows,

@@ -1,0 +1,138 @@
+"""Queries that write from copies of one checkpointLocation, or from an older one, and what a reader is given.
+
+    python tests/integration/spark_copies.py
+
+A query reads files, one per batch, and writes their lines to a stream. Then, in turn:
+
+- options    its checkpointLocation is copied, and both go on at the same time. Each names its location in an option.
+- session    the same, but the locations are in the session's settings, which a sink does not see.
+- restored   it goes on, its checkpointLocation is replaced by the earlier copy, and it goes on again.
+
+The second one takes two files per batch, so it has other rows under the same numbers. No row may be lost. Rows that are
+delivered more than once are counted, and so are those that the reader itself says may be (`undecided`). It ends with 1
+if a row is lost, or if `options` or `session` deliver a row more often than it was written.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from standins.spark import SOON, spark_session
+
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.spark.pipeline import begun
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold_lab.demo.child import ENVIRONMENT, Child, isolate
+from leasehold_lab.demo.stage import Stream, services
+
+CASES = ("options", "session", "restored")
+FIRST, MORE, LINES, SHARDS = 8, 16, 100, 2
+WAIT_SECONDS = 900.0
+IN_SESSION = "spark.sql.streaming.checkpointLocation"
+
+
+def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
+    """Be the query of a name that writes everything that is there, so many files per batch, and ends."""
+    name, files = how
+    settings = {IN_SESSION: f"{folder}/{name}"} if case == "session" else {}
+    with spark_session(1, SOON, settings=settings) as spark:
+        lines = spark.readStream.option("maxFilesPerTrigger", files).text(f"{folder}/files")
+        writer = lines.selectExpr("value AS data", "value AS partitionKey").writeStream.format("kinesis-leased")
+        writer = writer.option("kinesis.streamName", stream).option("kinesis.endpointUrl", endpoint).queryName("q")
+        writer = writer.option("kinesis.region", ENVIRONMENT["AWS_DEFAULT_REGION"]).trigger(availableNow=True)
+        if case != "session":
+            writer = writer.option("checkpointLocation", f"{folder}/{name}/q")
+        begun(writer.start).awaitTermination()
+
+
+def wait(*queries: Child) -> None:
+    """Wait until these queries have ended well."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    for child in queries:
+        while child.running:
+            assert time.monotonic() < deadline, child.said
+            time.sleep(0.2)
+        assert child.wait() == 0, child.said
+
+
+def delivered(url: str) -> tuple[Counter[str], int]:
+    """Return how often each row is delivered, and how many the reader counts as undecided."""
+    rows, undecided = Counter[str](), 0
+    with closing(open_source(url)) as source:
+        for shard in source.shards():
+            with closing(source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)) as reader:
+                batch = reader.read()
+                while batch.records or batch.behind_seconds != 0:
+                    rows.update(record.data.decode() for record in batch.records)
+                    undecided += batch.undecided
+                    batch = reader.read()
+    return rows, undecided
+
+
+def tried(case: str, kinesis: str) -> dict[str, int | str]:
+    """Run one case, and return what a reader gets."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"leasehold-{case}-")))
+        stream = stack.enter_context(closing(Stream(kinesis, f"copies-{case}", SHARDS)))
+        (folder / "files").mkdir()
+
+        def put(first: int, count: int) -> None:
+            for number in range(first, first + count):
+                lines = "".join(f"row {number * LINES + line}\n" for line in range(LINES))
+                (folder / "files" / f"{number:03}.txt").write_text(lines)
+
+        def begin(name: str, files: int) -> Child:
+            words = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
+            child = Child(f"{name}-{files}", words, folder)
+            stack.callback(child.kill)
+            return child
+
+        put(0, FIRST)
+        wait(begin("one", 1))
+        shutil.copytree(folder / "one", folder / "two")
+        put(FIRST, MORE)
+        if case == "restored":
+            wait(begin("one", 1))
+            shutil.rmtree(folder / "one")
+            (folder / "two").rename(folder / "one")
+            wait(begin("one", 2))
+        else:
+            wait(begin("one", 1), begin("two", 2))
+        rows, undecided = delivered(stream.url)
+    sent = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
+    return {
+        "case": case,
+        "rows": len(sent),
+        "lost": len(sent - rows.keys()),
+        "twice": sum(count == 2 for count in rows.values()),
+        "more often": sum(count > 2 for count in rows.values()),
+        "undecided": undecided,
+    }
+
+
+def main() -> int:
+    """Print what came of each case."""
+    isolate()
+    bad = False
+    with ExitStack() as stack:
+        kinesis, _ = stack.enter_context(services())
+        for case in sys.argv[1:] or CASES:
+            found = tried(case, kinesis)
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+            bad |= bool(found["lost"] or found["more often"])
+    return int(bad)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--query"]:
+        query(*sys.argv[2:])
+    else:
+        sys.exit(main())
