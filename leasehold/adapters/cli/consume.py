@@ -176,7 +176,7 @@ def command(  # noqa: PLR0917  one for each option
     """Run one worker until it is told to end."""
     # Parameters have the names of the options, here and in Python. Only `set` is a built-in and gets an underscore.
     given = {name.removesuffix("_"): value for name, value in locals().items()}
-    me = worker or worker_id()
+    me = worker_id() if worker is None else worker
     options = cast("Options", {name: given[name] for name in OPTIONS} | {"worker": me})
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log == "json":
