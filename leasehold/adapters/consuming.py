@@ -235,7 +235,7 @@ def consumption(
     return Consumption(
         source=source,
         leases=leases,
-        me=values["worker"] or worker_id(),
+        me=worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
         config=config,
         handling=handling if dead_letter is None else evolve(handling, dead_letter=dead_letter),
         cut=cut,

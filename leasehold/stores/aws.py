@@ -7,6 +7,7 @@ no secrets. Callers in Python may pass their own session instead.
 No request is made here. The first request assumes the role, which is assumed again before it expires.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ ODD_ANSWER = (
 )
 """The exceptions raised while parsing a response of unexpected form, such as a proxy's page."""
 
+PROFILE_VARIABLES = frozenset({"AWS_PROFILE", "AWS_DEFAULT_PROFILE"})
+"""The environment variables that name a profile. botocore looks it up only once a client is made."""
+
 SESSION_NAME = "leasehold"
 """The name of the session of an assumed role, which CloudTrail shows."""
 
@@ -64,7 +68,8 @@ def session_of(
         A session, or None to use the credentials of the environment.
 
     Raises:
-        ValueError: If the profile does not exist, the role is invalid, or there are both a session and such options.
+        ValueError: If the profile that the URL or the environment names does not exist, the role is invalid, or there
+            are both a session and such options.
     """
     profile, role, secret = options.get("profile"), options.get("role_arn"), options.get("external_id")
     if session is not None:
@@ -75,15 +80,19 @@ def session_of(
         raise ValueError(f"{where}: option 'external_id' wants the role_arn that it is for")
     if role is not None and not ROLE.fullmatch(role):
         raise ValueError(f"{where}: option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME")
-    if profile is None and role is None:
+    ambient = profile is None and not os.environ.keys().isdisjoint(PROFILE_VARIABLES)
+    if profile is None and role is None and not ambient:
         return None
-    import boto3  # noqa: PLC0415  slow, see above
-
     core = botocore.session.Session(profile=profile)
     try:
         core.get_scoped_config()
     except ProfileNotFound:
-        raise ValueError(f"{where}: option 'profile': AWS's configuration has no profile {profile!r}") from None
+        named_by = "environment variable AWS_PROFILE" if ambient else f"{where}: option 'profile'"
+        raise ValueError(f"{named_by}: AWS's configuration has no profile {core.profile!r}") from None
+    if profile is None and role is None:
+        return None
+    import boto3  # noqa: PLC0415  slow, see above
+
     if role is not None:
         core = with_providers([assumed_role(core, role, external_id=secret)], profile)
     return boto3.Session(botocore_session=core)

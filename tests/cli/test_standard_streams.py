@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from leasehold.adapters.cli.common.standard_streams import ESCAPED, REPLACED
+
 COMMAND = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
 
 STATE = '{"leases":[],"shards":[{"id":"s-0"}],"me":{"worker":"b-1","turn":1},"config":{"rules":"kcl"}}'
@@ -75,3 +77,9 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
     assert ran_in_deleted(*words, "shop:handle") == (2, "", missing)
     opened = f"{says}leasehold consume: leases.db: unable to open database file; check the folder, the permissions "
     assert ran_in_deleted(*words, "json:dumps") == (1, "", f"{opened}and the table\n")
+
+
+def test_our_signs_are_understood_in_a_locale_without_them() -> None:
+    """A lower bound reads `>=75.0`, not `?75.0`, where output is ASCII."""
+    assert "lag ≥75.0 …é".encode("ascii", REPLACED) == b"lag >=75.0 ...?"
+    assert "lag ≥ 75.0 s é".encode("ascii", ESCAPED) == b"lag >= 75.0 s \\xe9"

@@ -134,6 +134,23 @@ def test_an_option_that_a_url_cannot_mean_is_refused(address: str, options: str,
         opened(f"{address}?{options}")
 
 
+@pytest.mark.parametrize(
+    "address", ["kinesis://orders", "dynamodb-streams://orders", "dynamodb://orders", "s3://orders"]
+)
+@pytest.mark.parametrize("variable", ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"])
+@pytest.mark.usefixtures("sts")
+def test_a_profile_that_the_environment_names_and_that_there_is_not_is_said(
+    address: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user gets a sentence, and no traceback of the client's."""
+    monkeypatch.setenv(variable, "tema")
+    opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
+    with pytest.raises(
+        ValueError, match=r"^environment variable AWS_PROFILE: AWS's configuration has no profile 'tema'$"
+    ):
+        opened(address)
+
+
 def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are read with exactly the credentials that the file names."""
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"

@@ -89,7 +89,7 @@ def command(
     **options: Unpack[Options],
 ) -> None:
     """Run one worker until it is told to end."""
-    me = options["worker"] = options["worker"] or worker_id()
+    me = options["worker"] = worker_id() if options["worker"] is None else options["worker"]
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log == "json":
         for log_handler in logging.getLogger().handlers:

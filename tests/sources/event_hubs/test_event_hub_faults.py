@@ -379,3 +379,20 @@ def test_a_fault_reads_the_same_at_each_try(text: str, shown: str) -> None:
     """Addresses of objects and tracking ids are left out, so that a fault that lasts is logged once."""
     access = Access("ns", "hub", "$Default")
     assert str(explained(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
+
+
+def test_a_failed_connection_adds_no_lines_about_objects_that_the_client_forgot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """While a proxy is down, the log does not get lines with object addresses at each try; other faults are logged."""
+
+    async def report() -> None:
+        loop = asyncio.get_running_loop()
+        for message, cause in (("Unclosed client session", "client_session"), ("Unclosed connector", "connector")):
+            loop.call_exception_handler({"message": message, cause: object()})
+        loop.call_exception_handler({"message": "a task was lost"})
+
+    background = Background()
+    background.start(report()).result(30.0)
+    background.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == ["a task was lost"]

@@ -5,6 +5,7 @@ it even writes errors to standard output. The next file that is opened gets the 
 child process would end up in that file.
 """
 
+import codecs
 import errno
 import io
 import os
@@ -16,6 +17,26 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+IN_ASCII = {"≥": ">=", "…": "..."}
+"""How our own signs are written if the locale cannot encode them. A lag of `?75.0` would not be understood."""
+
+REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
+"""The names under which Python knows our handlers of encoding errors."""
+
+
+def _in_ascii(other: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    def replaced(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        left = error.object[error.start : error.end]
+        return "".join(IN_ASCII.get(sign) or other(sign) for sign in left), error.end
+
+    return replaced
+
+
+codecs.register_error(REPLACED, _in_ascii(lambda _sign: "?"))
+codecs.register_error(ESCAPED, _in_ascii(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
 
 
 class _Output(io.FileIO):
@@ -71,7 +92,7 @@ def prepare_streams() -> None:
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # help texts are not ASCII
-            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
+            stream.reconfigure(errors=ESCAPED if stream is sys.stderr else REPLACED)
 
 
 def drop_output() -> None:

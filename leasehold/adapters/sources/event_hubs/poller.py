@@ -79,11 +79,22 @@ _FAULTS = (EventHubError, AzureError, ValueError, ImportError, OSError)
 T = TypeVar("T")
 
 
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what went wrong on the loop, as asyncio does.
+
+    Leave out that aiohttp's objects were not closed: the client forgets them whenever a connection over WebSockets
+    fails, which would add lines to the log at each try.
+    """
+    if context.keys().isdisjoint({"client_session", "connector"}):
+        loop.default_exception_handler(context)
+
+
 class Background:
     """Runs coroutines on an event loop in a thread, which ends at `close` or with the process."""
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
+        self._loop.set_exception_handler(_report)
         self._fault: BaseException | None = None
         self._thread = spawn("leasehold-event-hubs", self._run, self._failed)
 
