@@ -8,7 +8,36 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    from leasehold import balancer
+    from leasehold.balancer import (
+        LATEST,
+        SHARD_END,
+        TRIM_HORIZON,
+        Action,
+        Claim,
+        Config,
+        Create,
+        Delete,
+        EventHubs,
+        Kcl,
+        KclRust,
+        Lease,
+        Look,
+        Me,
+        Minimal,
+        Position,
+        Problem,
+        Release,
+        Renew,
+        RequestHandoff,
+        Shard,
+        Steal,
+        Watch,
+        at_timestamp,
+        look_again,
+        plan,
+        problems,
+        renewals,
+    )
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"{missing}: leasehold is here without what it needs, as where Spark's --py-files ships it; ship an "
@@ -16,7 +45,6 @@ except ModuleNotFoundError as missing:
         "everywhere",
         name=missing.name,
     ) from None
-from leasehold.balancer import *  # noqa: F403  the seam, and the values it speaks of
 from leasehold.errors import (
     DeadLetterError,
     LeaseholdError,
@@ -64,7 +92,36 @@ __all__ += [
     "Trimmed",
     "WorkerError",
 ]
-__all__ += balancer.__all__
+__all__ += [
+    "LATEST",
+    "SHARD_END",
+    "TRIM_HORIZON",
+    "Action",
+    "Claim",
+    "Config",
+    "Create",
+    "Delete",
+    "EventHubs",
+    "Kcl",
+    "KclRust",
+    "Lease",
+    "Look",
+    "Me",
+    "Minimal",
+    "Position",
+    "Problem",
+    "Release",
+    "Renew",
+    "RequestHandoff",
+    "Shard",
+    "Steal",
+    "Watch",
+    "at_timestamp",
+    "look_again",
+    "plan",
+    "problems",
+    "renewals",
+]
 
 
 def __getattr__(name: str) -> object:

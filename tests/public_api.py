@@ -13,18 +13,60 @@ NOW = FOLDER / "now.txt"
 BEFORE = FOLDER / "before.txt"
 """That of the last release; there is none before the first one, because no user can miss a name yet."""
 STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-ADDRESSES = ("leasehold", "leasehold.stores", "leasehold.adapters")
+PUBLIC = {
+    "leasehold": {
+        "a consumer or a producer is one call": "arun produce read run worker",
+        "a handler gets them": "Delivery Record",
+        "a program catches them; each is raised for another remedy": """
+        DeadLetterError LeaseholdError NotWritten OutcomeUnknown ProducerError RecordFailed RecordLate SourceError
+        SourceUnavailable StoreError Trimmed WorkerError
+        """,
+        "the seam: a consumer of one's own calls them": "look_again plan problems renewals Watch",
+        "the seam takes or returns them": "Config Lease Look Me Position Problem Shard",
+        "what `plan` can answer": "Action Claim Create Delete Release Renew RequestHandoff Steal",
+        "the rule sets": "EventHubs Kcl KclRust Minimal",
+        "where a lease starts or ends": "LATEST SHARD_END TRIM_HORIZON at_timestamp",
+    },
+    "leasehold.planner": {
+        "a reader of shards asks them what to read and what to create": "births readable",
+        "a log tells whose renewals are slow": "slow_owners",
+        "a rule set of one's own derives from it": "RuleSet",
+        "fields of `Me`, `Lease` and `Shard` have these types": "HASH_KEYS HashRange History Hole Notes Version",
+    },
+    "leasehold.stores": {
+        "a table is opened by its URL": "open_both open_store",
+        "an action becomes a write": "execute",
+        "a store of one's own implements it": "Capabilities Listing Store",
+        "a write has one of these outcomes": "Done Lost Outcome OutcomeUnknown StoreError",
+        "a write is one of these": """
+        AnnotateLease CheckpointLate CheckpointLease ClaimLease CreateLease DeleteLease GiveLease ReleaseLease
+        RenewLease RequestLease StealLease TakeBackLease WithdrawRequest Write
+        """,
+    },
+    "leasehold.adapters": {
+        "a handler with a policy of its own": "Delivery Handling by_key",
+        "a worker beside a loop of one's own": "Runner Worker",
+        "what `leasehold.run` opens by a URL": "dead_letters open_source",
+    },
+    "leasehold.spark": {
+        "a session can load and write leased streams": "register",
+        "a query goes on after temporary failures": "supervise",
+    },
+}
+"""All that users import, by its address and by the reason why it is public."""
 _MODULES = re.compile(r"\b(?:leasehold|collections|typing|attr|enum|threading)(?:\.\w+)*\.(?=\w)")
 
 
 def public_api() -> str:
     """Return a line for each name, and one for each public member of a class."""
     lines = [f"version {'.'.join(version('leasehold').split('.')[:2])}"]
-    for address in ADDRESSES:
+    for address, reasons in PUBLIC.items():
         module = import_module(address)
         lines += ["", address]
-        for name in sorted(module.__all__, key=str.lower):
-            lines += _told(name, getattr(module, name))
+        for reason, names in reasons.items():
+            lines.append(f"  # {reason}")
+            for name in sorted(names.split(), key=str.lower):
+                lines += _told(name, getattr(module, name))
     return "\n".join(lines) + "\n"
 
 

@@ -93,7 +93,6 @@ OF_STORES = {
     "serve": ["{}", "--port", "0"],
     "reset": ["{}", "--to", "trim_horizon", "--dry-run"],
     "copy-leases": ["{}", "sqlite://to.db"],
-    "tables": ["{}"],
     "consume": ["kinesis://orders?region=eu-west-1", "--store", "{}", "--events"],
 }
 OF_SOURCES = {

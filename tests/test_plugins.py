@@ -35,7 +35,8 @@ def open_url(place, options):
 """,
     "rules": """
 from attrs import frozen
-from leasehold import Claim, RuleSet
+from leasehold import Claim
+from leasehold.planner import RuleSet
 
 @frozen
 class Acme(RuleSet):

@@ -12,7 +12,9 @@ def _entries(text: str) -> dict[str, str]:
     """Return each name with its signature and its members."""
     found, name = {}, ""
     for line in text.splitlines():
-        if begun := re.match(r"  (?:class |def )?(\w+)", line):
+        if line.startswith("  #"):
+            name = ""  # the reason for the names that follow
+        elif begun := re.match(r"  (?:class |def )?(\w+)", line):
             name = begun[1]
             found[name] = ""
         if name:

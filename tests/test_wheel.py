@@ -42,7 +42,7 @@ APPLICATION = {
     "adapters/orders.py": """
 from balancer import weigh
 from leasehold import Config, Lease, Me, plan
-from leasehold.adapters import Worker, run
+from leasehold.adapters import Worker
 from leasehold.stores import open_store
 from stores import PRICES
 

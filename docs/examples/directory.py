@@ -7,10 +7,8 @@ often as you like, each time under another name, and the files are shared. Lines
 import sys
 from pathlib import Path
 
-from leasehold import TRIM_HORIZON, Config, Lease, Minimal, Position, Shard
-from leasehold.adapters import Delivery, Worker, run
-from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.stores import open_store
+from leasehold import Delivery, Lease, Position, Record, Shard, run
+from leasehold.adapters.sources.protocol import Batch
 
 
 class Directory:
@@ -70,5 +68,4 @@ def show(batch: Delivery) -> None:
 
 if __name__ == "__main__":
     folder, leases, me = sys.argv[1:]
-    config = Config(Minimal(), initial_position=TRIM_HORIZON)
-    run(Worker(store=open_store(f"sqlite://{leases}"), source=Directory(Path(folder)), me=me, config=config), show)
+    run(Directory(Path(folder)), show, leases=f"sqlite://{leases}", worker=me, initial_position="TRIM_HORIZON")

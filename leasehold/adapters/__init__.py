@@ -1,4 +1,4 @@
-"""Provides workers, sources and commands around the pure rules; a whole consumer is `run(Worker(...), handler)`.
+"""Provides workers, sources and commands around the pure rules; a whole consumer is `leasehold.run`.
 
 Names are imported when they are first used, so that a command without a worker starts quickly.
 """
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
     from leasehold.adapters.consumer.handling import Delivery, Handling, by_key
-    from leasehold.adapters.consumer.runner import Runner, run
+    from leasehold.adapters.consumer.runner import Runner
     from leasehold.adapters.sources.urls import open_source
     from leasehold.adapters.worker.worker import Worker
 
-__all__ = ["Delivery", "Handling", "Runner", "Worker", "by_key", "dead_letters", "open_source", "run"]
+__all__ = ["Delivery", "Handling", "Runner", "Worker", "by_key", "dead_letters", "open_source"]
 
 _HOMES = {
     "Delivery": "consumer.handling",
@@ -23,7 +23,6 @@ _HOMES = {
     "by_key": "consumer.handling",
     "dead_letters": "consumer.dead_letters.sinks",
     "open_source": "sources.urls",
-    "run": "consumer.runner",
 }
 
 

@@ -119,7 +119,8 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     too, the store had paused for everyone, so a gap must exceed ours by `lease_seconds`.
 
     Examples:
-        >>> from leasehold import Config, History, Me, slow_owners
+        >>> from leasehold import Config, Me
+        >>> from leasehold.planner import History, slow_owners
         >>> slow_owners(Me("worker-a", history=History(gaps=(("worker-b", 12.0),))), Config(lease_seconds=10))
         (('worker-b', 12.0),)
     """

@@ -45,7 +45,8 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
     `leases` are by key.
 
     Examples:
-        >>> from leasehold import Lease, readable
+        >>> from leasehold import Lease
+        >>> from leasehold.planner import readable
         >>> parent, child = Lease("shard-0"), Lease("shard-1", parents=("shard-0",))
         >>> readable(child, {"shard-0": parent, "shard-1": child})  # its parent is not read to its end yet
         False
@@ -172,7 +173,8 @@ def births(
         config: The settings of the group of workers.
 
     Examples:
-        >>> from leasehold import Config, Lease, Shard, births
+        >>> from leasehold import Config, Lease, Shard
+        >>> from leasehold.planner import births
         >>> child = Shard("shard-1", parents=("shard-0",))
         >>> [made.lease.key for made in births(Lease("shard-0"), [child], {}, {"shard-0", "shard-1"}, Config())]
         ['shard-1']

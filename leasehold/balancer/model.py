@@ -254,7 +254,7 @@ class Hole:
     `times` is the number of consecutive full readings that have shown it.
 
     Examples:
-        >>> from leasehold import Hole
+        >>> from leasehold.planner import Hole
         >>> Hole("", 100, 199, times=2).last
         199
     """
@@ -325,7 +325,7 @@ class History:
         gone: Leases that earlier readings contained and the latest do not, as last read, sorted by key.
 
     Examples:
-        >>> from leasehold import History
+        >>> from leasehold.planner import History
         >>> History(owners_still=30.0).fleet_still
         0.0
     """

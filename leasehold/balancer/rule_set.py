@@ -70,7 +70,8 @@ class RuleSet:
         starts_at_time: Whether children start AT_TIMESTAMP if the stream does.
 
     Examples:
-        >>> from leasehold import Kcl, Minimal, RuleSet
+        >>> from leasehold import Kcl, Minimal
+        >>> from leasehold.planner import RuleSet
         >>> [rules.name for rules in RuleSet.__subclasses__() if rules in {Kcl, Minimal}]
         ['kcl', 'minimal']
     """

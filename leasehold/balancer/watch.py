@@ -206,7 +206,8 @@ class Watch:
         back_at: The end of the first reading that succeeded after an outage.
 
     Examples:
-        >>> from leasehold import Lease, Version, Watch
+        >>> from leasehold import Lease, Watch
+        >>> from leasehold.planner import Version
         >>> row = Lease("shard-0", owner="worker-b", version=Version("7"))
         >>> watch, _ = Watch().look([row], began=0.0, ended=1.0)
         >>> watch, (lease,) = watch.look([row], began=9.0, ended=12.0)

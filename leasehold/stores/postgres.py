@@ -6,7 +6,7 @@
    If any column has changed, the row is read again and the decision is made again.
 3. Only our own columns are written, so columns added by others survive.
 4. A write is sent once. If PostgreSQL does not respond, OutcomeUnknown is raised. The next read shows what happened.
-5. Rows contain no times that leases depend on. `written` is for people and for `leasehold tables`.
+5. Rows contain no times that leases depend on. `written` is for people.
 """
 
 import json
@@ -529,31 +529,3 @@ def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
         raise ValueError("store URL: option 'table' wants a table's name, or schema.table: letters, digits and _")
     return PostgresPlace(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))
-
-
-def tables_of(place: PostgresPlace, *, all_of_them: bool) -> Iterator[tuple[str, float | None]]:
-    """Find lease tables in a database, by their columns.
-
-    Args:
-        place: The location of a table.
-        all_of_them: Yield all tables that this user may see, and not only this one.
-
-    Yields:
-        The name of a table, and when it was last written, in seconds since 1970.
-
-    Raises:
-        StoreError: If the database cannot be used.
-        OutcomeUnknown: If it cannot be reached.
-    """
-    with translated(place, PATIENCE), connect(place.conninfo(PATIENCE), autocommit=True) as connection:
-        tables = connection.execute(
-            "SELECT table_schema, table_name, table_schema = ANY(current_schemas(false)) "
-            "FROM information_schema.columns WHERE column_name = ANY(%s) AND table_schema !~ '^pg_' "
-            "GROUP BY table_schema, table_name HAVING count(*) = %s",
-            [[*COLUMNS, "written"], len(COLUMNS) + 1],
-        ).fetchall()
-        for schema, table, in_path in tables:
-            if all_of_them or (schema, table) == place.table or (in_path and (table,) == place.table):
-                last = SQL("SELECT extract(epoch FROM max(written))::float8 FROM {}").format(Identifier(schema, table))
-                (written,) = connection.execute(last).fetchall()[0]
-                yield (table if in_path else f"{schema}.{table}"), written

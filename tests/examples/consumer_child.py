@@ -14,8 +14,8 @@ from threading import Event, Lock
 from directory import Directory
 from file_sink import Fenced, FileSink
 
-from leasehold import TRIM_HORIZON, Config, Minimal
-from leasehold.adapters import Delivery, Worker, run
+from leasehold import Delivery, run
+from leasehold.adapters.options import Options
 from leasehold.stores import Outcome, Write
 from leasehold.stores.embedded.sqlite import SqliteStore
 
@@ -62,8 +62,8 @@ def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
         sys.stdout.flush()
 
     signal.signal(signal.SIGCONT, lambda _number, _frame: Interrupted.resumed.set())
-    config = Config(Minimal(), lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON)
-    run(Worker(store=Interrupted(leases), source=Directory(Path(folder)), me=me, config=config), handle)
+    options = Options(worker=me, lease_seconds=LEASE_SECONDS, initial_position="TRIM_HORIZON")
+    run(Directory(Path(folder)), handle, leases=Interrupted(leases), **options)
 
 
 if __name__ == "__main__":

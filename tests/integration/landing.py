@@ -12,13 +12,8 @@ from pathlib import Path
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # likewise
 
-from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consumer.runner import run
-from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.stores.urls import open_store
+from leasehold import Delivery, run
+from leasehold.adapters.options import Options
 
 LANDED = pa.schema(
     [
@@ -53,9 +48,8 @@ class Landing:
 def main(source: str, store: str, folder: str, name: str, seconds: str) -> int:
     """Read until told to end."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = Config(lease_seconds=float(seconds), initial_position=TRIM_HORIZON)
-    worker = Worker(store=open_store(store), source=open_source(source), me=f"{name}-{os.getpid()}", config=config)
-    run(worker, Landing(Path(folder)))
+    options = Options(worker=f"{name}-{os.getpid()}", lease_seconds=float(seconds), initial_position="TRIM_HORIZON")
+    run(source, Landing(Path(folder)), leases=store, **options)
     return 0
 
 

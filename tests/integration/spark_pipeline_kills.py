@@ -49,8 +49,8 @@ sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "source
 import kcl_jar
 from faulty_line import Line, Refused, Reset, line
 
-from leasehold.adapters.spark import run
 from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.supervision import supervise
 from leasehold.balancer.model import HASH_KEYS
 from leasehold_lab.demo.child import Child, isolate
 from leasehold_lab.demo.stage import Stream, client, put, services
@@ -110,7 +110,7 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
                     sys.stdout.flush()
             return False
 
-        run(start, ending=ending)
+        supervise(start, ending=ending)
     return 0
 
 

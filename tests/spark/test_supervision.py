@@ -9,7 +9,7 @@ from attrs import define, field
 from pyspark.sql.streaming.query import StreamingQuery
 from waiters import Clock
 
-from leasehold.adapters.spark.supervision import run
+from leasehold.adapters.spark.supervision import supervise
 
 
 @define
@@ -94,7 +94,7 @@ def test_what_passes_is_said_and_the_query_started_again(
     """One process that is killed for its memory does not end a stream until someone intervenes."""
     waits = list[float]()
     with caplog.at_level(logging.WARNING):
-        run(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
+        supervise(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
     assert len(waits) == 2
     assert all(said in record.message for record in caplog.records)
 
@@ -132,7 +132,7 @@ class Captured(RuntimeError):
 def test_a_process_of_python_that_was_killed_is_known_by_the_stack_of_java(text: str, stack: tuple[str, ...]) -> None:
     """Java may be reading from the process or writing to it when it is killed."""
     waits = list[float]()
-    run(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
+    supervise(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
 
 
@@ -147,20 +147,20 @@ def test_a_fault_of_a_disk_is_raised() -> None:
         "\tat org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream.commit(P.scala:1)",
     )
     with pytest.raises(Captured):
-        run(of(Query(full)), sleep=lambda _seconds: pytest.fail("it was started again"))
+        supervise(of(Query(full)), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
 def test_what_would_come_again_is_raised() -> None:
     """Retrying does not help after a user's mistake."""
     with pytest.raises(ValueError, match="no such column"):
-        run(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
+        supervise(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
 def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.LogCaptureFixture) -> None:
     """A call that never returns does not leave the stream unread."""
     still = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
-        run(of(still, Query()), silent_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
+        supervise(of(still, Query()), silent_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
     assert still.stopped
     assert "nothing moved in it for 60 s" in caplog.text
 
@@ -168,7 +168,7 @@ def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.L
 def test_a_query_that_idles_between_triggers_is_left_alone() -> None:
     """A stream without records is not started again every few minutes."""
     idle = Query(looks=1000)
-    run(of(idle), silent_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
+    supervise(of(idle), silent_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
     assert idle.looks == 0
 
 
@@ -177,7 +177,7 @@ def test_waits_grow_until_a_batch_is_done() -> None:
     lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
     done = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
-    run(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
+    supervise(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0
     assert max(waits[:-1]) > 15.0

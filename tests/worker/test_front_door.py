@@ -3,7 +3,6 @@
 import asyncio
 import doctest
 import gc
-import inspect
 import os
 import re
 import signal
@@ -29,7 +28,7 @@ from leasehold.adapters.consuming import consumption
 from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_of
 from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.balancer.model import at_timestamp
-from leasehold.errors import SourceError, WorkerError
+from leasehold.errors import SourceError
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
@@ -423,15 +422,6 @@ def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  
         assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [
             (None, Position(records(2)[-1].sequence_number))
         ]
-
-
-def test_old_names_go_on() -> None:
-    """Programs that use the old names still run."""
-    from leasehold.adapters import Handling, Runner, Worker, by_key, dead_letters, open_source, run  # noqa: PLC0415
-
-    assert list(inspect.signature(run).parameters)[:2] == ["worker", "handling"]
-    assert all(map(callable, (Handling, Runner, Worker, by_key, dead_letters, open_source)))
-    assert issubclass(WorkerError, Exception)
 
 
 @pytest.mark.parametrize("name", ["run", "arun", "worker", "read"])

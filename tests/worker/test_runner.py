@@ -20,7 +20,7 @@ from waiters import until
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.pool import Signal
-from leasehold.adapters.consumer.runner import Runner, run, stopping_on_signals
+from leasehold.adapters.consumer.runner import Runner, stopping_on_signals
 from leasehold.adapters.consumer.schedule import Schedule
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.threads import ThreadScheduler
@@ -39,6 +39,12 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 def _raised(fault: BaseException) -> NoReturn:
     raise fault
+
+
+def run(runner: Runner) -> None:
+    """Run until a signal ends it, as `leasehold.run` does."""
+    with stopping_on_signals(runner):
+        runner.run()
 
 
 @pytest.fixture
@@ -157,7 +163,7 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
             os.kill(os.getpid(), ending)
 
     try:
-        run(joined(store, stream_of_five()), Handling(handle, observer=lambda what, _holding: happened.append(what)))
+        run(Runner(joined(store, stream_of_five()), Handling(handle, observer=lambda what, _: happened.append(what))))
         assert signal.getsignal(ending) is before
     finally:
         signal.signal(signal.SIGHUP, hung_up)
@@ -188,7 +194,7 @@ def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
             os.kill(os.getpid(), signal.SIGHUP if len(calls) == 1 else signal.SIGTERM)
 
     try:
-        run(joined(FaultyStore(), stream_of_five()), Handling(handle))
+        run(Runner(joined(FaultyStore(), stream_of_five()), Handling(handle)))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -214,7 +220,7 @@ def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
     """A misspelled stream does not look like an empty one."""
     missing = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
-        run(joined(FaultyStore(), missing), lambda _delivery: None)
+        run(Runner(joined(FaultyStore(), missing), lambda _delivery: None))
 
 
 class Counted(Worker):

@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
 STORE is a URL: `dynamodb://table?region=…`, `sqlite:///path`, `azblob://account/container`, `s3://bucket/prefix`,
-`gcs://bucket/prefix`, `postgres://host/database`; `leasehold tables` finds them.
+`gcs://bucket/prefix`, `postgres://host/database`.
 A path after `sqlite:///` is absolute (`sqlite:///srv/orders.db` is `/srv/orders.db`), after `sqlite://` relative.
 Nothing is written, and nothing is made.
 

@@ -33,7 +33,6 @@ COMMANDS = {
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
-    "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
 }
 """Our commands, each with the module in this folder that contains its `app`, and its line in the help."""
 
@@ -48,7 +47,7 @@ LABORATORY = {
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
     "Run": ("multilang", "produce", "replay", "pipeline"),
-    "Look": ("serve", "tables", "explain", "doctor", "report"),
+    "Look": ("serve", "explain", "doctor", "report"),
     "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }

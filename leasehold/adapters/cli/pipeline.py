@@ -17,7 +17,7 @@ from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.spark.event_hubs.options import refuse_secrets
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.pipeline import session
-from leasehold.adapters.spark.supervision import run
+from leasehold.adapters.spark.supervision import supervise
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
 
@@ -68,7 +68,7 @@ def command(
             trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
             return printed.of(trigger.start())
 
-        run(start, ending=lambda: printed.more() or ending())
+        supervise(start, ending=lambda: printed.more() or ending())
         printed.more()
     except KeyboardInterrupt:
         pass  # the way to end it

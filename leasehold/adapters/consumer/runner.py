@@ -279,47 +279,6 @@ HANGUP = getattr(signal, "SIGHUP", None)
 ENDING = (signal.SIGTERM, signal.SIGINT, *((HANGUP,) if HANGUP else ()))
 
 
-def run(
-    worker: Worker,
-    handling: Handling | Handler,
-    *,
-    readers: int = READERS,
-    writers: int = WRITERS,
-    meter: Meter | None = None,
-    drain_seconds: float = DRAIN_SECONDS,
-    memory_bytes: int = MEMORY_BYTES,
-) -> None:
-    """Run a worker in this process until a signal ends it.
-
-    Outside the main thread no signals are handled; use a `Runner` and its `stop` there.
-
-    Args:
-        worker: A worker without a consumer.
-        handling: The handler and its policy; a plain function gets the default policy.
-        readers: As for `Runner`, as are the following arguments.
-        writers: How many leases may be claimed at the same time.
-        meter: Where metrics go.
-        drain_seconds: The time limit for draining.
-        memory_bytes: The memory for records that are not handled yet.
-
-    Examples:
-        >>> from leasehold.adapters import run
-        >>> def consume(worker) -> None:
-        ...     run(worker, print)  # until a signal ends it
-    """
-    runner = Runner(
-        worker,
-        handling,
-        readers=readers,
-        writers=writers,
-        meter=meter,
-        drain_seconds=drain_seconds,
-        memory_bytes=memory_bytes,
-    )
-    with stopping_on_signals(runner):
-        runner.run()
-
-
 def endings() -> list[signal.Signals]:
     """Return the signals that end a worker of this process."""
     return [number for number in ENDING if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN]

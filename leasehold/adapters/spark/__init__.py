@@ -56,17 +56,4 @@ Why nothing is skipped
    Spark repeats the batch. It never continues without them.
 """
 
-from typing import TYPE_CHECKING
-
 from leasehold.adapters.spark.registration import register as register
-
-if TYPE_CHECKING:  # pyspark is an extra
-    from leasehold.adapters.spark.supervision import run as run
-
-
-def __getattr__(name: str) -> object:
-    if name == "run":
-        from leasehold.adapters.spark.supervision import run as supervised_run  # noqa: PLC0415  pyspark is an extra
-
-        return supervised_run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

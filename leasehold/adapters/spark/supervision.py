@@ -76,7 +76,7 @@ class Silence:
         return self._clock() - self._since > self._seconds
 
 
-def run(
+def supervise(
     factory: Callable[[], StreamingQuery],
     *,
     silent_seconds: float = SILENT_SECONDS,

@@ -100,11 +100,11 @@ class Worker:
 
     Examples:
         >>> from leasehold import Config
-        >>> from leasehold.adapters import Worker, open_source, run
+        >>> from leasehold.adapters import Runner, Worker, open_source
         >>> from leasehold.stores import open_store
         >>> def consume(handler) -> None:
         ...     leases, orders = open_store("sqlite:///srv/orders.db"), open_source("kinesis://orders")
-        ...     run(Worker("worker-a", leases, orders, Config()), handler)
+        ...     Runner(Worker(store=leases, source=orders, me="worker-a", config=Config()), handler).run()
     """
 
     def __init__(

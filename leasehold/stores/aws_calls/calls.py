@@ -288,12 +288,16 @@ class DirectCalls:
             return
         try:
             self._patterns[name] = self._pattern(name, request)
+        except _StrangeError as strange:
+            self._fall_back(name, str(strange))
         except Exception as odd:  # noqa: BLE001  the internals of boto3 may differ from those we know
-            self._unknown.add(name)
-            why = self._service, str(odd) if isinstance(odd, _StrangeError) else said(odd)
-            if why not in _WARNED:  # each operation and each client has the same reason
-                _WARNED.add(why)
-                log.warning("%s calls go through boto3, which takes more processor time: %s", *why)
+            self._fall_back(name, said(odd))
+
+    def _fall_back(self, operation: str, why: str) -> None:
+        self._unknown.add(operation)
+        if (self._service, why) not in _WARNED:  # each operation and each client has the same reason
+            _WARNED.add((self._service, why))
+            log.warning("%s calls go through boto3, which takes more processor time: %s", self._service, why)
 
     def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
         """Return the pattern of this request.

@@ -11,7 +11,7 @@ import uvicorn
 from browser import Page, faults_for_readers
 from served_tables import EVIL, Table, held
 
-from leasehold.adapters.ops.serving.app import server
+from leasehold.adapters.ops.serving.app import saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.stores.writes import StealLease
@@ -53,6 +53,27 @@ def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str
         page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
         said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
         assert "Should have it: a: it holds 1 where its share is 1" in said
+        assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
+
+
+def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str, tmp_path: Path) -> None:
+    """The file shows the same as the served page."""
+    table, file = Table(), tmp_path / "page.html"
+    for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
+        placed(table, row)
+    watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
+    watcher.look()
+    file.write_text(saved_page([watcher]), encoding="utf-8")
+    with closing(Page(chromium, tmp_path, file.as_uri())) as page:
+        shown = page.until("document.querySelectorAll('#leases tbody tr').length === 3 && document.body.innerText")
+        for text in ("12.5 s", "vm-7", "memory://x", "rules minimal"):
+            assert text in shown, text
+        page.evaluate("document.querySelector('[data-sort=key]').click()")
+        keys = "[...document.querySelectorAll('#leases tbody td:first-child')].map(one => one.textContent).join()"
+        assert page.evaluate(keys) == ",".join(sorted(("s-0", "s-1", EVIL)))
+        page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
+        said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert "Should have it: a" in said
         assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
 
 

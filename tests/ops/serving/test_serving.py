@@ -24,8 +24,8 @@ from served_tables import EVIL, Table, held
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
-from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, server
-from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher
+from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, saved_page, server
+from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher, ViewWanted
 from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
@@ -35,6 +35,8 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
 from leasehold_lab.contract.actors import done, placed
+
+ALL = ViewWanted(most=sys.maxsize)
 
 
 @pytest.fixture
@@ -495,3 +497,37 @@ def told_until_closed(connection: socket.socket) -> bytes:
         while more := connection.recv(65536):
             told += more
     return told
+
+
+def test_a_saved_page_has_what_the_served_one_asks_for(watcher: TableWatcher) -> None:
+    """The file explains each lease and worker without a server, and no name ends the script that has the data."""
+    page = saved_page([watcher])
+    assert (page.count("<script"), page.count("</script>"), page.count("src="), page.count("stylesheet")) == (
+        2,
+        2,
+        0,
+        0,
+    )
+    data = json.loads(page.partition('id="saved">')[2].partition("</script>")[0])
+    (table,), (group,) = data["tables"], data["groups"]
+    assert group["store"] == "memory://x"
+    assert [row["key"] for row in table["view"]["rows"]] == [row["key"] for row in watcher.view(ALL)["rows"]]
+    assert table["lease"]["s-0"] == watcher.explain(None, "s-0")
+    assert table["worker"] == {name: watcher.explain(name, None) for name in ("a", "b")}
+
+
+def test_serve_once_writes_the_page_and_ends(tmp_path: Path) -> None:
+    """A report for a ticket needs no server; a table that cannot be read leaves no file."""
+    url, page = f"sqlite://{tmp_path}/leases.db", tmp_path / "page.html"
+    with closing(SqliteStore(f"{tmp_path}/leases.db")) as store:
+        placed(store, Lease("s-9", checkpoint=SHARD_END))
+    done_once = CliRunner().invoke(app, [url, "--once", str(page)])
+    assert (done_once.exit_code, done_once.output) == (0, "")
+    assert "s-9" in page.read_text(encoding="utf-8")
+    for words, status, says in (
+        ([url, "--once", str(tmp_path)], 2, "--once: "),
+        ([f"sqlite://{tmp_path}/none.db", "--once", str(tmp_path / "none.html")], 1, "none.db"),
+    ):
+        refused = CliRunner().invoke(app, words)
+        assert (refused.exit_code, says in refused.output) == (status, True)
+    assert not (tmp_path / "none.html").exists()

@@ -2,8 +2,10 @@
 
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Annotated, Unpack
 
 import typer
@@ -14,11 +16,12 @@ from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
-from leasehold.adapters.ops.serving.app import BoundedConnection, server
+from leasehold.adapters.ops.serving.app import BoundedConnection, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.options import Options
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
+from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import said
 from leasehold.stores.urls import name_of
@@ -30,6 +33,7 @@ LOOPBACK = ("127.0.0.1", "localhost")
 MORE = """
     leasehold serve sqlite:///srv/orders.db
     leasehold serve 'dynamodb://orders-app?region=eu-central-1' --history moves.db
+    leasehold serve sqlite:///srv/orders.db --once page.html
 
 The page shows who holds what, lag, moves as they happen with their rules, and explains a lease or a worker at a click.
 Beside it: `/leases.json`, `/metrics` for Prometheus, `/healthz` (503 unless the status of every group is OK, as
@@ -40,6 +44,8 @@ be reached from others, and has no login: put a proxy before it. Requests by ano
 `--allow-host` are refused. While `leasehold swap` moves the leases of a STORE, `--to` shows both tables as one, and
 which of them has each lease. `--source` asks the stream for lag that no row
 tells. Both are given once for each STORE, in their order.
+
+`--once FILE` writes the page as one file and ends, once the status of every lease is known, or after two minutes.
 
 Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be used, 2 on bad usage.
 """
@@ -57,6 +63,7 @@ def command(  # noqa: PLR0917  one for each option
     host: Annotated[str, typer.Option(help="Listen on this address.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(help="Listen on this port; 0 takes a free one.", min=0, max=65535)] = 8095,
     allow_host: Annotated[list[str] | None, typer.Option(help="Answer requests by this name, too.")] = None,
+    once: Annotated[Path | None, typer.Option(help="Write the page to this file, and end. It needs no server.")] = None,
     every: Annotated[float, typer.Option(help="Wait this long between two readings.", parser=seconds(0.1))] = 2.0,
     history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
     **options: Unpack[Options],
@@ -78,9 +85,31 @@ def command(  # noqa: PLR0917  one for each option
                 lag_source = stack.enter_context(closing(stream_of(source[place]))) if source else None
                 watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
+            if once is not None:
+                _write(watchers, once, every)
+                return
             for watcher in watchers:
                 watcher.start()
             _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
+
+
+def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
+    """Read the tables until the status of every lease is known, for at most two minutes, and write the page.
+
+    Raises StoreError if a table cannot be read.
+    """
+    if not file.parent.is_dir() or file.is_dir():
+        raise ValueError(f"--once: {file} cannot be written; name a file in a folder that is there")
+    until = time.monotonic() + STEPS * STEP_SECONDS
+    while True:
+        for watcher in watchers:
+            watcher.try_look()
+            if watcher.seen.table is None:
+                raise StoreError(f"{watcher.name}: {watcher.seen.trouble}")
+        if time.monotonic() >= until or all(watcher.known for watcher in watchers):
+            break
+        time.sleep(every)
+    file.write_text(saved_page(watchers), encoding="utf-8")
 
 
 def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from boto3 import Session
@@ -30,8 +30,10 @@ from leasehold.stores.dynamodb.store import (
     prove,
     translated,
 )
-from leasehold.stores.dynamodb.tables import recoverable
 from leasehold.stores.urls import endpoint_of
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
@@ -93,6 +95,16 @@ def _described(clients: Clients, table: str, prefix: str) -> str:
         raise NotOurs(str(error)) from error
     words = {True: "on", False: "off", None: "not told"}
     guard, pitr = (
-        words[value] for value in (entry.get("DeletionProtectionEnabled"), recoverable(clients.reads, table))
+        words[value] for value in (entry.get("DeletionProtectionEnabled"), _recoverable(clients.reads, table))
     )
     return f"it answers, and is {entry['TableStatus']}; deletion protection: {guard}, point-in-time recovery: {pitr}"
+
+
+def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:
+    """Return whether point-in-time recovery is enabled; None if we may not ask, or the service has no such call."""
+    try:
+        with translated(table):
+            backups = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
+    except StoreError:
+        return None
+    return backups.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus") == "ENABLED"

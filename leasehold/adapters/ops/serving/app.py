@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+import sys
 from asyncio import TimerHandle, Transport
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
@@ -206,6 +207,28 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     return Starlette(routes=routes, middleware=[guard])
 
 
+EXPLAINED_MOST = 500
+"""The most leases, the worst first, whose story is in a saved page."""
+
+
+def saved_page(watchers: Sequence[TableWatcher]) -> str:
+    """Return the page of the last reading of these tables as one file, which needs no server."""
+    tables = [_saved(watcher) for watcher in watchers]
+    # A name in the data must not end the script that contains it.
+    data = json.dumps(_groups(watchers) | {"tables": tables}).replace("<", "\\u003c")
+    page, style, script = (_file(folder, name).decode() for folder, name, _ in PAGES.values())
+    return page.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{style}</style>").replace(
+        '<script src="page.js"></script>',
+        f'<script type="application/json" id="saved">{data}</script>\n<script>\n{script}</script>',
+    )
+
+
+def _saved(watcher: TableWatcher) -> dict[str, Any]:
+    view = watcher.view(ViewWanted(most=sys.maxsize))
+    explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MOST]])
+    return {"view": view, "lag": watcher.lag_chart() or EMPTY, **explained}
+
+
 def _asked_of(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
     place = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
     return None if place is None else watchers[place]
@@ -259,8 +282,12 @@ class BoundedConnection(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_SECONDS, late)
 
 
+def _file(folder: str, name: str) -> bytes:
+    return files(f"leasehold.adapters.{folder}").joinpath(name).read_bytes()
+
+
 def _page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    body = files(f"leasehold.adapters.{folder}").joinpath(name).read_bytes()
+    body = _file(folder, name)
 
     async def page(_request: Request) -> Response:
         return Response(body, media_type=f"{kind}; charset=utf-8", headers=HEADERS)

@@ -1,5 +1,7 @@
 // Draws the state that the server sends. Everything is set as text, so that no name can become markup.
 "use strict";
+const saved = document.getElementById("saved") && JSON.parse(document.getElementById("saved").textContent); // by `--once`
+const FIELDS = { lag: "seconds", switches: "moves" };
 const FIRST = 25, MORE = 200, NAMES = new Set(["key", "owner", "host"]);
 let state = null, asked = false, events = null;
 const wanted = { table: 0, sort: "status", down: false, text: "", most: FIRST };
@@ -26,11 +28,22 @@ function link(text, query) {
 // Requests another view. The server sorts and filters, so that a page costs the same for any number of leases.
 function open_view(change) {
   Object.assign(wanted, change);
+  if (saved) { take(saved_view()); return; }
   const { down, ...rest } = wanted;
   events?.close();
   events = new EventSource(`view?${new URLSearchParams(down ? { ...rest, down: "" } : rest)}`);
   events.onmessage = message => take(JSON.parse(message.data));
   events.onerror = () => { at("state").textContent = "the server does not answer; trying again"; at("state").className = "bad"; };
+}
+
+// Selects and sorts the rows of a saved page as the server does; they come with the worst first.
+function saved_view() {
+  const view = saved.tables[wanted.table].view, of = row => row[FIELDS[wanted.sort] ?? wanted.sort];
+  const shown = view.rows.filter(row => `${row.key} ${row.owner ?? "nobody"} ${row.status} ${row.host ?? ""}`.toLowerCase().includes(wanted.text.toLowerCase()));
+  if (NAMES.has(wanted.sort)) shown.sort((a, b) => (of(a) ?? "") < (of(b) ?? "") ? -1 : (of(a) ?? "") > (of(b) ?? "") ? 1 : 0);
+  else if (wanted.sort !== "status") shown.sort((a, b) => (of(b) ?? 0) - (of(a) ?? 0));
+  if (wanted.down) shown.reverse();
+  return { ...view, groups: saved.groups, rows: shown.slice(0, wanted.most), found: shown.length };
 }
 
 const TITLES = {
@@ -91,7 +104,8 @@ function facts() {
 }
 
 async function curve(id, query) {
-  const drawn = await (await fetch(`lag.svg?table=${wanted.table}${query}`)).text();
+  if (saved && query) return;
+  const drawn = saved ? saved.tables[wanted.table].lag : await (await fetch(`lag.svg?table=${wanted.table}${query}`)).text();
   at(id).replaceChildren(document.importNode(new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement, true));
 }
 
@@ -154,7 +168,9 @@ function draw() {
 
 async function explain(query) {
   const said = at("said"), key = new URLSearchParams(query).get("lease");
-  const answer = await (await fetch(`explain?table=${wanted.table}&${query}`)).json();
+  const [[kind, name]] = new URLSearchParams(query);
+  const answer = saved ? saved.tables[wanted.table][kind]?.[name] ?? { error: "this file does not explain it" }
+    : await (await fetch(`explain?table=${wanted.table}&${query}`)).json();
   said.replaceChildren();
   at("strip").replaceChildren();
   const line = (text, kind = "p") => said.append(cell(kind, text));
@@ -191,6 +207,6 @@ at("filter").addEventListener("input", () => {
 });
 at("more").addEventListener("click", () => open_view({ most: wanted.most + MORE }));
 at("close").addEventListener("click", () => at("explain").close());
-at("explain").addEventListener("close", () => history.replaceState(null, "", "."));
+at("explain").addEventListener("close", () => history.replaceState(null, "", saved ? "#" : "."));
 addEventListener("hashchange", () => { if (location.hash.length > 1) explain(location.hash.slice(1)); });
 open_view({});

@@ -9,7 +9,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from typing import Any
@@ -232,6 +232,12 @@ class TableWatcher:
         """Whether the last reading succeeded and is recent."""
         return not self.seen.trouble and self._wall() - self.seen.at <= max(30.0, 5 * self.every)
 
+    @property
+    def known(self) -> bool:
+        """Whether the last reading knows the status of every lease."""
+        table = self.seen.table
+        return table is not None and all(status.word != "UNKNOWN" for status in table.statuses.values())
+
     def start(self) -> None:
         """Start the thread."""
 
@@ -369,6 +375,18 @@ class TableWatcher:
             return {"workers": chosen, "rules": rules_of(worker_plans)} if chosen or worker is None else None
         lease = next((row for row in table.leases if row.key == key), None)
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
+
+    def explain_all(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return what `explain` returns of each of these leases, and of each worker, by kind and name."""
+        table = self.seen.table
+        if table is None:
+            return {"lease": {}, "worker": {}}
+        worker_plans, leases = plans(table, self.config), {lease.key: lease for lease in table.leases}
+        rules = rules_of(worker_plans)
+        return {
+            "lease": {key: story(table, self.config, leases[key], worker_plans).as_json() for key in keys},
+            "worker": {each.worker: {"workers": [each.as_json()], "rules": rules} for each in worker_plans},
+        }
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

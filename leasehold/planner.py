@@ -1,0 +1,30 @@
+"""The rest of the planner, for those who embed it: what `leasehold` itself does not name.
+
+`plan`, `renewals`, `look_again`, the rule sets, the nouns and the actions are names of `leasehold`.
+"""
+
+from leasehold.balancer import (
+    HASH_KEYS,
+    HashRange,
+    History,
+    Hole,
+    Notes,
+    RuleSet,
+    Version,
+    births,
+    readable,
+    slow_owners,
+)
+
+__all__ = [
+    "HASH_KEYS",
+    "HashRange",
+    "History",
+    "Hole",
+    "Notes",
+    "RuleSet",
+    "Version",
+    "births",
+    "readable",
+    "slow_owners",
+]
