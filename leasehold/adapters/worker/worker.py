@@ -11,40 +11,41 @@ import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Literal, assert_never
 
 from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Named, Source, foreign_as_unavailable
+from leasehold.adapters.sources.protocol import Named, Source
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import Cooldown, Holdings
-from leasehold.adapters.worker.notes import Identity, latest_notes
+from leasehold.adapters.worker.notes import Identity
+from leasehold.adapters.worker.pending_creations import PendingCreations
 from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
     BackgroundMap,
     Renewing,
     SlowPeers,
-    first_watch,
     news,
     renew_pause,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
 from leasehold.adapters.worker.spans import WorkerSpans
+from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.bulletin import going_on
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
-from leasehold.balancer.family import families
 from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, History, Lease, Me, Position, Shard
+from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.watch import Watch
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few, printable
@@ -157,15 +158,10 @@ class Worker:
             doubt=self._holdings.mark_unconfirmed,
         )
         self._renewing = Renewing(self.config, self._release, clock)
-        self.watch, self._look = first_watch(self.config, store.capabilities), Look(0.0)
-        self._look_due = self._planned_from = -math.inf
-        self._awake, self._slept_through = math.inf, frozenset[str]()
-        self._listing_since: float | None = None
+        self.table, self._look, self._look_due = TableView(self.store, self.config, clock), Look(0.0), -math.inf
+        self._creations = PendingCreations(self.config, self.source.latest)
         self._hurry, self._turns, self._closing = Event(), 0, False
-        self._dropped = Event()
         self.rows_remade, self._gone_rows = 0, deque[str]()
-        self._absent: dict[str, float] = {}
-        self._latest: dict[str, Position] = {}
         self._cooldown = Cooldown()
         # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
@@ -176,6 +172,11 @@ class Worker:
     def holdings(self) -> tuple[Holding, ...]:
         """The leases that this worker holds now, sorted by key."""
         return self._holdings.all
+
+    @property
+    def watch(self) -> Watch:
+        """What was read of the table, and for how long each row has stood still."""
+        return self.table.watch
 
     @property
     def renewers(self) -> int:
@@ -196,8 +197,8 @@ class Worker:
         Raises:
             WorkerError: Another living process uses this worker's id.
         """
-        self._wake(now)
-        going = 0.0 if (since := self._listing_since) is None else now - since
+        self.table.awake(now)
+        going = self.table.listing_seconds(now)
         look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
         if self.discovery.unheard(holding.lease for holding in seen):
@@ -223,7 +224,7 @@ class Worker:
             SourceError: The first look shows that the stream cannot be used at all.
             WorkerError: Another living process uses this worker's id, or the table belongs to another stream.
         """
-        self._wake(now)
+        self.table.awake(now)
         attend = self._handoffs.check_timeouts(now, each)
         remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if remade_rows:
@@ -241,7 +242,7 @@ class Worker:
             full_read = self._hurry.is_set()
             self._hurry.clear()
             # Rows of dropped leases still name this worker as owner, and only a full read shows them (C17).
-            full_read |= self._dropped.is_set()
+            full_read |= self.table.needs_listing
             self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
         self._holdings.check_identity()
@@ -271,7 +272,7 @@ class Worker:
         unlooked = self.watch.sightings.keys() & lost.keys()
         if unlooked:
             self.hurry()
-        undecided = lost.keys() if not self.discovery.current else unlooked | (self._absent.keys() & lost.keys())
+        undecided = lost.keys() if not self.discovery.current else unlooked | (self._creations.keys & lost.keys())
         return {**stored, **{key: lost[key] for key in undecided}}
 
     def exclude(self, key: str, seconds: float) -> None:
@@ -307,7 +308,7 @@ class Worker:
             answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
             if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
-            self._absent.clear()  # while the table does not respond, no owner can recreate its row
+            self._creations.table_silent()
             wait, count = self._backoff.next(), len(self.holdings)
             goes_on = f"{count} leases are read while they can be renewed" if count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
@@ -318,9 +319,9 @@ class Worker:
         return self._look.seconds
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
-        began, rows = self.clock(), self._found(asked)
+        began, rows = self.clock(), self.table.read(asked, stale_ok=self._look.stale_ok)
         listing = self.discovery.concerning(rows)
-        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, rows.reports)
+        leases = self.table.look(listing.leases, began, asked, rows.reports)
         me = self._asking()
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
         first = asked is None and not self.discovery.answered
@@ -340,8 +341,8 @@ class Worker:
         list(each(Holding.reconfirm, doubted))
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
-        self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)
-        config, history = self._recreated.planned(self.config, self._awake_history(leases, shards or ()))
+        self.table.recall(self._holdings.released, None if listing.malformed else shards)
+        config, history = self._recreated.planned(self.config, self.table.history(leases, shards or ()))
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
             actions = self._cooldown.without(plan(leases, shards, me, config), now)
@@ -358,16 +359,15 @@ class Worker:
             for holding in self.holdings:
                 holding.ask_release()
                 self._release(holding)
-        early = self._early(actions, (*leases, *history.gone), now, each) if shards is not None else {}
-        due = [self._pinned(action) for action in actions if action not in early and self._may(action, shards)]
-        known = self._carry_out(due, leases, each)
+        known_leases, dropped = (*leases, *history.gone), self._holdings.dropped
+        early = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
+        allowed = (action for action in actions if action not in early and self._may(action, shards))
+        known = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
         if early:
             # Only a listing of the shards plans these creations again.
             self.discovery.want()
-        judged = (
-            asked is None and (shards is not None or self.discovery.contradictions) and not self._stale(self.clock())
-        )
-        if judged and self._recreated.mended(leases, self.holdings):
+        complete = asked is None and (shards is not None or self.discovery.contradictions)
+        if complete and not self.table.outdated(self.clock()) and self._recreated.mended(leases, self.holdings):
             self.hurry()  # read the result, and list the shards
         self._look = self._sooner(look_again(actions, known, me, self.config), early)
         if asked is None:
@@ -396,8 +396,7 @@ class Worker:
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
         if not taken_leases or self.watch.bulletins is None:
             return leases
-        self.watch, current = self.watch.look(taken_leases, began, self.clock(), [lease.key for lease in taken_leases])
-        return current
+        return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
         """Make the next look soon and full while leases or a listing are pending, or the stream is starting again."""
@@ -418,96 +417,8 @@ class Worker:
             soon.append(self.config.renew_seconds)
         return evolve(look, keys=None, seconds=min(look.seconds, *soon)) if soon else look
 
-    def _found(self, asked: tuple[str, ...] | None) -> Listing:
-        """Read these rows, or the whole table; remember if there was no response, or if a full read is still needed."""
-        began, dropped = self.clock(), asked is None and self._dropped.is_set()
-        if dropped:
-            # Must come before the read: a lease that is dropped while it runs requires another full read.
-            self._dropped.clear()
-        self._planned_from, self._listing_since = began, began if asked is None else None
-        try:
-            return self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
-        except StoreError:
-            self.watch = self.watch.unanswered(began)
-            if dropped:
-                # There was no response, so a full read is still needed.
-                self._dropped.set()
-            raise
-        finally:
-            self._listing_since = None
-
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
-
-    def _early(
-        self, actions: Collection[Action], known_leases: Collection[Lease], now: float, each: ParallelMap
-    ) -> dict[Action, float]:
-        """Return the leases not to create yet, and for how long.
-
-        A living worker may know better where these leases start (L13).
-        """
-        config, streams = self.config, {lease.stream for lease in known_leases}
-        waits = dict[Action, float]()
-        for action in actions:
-            match action:
-                # The owner of a deleted row recreates it at its next renewal. A lease that was dropped here has none.
-                case Create(lease, rule="L13"):
-                    waits[action] = 0.0 if lease.key in self._holdings.dropped else config.renew_seconds
-                # A lease that this worker has never seen waits until every living worker has read the table, because
-                # one of them may know it.
-                case Create(lease, rule="L6"):
-                    waits[action] = config.renew_seconds + config.cycle_seconds
-                case Create(lease, rule="L4" | "L5" as rule):
-                    # If there is no lease of this stream, either the group is new or its table was emptied. In the
-                    # latter case the first owner that renews recreates its row, which tells the two apart.
-                    existing = lease.stream in streams
-                    # At TRIM_HORIZON there is no wait, because nothing can be skipped and owners take such rows over
-                    # (`Holding`). Under LATEST there is one, because another worker may still be creating the leases
-                    # of a new group.
-                    if lease.checkpoint != TRIM_HORIZON or (
-                        existing and (rule == "L5" or config.initial_position == LATEST)
-                    ):
-                        rest = config.cycle_seconds if existing else RETRY_SECONDS
-                        waits[action] = config.renew_seconds + rest
-                case _:
-                    pass
-        self._absent = {creation.lease.key: self._absent.get(creation.lease.key, now) for creation in waits}
-        # Resolve LATEST before the wait, so that records which arrive meanwhile are not skipped.
-        unpinned = [
-            creation.lease
-            for creation in waits
-            if creation.lease.checkpoint == LATEST and creation.lease.key not in self._latest
-        ]
-        pins = zip(unpinned, each(self._latest_of, unpinned), strict=True)
-        known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
-        self._latest = known_pins | {lease.key: pin for lease, pin in pins if pin is not None}
-        if unpinned and not streams:
-            seconds = max(waits.values())
-            log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
-        remaining = {creation: self._absent[creation.lease.key] + seconds - now for creation, seconds in waits.items()}
-        for creation in waits:
-            if creation.lease.checkpoint == LATEST and creation.lease.key not in self._latest:
-                remaining[creation] = max(remaining[creation], RETRY_SECONDS)
-        return {creation: seconds for creation, seconds in remaining.items() if seconds > 0}
-
-    def _latest_of(self, lease: Lease) -> Position | None:
-        """Return the position of LATEST for this lease, or None if the source cannot return it now.
-
-        A shard that does not respond delays only its own lease.
-        """
-        try:
-            with foreign_as_unavailable():
-                return self.source.latest(lease)
-        except SourceError as fault:
-            log.warning("lease %s is not made yet: where LATEST is cannot be told: %s", lease.key, fault)
-            return None
-
-    def _pinned(self, action: Action) -> Action:
-        """Add to a creation the position that LATEST had when the lease was first found to be missing."""
-        pin = self._latest.get(action.lease.key)
-        if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
-            return action
-        return evolve(action, lease=evolve(action.lease, notes=latest_notes(pin)))
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:
@@ -535,12 +446,12 @@ class Worker:
             self._release(held)
             return None
         begun = self.clock()
-        if isinstance(action, Create) and self._stale(begun):
+        if isinstance(action, Create) and self.table.outdated(begun):
             self.hurry()
             return None
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
-            if isinstance(action, Create) and isinstance(outcome, Done) and self._stale(self.clock()):
+            if isinstance(action, Create) and isinstance(outcome, Done) and self.table.outdated(self.clock()):
                 self.store.write(DeleteLease(outcome.lease))  # if it is still missing, the next plan creates it
                 self.hurry()
                 return None
@@ -581,33 +492,6 @@ class Worker:
                 assert_never(never)
         return taken
 
-    def _stale(self, now: float) -> bool:
-        """Return whether planned creations are outdated: others may have created, finished and deleted those leases."""
-        return now - self._planned_from > self.config.lease_seconds
-
-    def _wake(self, now: float) -> None:
-        """Note the leases that other workers may have finished if this process was paused for too long."""
-        if now - self._awake > self.config.lease_seconds:
-            self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
-        self._awake = now
-
-    def _awake_history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
-        """Return the history, with leases marked finished that other workers finished while this process paused (L13).
-
-        A lease without a row that was last seen before the pause may have been finished and deleted meanwhile. A
-        finished lease is deleted only after its children were started (L8). If a descendant has a lease, the shard was
-        therefore finished, even if that descendant was reset since.
-        """
-        history = self.watch.history
-        if not self._slept_through:
-            return history
-        if not history.full_still:
-            self._slept_through &= {lease.key for lease in history.gone}
-        passed = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
-        passed &= self._slept_through
-        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in passed else lease for lease in history.gone)
-        return evolve(history, gone=tuple(gone))
-
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)
         if self.consumer is not None:
@@ -619,7 +503,7 @@ class Worker:
 
     def _gone(self, holding: Holding) -> None:
         if holding.expired:
-            self._dropped.set()
+            self.table.lease_dropped()
         if not self._own_consumer:  # wake the runner's lease reader, which may wait for hours; others watch `lost`
             self._release(holding)
 

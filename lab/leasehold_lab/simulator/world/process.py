@@ -43,7 +43,7 @@ class Paced(Worker):
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
         if not self._turns:
-            self.watch = Watch()
+            self.table.watch = Watch()
         super()._look_and_act(now, asked, each)
         if asked is None:
             seen = (sighting.lease for sighting in self.watch.sightings.values())
@@ -57,7 +57,7 @@ class Present(Worker):
 
     def know(self, watch: Watch) -> None:
         """Begin with this read of the table."""
-        self.watch = watch
+        self.table.watch = watch
         self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
 
 

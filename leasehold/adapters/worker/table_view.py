@@ -1,0 +1,125 @@
+"""What one worker has read of its lease table, how old that is, and what may have happened unseen.
+
+1. `Watch` keeps what was read and for how long each row has stood still. This file adds when it was read, and what a
+   reading does not show: rows of leases that were dropped here, and leases that others have finished while this process
+   stood still.
+2. A reading that fails changes nothing but what is known about outages, and is still needed afterwards.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from threading import Event
+
+from attrs import evolve
+
+from leasehold.adapters.worker.renewing import first_watch
+from leasehold.balancer.config import Config
+from leasehold.balancer.family import families
+from leasehold.balancer.model import SHARD_END, History, Lease, Shard
+from leasehold.balancer.watch import NO_REPORTS, Reports
+from leasehold.errors import StoreError
+from leasehold.stores.protocol import Listing, Store
+
+
+class TableView:
+    """The lease table as one worker knows it.
+
+    Args:
+        store: The lease table.
+        config: The configuration of the worker.
+        clock: The worker's clock.
+
+    Attributes:
+        watch: What was read, and for how long each row has stood still.
+    """
+
+    def __init__(self, store: Store, config: Config, clock: Callable[[], float]) -> None:
+        self._store, self._config, self._clock = store, config, clock
+        self.watch = first_watch(config, store.capabilities)
+        self._read_at, self._listing_since = -math.inf, math.inf
+        self._rows_left = Event()
+        self._awake, self._slept_through = math.inf, frozenset[str]()
+
+    # Reading
+
+    @property
+    def needs_listing(self) -> bool:
+        """Whether the whole table must be read, because a lease was dropped whose row still names this worker (C17)."""
+        return self._rows_left.is_set()
+
+    def lease_dropped(self) -> None:
+        """Note that a lease was dropped without a write."""
+        self._rows_left.set()
+
+    def read(self, keys: tuple[str, ...] | None, *, stale_ok: bool) -> Listing:
+        """Read these rows, or the whole table. Raises StoreError."""
+        began, rows_left = self._clock(), keys is None and self._rows_left.is_set()
+        if rows_left:
+            # Must come before the read: a lease that is dropped while it runs requires another full read.
+            self._rows_left.clear()
+        self._read_at, self._listing_since = began, began if keys is None else math.inf
+        try:
+            return self._store.list() if keys is None else Listing(self._store.get(keys, stale_ok=stale_ok))
+        except StoreError:
+            self.watch = self.watch.unanswered(began)
+            if rows_left:
+                # There was no response, so a full read is still needed.
+                self._rows_left.set()
+            raise
+        finally:
+            self._listing_since = math.inf
+
+    def listing_seconds(self, now: float) -> float:
+        """Return for how long the table has been read, or 0 if it is not being read now."""
+        return max(0.0, now - self._listing_since)
+
+    def look(
+        self,
+        rows: Iterable[Lease],
+        began: float,
+        keys: Collection[str] | None,
+        reports: Reports = NO_REPORTS,
+    ) -> Sequence[Lease]:
+        """Keep these rows, and return every lease with how long it has stood still.
+
+        Args:
+            rows: The rows, as read or as returned by writes.
+            began: When reading or writing them began.
+            keys: The keys that were read; None: the whole table.
+            reports: What the store knows about the ages of rows.
+        """
+        self.watch, leases = self.watch.look(rows, began, self._clock(), keys, reports)
+        return leases
+
+    def recall(self, released: Mapping[str, Lease], shards: tuple[Shard, ...] | None) -> None:
+        """Remember the leases that this worker has released, in case their rows are deleted (L13)."""
+        self.watch = self.watch.recalling(released, shards)
+
+    def outdated(self, now: float) -> bool:
+        """Whether what was read is too old to create leases: others may have created, finished and deleted them."""
+        return now - self._read_at > self._config.lease_seconds
+
+    # Pauses of this process
+
+    def awake(self, now: float) -> None:
+        """Note that this process runs, and the leases that others may have finished if it was paused for too long."""
+        if now - self._awake > self._config.lease_seconds:
+            self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
+        self._awake = now
+
+    def history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
+        """Return the history, with leases marked finished that other workers finished while this process paused (L13).
+
+        A lease without a row that was last seen before the pause may have been finished and deleted meanwhile. A
+        finished lease is deleted only after its children were started (L8). If a descendant has a lease, the shard was
+        therefore finished, even if that descendant was reset since.
+        """
+        history = self.watch.history
+        if not self._slept_through:
+            return history
+        if not history.full_still:
+            self._slept_through &= {lease.key for lease in history.gone}
+        passed = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
+        passed &= self._slept_through
+        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in passed else lease for lease in history.gone)
+        return evolve(history, gone=tuple(gone))
