@@ -18,7 +18,7 @@ from leasehold.adapters.sources.deduplication import (
     PARTS,
     QUERIES,
     RUNS,
-    Had,
+    SeenRows,
     Tag,
     inherited,
     own_token,
@@ -46,7 +46,7 @@ class Shard:
     closed: bool = False
     read: int = 0
     handed: list[tuple[Tag, int]] = field(factory=list)
-    had: Had | None = None
+    seen: SeenRows | None = None
     checkpoint: Position = TRIM_HORIZON
     stored: tuple[int, int] = (0, 0)
 
@@ -206,16 +206,16 @@ class SinksAndReaders(RuleBasedStateMachine):
     def _read(self, shard: Shard, most: int) -> None:
         if shard.done or not all(parent.done for parent in shard.parents):
             return
-        if shard.had is None:
+        if shard.seen is None:
             start = shard.checkpoint
             if start == TRIM_HORIZON:
                 start = evolve(start, token=start.token or inherited([parent.lease() for parent in shard.parents]))
-            shard.had = Had.of(start)
+            shard.seen = SeenRows.of(start)
         for tag, key in shard.records[shard.read : shard.read + most]:
             place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
-            self.untold |= any(untold(queries.get(tag.query, {}), tag) for _, queries in shard.had.pieces)
-            if not shard.had.again(tag, partial(mul, key, WIDTH), place):
+            self.untold |= any(untold(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
+            if not shard.seen.seen_before(tag, partial(mul, key, WIDTH), place):
                 shard.handed.append((tag, key))
 
     @rule(draw=st.data())
@@ -224,11 +224,11 @@ class SinksAndReaders(RuleBasedStateMachine):
         self._checkpoint(draw.draw(st.sampled_from(self.shards)))
 
     def _checkpoint(self, shard: Shard) -> None:
-        if shard.had is None:
+        if shard.seen is None:
             return
         over = shard.closed and shard.read == len(shard.records)
         number = str(shard.read + 1000 * int(shard.name[1:])) if shard.read else "TRIM_HORIZON"
-        shard.checkpoint = Position(SHARD_END.sequence if over else number, token=shard.had.token)
+        shard.checkpoint = Position(SHARD_END.sequence if over else number, token=shard.seen.token)
         shard.stored = shard.read, len(shard.handed)
 
     @rule(draw=st.data())
@@ -238,7 +238,7 @@ class SinksAndReaders(RuleBasedStateMachine):
         if not shard.done:
             shard.read, handed = shard.stored
             del shard.handed[handed:]
-            shard.had = None
+            shard.seen = None
 
     def teardown(self) -> None:
         """Write the last batch completely, read everything, and check that no row is lost, repeated or out of order."""
@@ -280,13 +280,13 @@ def test_a_short_tag_has_the_context_of_the_record_before() -> None:
 
 def test_a_token_counts_from_its_place_on_and_not_before() -> None:
     """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
-    had, tag = Had(), Tag("q", 1, 0, "0", "e", 3)
-    assert had.token == ""
-    had.note(tag, Position("50", 2))
-    assert Had.of(Position("50", 2, had.token)) == had
-    assert Had.of(Position("70", token=had.token)).again(tag, lambda: 0, Position("71"))
-    assert not Had.of(Position("50", 1, had.token))
-    assert not Had.of(Position("TRIM_HORIZON", token=had.token))
+    seen, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
+    assert seen.token == ""
+    seen.note(tag, Position("50", 2))
+    assert SeenRows.of(Position("50", 2, seen.token)) == seen
+    assert SeenRows.of(Position("70", token=seen.token)).seen_before(tag, lambda: 0, Position("71"))
+    assert not SeenRows.of(Position("50", 1, seen.token))
+    assert not SeenRows.of(Position("TRIM_HORIZON", token=seen.token))
     for damaged in (
         "had1",
         "had1 x.y q,1,2",
@@ -295,31 +295,33 @@ def test_a_token_counts_from_its_place_on_and_not_before() -> None:
         "had2 5.0 q,1,0",
         "5 had1 1.0 q,1,0,a=b",
     ):
-        assert not Had.of(Position("99", token=damaged))
+        assert not SeenRows.of(Position("99", token=damaged))
 
 
 @pytest.mark.parametrize("run", [200, 50], ids=["later by number", "earlier by number"])
 def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
-    had = Had()
-    had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
-    assert had.again(Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2"))  # from a task that outlived its batch
+    seen = SeenRows()
+    seen.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    assert seen.seen_before(
+        Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2")
+    )  # from a task that outlived its batch
     assert not caplog.records
-    assert not had.again(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
-    assert not had.again(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
+    assert not seen.seen_before(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
+    assert not seen.seen_before(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
     text = f"query q: run {run} writes batch 8 although another run was at 9: all its rows are kept, perhaps twice"
     assert [record.getMessage() for record in caplog.records] == [text]
 
 
 def test_rows_that_may_have_come_before_are_counted_once() -> None:
     """The count shows how many duplicates a restored checkpoint may have caused."""
-    had = Had()
-    had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    seen = SeenRows()
+    seen.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
-    repeated = [had.copy().again(tag, lambda: 0, Position("2")) for tag in tags]
-    kept = [had.again(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 3)]
+    repeated = [seen.copy().seen_before(tag, lambda: 0, Position("2")) for tag in tags]
+    kept = [seen.seen_before(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 3)]
     assert (repeated, kept) == ([False] * 4, [False, True, False, False])
-    assert (had.copy().undecided(), had.undecided(), had.undecided()) == (2, 2, 0)
+    assert (seen.copy().undecided(), seen.undecided(), seen.undecided()) == (2, 2, 0)
 
 
 LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=40)
@@ -330,30 +332,30 @@ LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_
 @example([(0, False, False), (1, False, False), (1, True, False), (0, False, False)])
 def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple[int, bool, bool]]) -> None:
     """A row is left out only if the same row of the same batch was read before."""
-    had, batches, rows, seen = Had(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
+    history, batches, rows, seen = SeenRows(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
     for number, (run, begins, shared) in enumerate(steps, 1):
         if begins:
             batches[run], rows[run] = batches[run] + 1, 0
         edition = "shared" if shared else f"of {run}"
         tag = Tag("q", run, batches[run], "0", edition, rows[run])
         rows[run] += 1
-        if had.again(tag, lambda: 0, Position(str(number))):
+        if history.seen_before(tag, lambda: 0, Position(str(number))):
             assert any((tag.batch, edition, row) in seen for row in range(tag.row, len(steps)))
         seen.add((tag.batch, edition, tag.row))
         if number % 3 == 0:
-            had = Had.of(Position(str(number), token=had.token))
+            history = SeenRows.of(Position(str(number), token=history.token))
 
 
 def test_rows_of_a_former_run_are_left_out_once_a_later_run_has_written_them() -> None:
     """A task that outlives its run repeats no row, even after the next run has begun another batch."""
-    had, former, later = Had(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
-    assert not had.again(former, lambda: 0, Position("1"))
-    assert had.again(later, lambda: 0, Position("2"))
-    assert not had.again(later._replace(row=1), lambda: 0, Position("3"))
-    assert not had.again(later._replace(batch=5), lambda: 0, Position("4"))
-    had = Had.of(Position("4", token=had.token))
-    assert had.again(former._replace(row=1), lambda: 0, Position("5"))
-    assert not had.again(former._replace(row=2), lambda: 0, Position("6"))
+    seen, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
+    assert not seen.seen_before(former, lambda: 0, Position("1"))
+    assert seen.seen_before(later, lambda: 0, Position("2"))
+    assert not seen.seen_before(later._replace(row=1), lambda: 0, Position("3"))
+    assert not seen.seen_before(later._replace(batch=5), lambda: 0, Position("4"))
+    seen = SeenRows.of(Position("4", token=seen.token))
+    assert seen.seen_before(former._replace(row=1), lambda: 0, Position("5"))
+    assert not seen.seen_before(former._replace(row=2), lambda: 0, Position("6"))
 
 
 class Chosen:
@@ -385,30 +387,32 @@ def test_a_batch_that_is_killed_more_often_than_runs_are_remembered_repeats_no_r
 
 def test_runs_that_are_forgotten_leave_their_rows_to_those_that_follow() -> None:
     """The token of a batch that was killed many times contains each of its rows."""
-    had, runs = Had(), 3 * RUNS
+    seen, runs = SeenRows(), 3 * RUNS
     tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
-    assert not any(had.again(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 1))
-    had = Had.of(Position(str(runs), token=had.token))
-    assert len(had.pieces[0][1]["q"]) == RUNS
-    assert all(had.again(tag._replace(run=runs, row=row), lambda: 0, Position("99")) for tag in tags for row in (0, 3))
-    assert not had.again(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
+    assert not any(seen.seen_before(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 1))
+    seen = SeenRows.of(Position(str(runs), token=seen.token))
+    assert len(seen.pieces[0][1]["q"]) == RUNS
+    assert all(
+        seen.seen_before(tag._replace(run=runs, row=row), lambda: 0, Position("99")) for tag in tags for row in (0, 3)
+    )
+    assert not seen.seen_before(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
 
 
 def test_the_memory_of_repeats_is_bounded() -> None:
     """Checkpoints stay small for a stream with many writers."""
-    had = Had()
+    seen = SeenRows()
     for number in range(QUERIES + 1):
-        had.note(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
-    assert not had.again(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
-    assert had.again(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
+        seen.note(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
+    assert not seen.seen_before(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
+    assert seen.seen_before(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
     for number in range(RUNS):
-        had.note(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
-    assert had.again(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
-    had.note(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
-    assert not had.again(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
+        seen.note(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
+    assert seen.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
+    seen.note(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
+    assert not seen.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
     for number in range(PARTS + 1):
-        had.note(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
-    assert not had.again(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
+        seen.note(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
+    assert not seen.seen_before(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -416,25 +420,25 @@ def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
     """The child of a merge leaves out a row only if it was read from the parent that has the row's key."""
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
-        had = Had()
-        had.note(Tag("q", 1, 0, "0", "e", row), Position("5"))
-        checkpoint = Position("SHARD_END", token=had.token)
+        seen = SeenRows()
+        seen.note(Tag("q", 1, 0, "0", "e", row), Position("5"))
+        checkpoint = Position("SHARD_END", token=seen.token)
         parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known else None))
-    child = Had.of(Position("TRIM_HORIZON", token=inherited(parents)))
+    child = SeenRows.of(Position("TRIM_HORIZON", token=inherited(parents)))
     tag = Tag("q", 1, 0, "0", "e", 5)
-    assert not child.copy().again(tag, lambda: 2**127, Position("1"))
-    assert child.again(tag, lambda: 7, Position("1")) is known
+    assert not child.copy().seen_before(tag, lambda: 2**127, Position("1"))
+    assert child.seen_before(tag, lambda: 7, Position("1")) is known
 
 
 def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
     """A delayed row for one parent of a merge is kept although a later row for the other parent was read."""
-    child = Had()
-    assert not child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
-    assert not child.again(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
-    assert child.again(Tag("q", 1, 0, "0", "e", 1, (0, 200)), lambda: 50, Position("3"))
-    child = Had.of(Position("9", token=child.token))
-    assert child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
-    assert not child.again(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
+    child = SeenRows()
+    assert not child.seen_before(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
+    assert not child.seen_before(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
+    assert child.seen_before(Tag("q", 1, 0, "0", "e", 1, (0, 200)), lambda: 50, Position("3"))
+    child = SeenRows.of(Position("9", token=child.token))
+    assert child.seen_before(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
+    assert not child.seen_before(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
     assert len(child.pieces) == 2  # the previous batch is forgotten for all parents
 
 
@@ -443,8 +447,8 @@ def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
 @example("4294967296 ", True)
 def test_a_token_comes_out_as_its_source_made_it(own: str, carried: bool) -> None:
     """An offset is unchanged by a checkpoint or a dead letter, even if it ends in white space."""
-    had = Had()
-    had.again(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
-    token = f"{own} {had.token}" if carried else own
+    seen = SeenRows()
+    seen.seen_before(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
+    token = f"{own} {seen.token}" if carried else own
     assert own_token(token) == own
-    assert bool(Had.of(Position("50", 2, token))) == carried
+    assert bool(SeenRows.of(Position("50", 2, token))) == carried

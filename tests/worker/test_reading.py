@@ -13,7 +13,7 @@ from virtual_fleet import KCL, FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lifecycle import ReadingStart
-from leasehold.adapters.sources.deduplication import Had, Tag, inherited
+from leasehold.adapters.sources.deduplication import SeenRows, Tag, inherited
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.notes import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
@@ -75,7 +75,7 @@ def test_a_child_waits_for_its_parents() -> None:
 
 def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
-    history = Had()
+    history = SeenRows()
     history.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
     parent = Lease("p", checkpoint=evolve(SHARD_END, token=history.token), hash_range=(0, 9))
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))

@@ -22,7 +22,7 @@ W2. A batch starts once every part of the previous batch is known to be written 
 A run starts where the previous one ended, unless its user has restored an older checkpoint. Several runs of a query may
 be active at once, because the tasks of a previous run continue for a while, and a checkpointLocation may be copied.
 
-For each run a reader keeps the current batch, and the highest row of each part and edition (`Had`).
+For each run a reader keeps the current batch, and the highest row of each part and edition (`SeenRows`).
 
 R1. A row is a duplicate if a row of the same part and edition with the same or a higher number was read, from any run
     whose current batch is the row's batch, and the span of that row includes the hash key. By W1, the attempt that
@@ -143,7 +143,7 @@ _Queries = dict[str, _RunsSeen]
 """The queries by name, in the order in which they wrote last."""
 
 
-def _have(runs: _RunsSeen, tag: Tag) -> bool:
+def _is_duplicate(runs: _RunsSeen, tag: Tag) -> bool:
     own = runs.get(tag.run)
     if own is not None and (tag.batch < own.batch or own.has(tag)):  # R2, R1
         return True
@@ -172,7 +172,7 @@ def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
 
 
 @define
-class Had:
+class SeenRows:
     """The rows of each query that the reader of a shard has read, for each piece of the hash keys where they differ.
 
     It also counts the rows that R3 keeps although they may be duplicates: those of a run up to the batch that another
@@ -192,7 +192,7 @@ class Had:
     def __bool__(self) -> bool:
         return any(queries for _, queries in self.pieces)
 
-    def again(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
+    def seen_before(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
         """Return whether the record with this tag is a duplicate. If it is not, record it at this position.
 
         Args:
@@ -205,7 +205,7 @@ class Had:
             key = hash_key()
             queries = next(candidate for last, candidate in self.pieces if key <= last)
         runs = queries.get(tag.query)
-        if runs and _have(runs, tag):
+        if runs and _is_duplicate(runs, tag):
             return True
         if runs and tag.run not in runs and (latest := max(run.batch for run in runs.values())) > tag.batch:
             text = (
@@ -331,13 +331,13 @@ def inherited(parents: Sequence[Lease]) -> str:
 
     It is "" also if there are two parents and one of them has no known hash range.
     """
-    ended = [(lease.hash_range, Had.of(lease.checkpoint)) for lease in parents if lease.ended]
+    ended = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
     if not any(state for _, state in ended):
         return ""
     # The state is valid from the beginning of the child, wherever its parents ended.
     if len(ended) == 1:
-        return Had(ended[0][1].pieces, TRIM_HORIZON).token
-    ranges: list[tuple[HashRange, Had]] = sorted(
+        return SeenRows(ended[0][1].pieces, TRIM_HORIZON).token
+    ranges: list[tuple[HashRange, SeenRows]] = sorted(
         ((hash_range, state) for hash_range, state in ended if hash_range), key=lambda pair: pair[0]
     )
     if len(ranges) < len(ended):
@@ -351,7 +351,7 @@ def inherited(parents: Sequence[Lease]) -> str:
         while len(pieces) > 1 and pieces[-2][0] >= pieces[-1][0]:
             pieces.pop()
     pieces[-1] = (HASH_KEYS[1], pieces[-1][1])
-    return Had(pieces, TRIM_HORIZON).token
+    return SeenRows(pieces, TRIM_HORIZON).token
 
 
 Note = tuple[Tag, Position]
@@ -359,14 +359,14 @@ Note = tuple[Tag, Position]
 
 
 class Trail(NamedTuple):
-    """The states of `Had` at each of a sequence of rows.
+    """The states of `SeenRows` at each of a sequence of rows.
 
     Attributes:
         before: The state before the first row.
         notes: What each row added to the state, including what the dropped rows just before it added.
     """
 
-    before: Had
+    before: SeenRows
     notes: Sequence[tuple[Note, ...]]
 
     def token(self, row: int) -> str:
@@ -387,22 +387,22 @@ class Trail(NamedTuple):
                 pending = ()
         return Trail(self.before, filtered)
 
-    def _until(self, row: int) -> Had:
-        had = self.before.copy()
+    def _until(self, row: int) -> SeenRows:
+        seen = self.before.copy()
         for tag, position in chain.from_iterable(self.notes[:row]):
-            had.note(tag, position)
-        return had
+            seen.note(tag, position)
+        return seen
 
 
 class Tokens(NamedTuple):
     """The tokens of the positions of a sequence of rows, as the source returned them."""
 
-    told: Sequence[str]
+    values: Sequence[str]
 
     def token(self, row: int) -> str:
         """Return the token of this row's position."""
-        return self.told[row]
+        return self.values[row]
 
     def behind(self, row: int) -> "Tokens":
         """Return the tokens of the rows from this one on."""
-        return Tokens(self.told[row:])
+        return Tokens(self.values[row:])

@@ -45,7 +45,7 @@ from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.sources.call_patience import Backoff, datetime_of
-from leasehold.adapters.sources.deduplication import Had, own_token
+from leasehold.adapters.sources.deduplication import SeenRows, own_token
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
@@ -324,7 +324,7 @@ class PartitionReader:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
         self._opening: float | None = None
-        self._position, self._had = start, Had.of(start)
+        self._position, self._seen = start, SeenRows.of(start)
         self._last = int(start.sequence) if start.numbered else -1
         self._idle = IDLE_SECONDS
         self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, random.uniform)
@@ -373,10 +373,10 @@ class PartitionReader:
             new = list[Record]()
             for item in records:
                 tag = tag_of(item.event)
-                if tag is None or not self._had.again(tag, lambda: 0, item.position):
-                    new.append(item._replace(token=f"{item.token} {self._had.token}") if self._had else item)
+                if tag is None or not self._seen.seen_before(tag, lambda: 0, item.position):
+                    new.append(item._replace(token=f"{item.token} {self._seen.token}") if self._seen else item)
             records = tuple(new)
-            token = f"{last.token} {self._had.token}" if self._had else last.token
+            token = f"{last.token} {self._seen.token}" if self._seen else last.token
             self._last, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._idle = IDLE_SECONDS
         # The age of the last event read, by this machine's clock.
@@ -394,7 +394,7 @@ class PartitionReader:
             wait_seconds=0.0,
             in_columns=in_columns,
             unlinked_seconds=unlinked,
-            undecided=self._had.undecided(),
+            undecided=self._seen.undecided(),
         )
 
     @property

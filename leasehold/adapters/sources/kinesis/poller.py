@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, Backoff, CallPatience, StillAsked, datetime_of
-from leasehold.adapters.sources.deduplication import Had
+from leasehold.adapters.sources.deduplication import SeenRows
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MAGIC,
     Misplaced,
@@ -111,7 +111,7 @@ class Unpacking:
         misplaced: What to do with aggregates that have records outside the hash range.
         dropped: Counts what is dropped.
         whole: Whether to keep aggregates as they are. The position of an aggregate is that of its last user record.
-        had: Which records of Spark sinks were read before. Duplicates of these are dropped.
+        seen: Which records of Spark sinks were read before. Duplicates of these are dropped.
 
     Attributes:
         size: The payload bytes of the rows.
@@ -126,12 +126,14 @@ class Unpacking:
         misplaced: Misplaced,
         dropped: Dropped,
         whole: bool = False,
-        had: Had | None = None,
+        seen: SeenRows | None = None,
     ) -> None:
         self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
         self._whole = whole
         self.done = done
-        self.had = Had() if had is None else had.copy()  # a copy, because the response may have to be requested again
+        self.seen = (
+            SeenRows() if seen is None else seen.copy()
+        )  # a copy, because the response may have to be requested again
         self._parts: list[RecordsPart] = []
         self.size = self.subs = 0
 
@@ -169,7 +171,7 @@ class Unpacking:
         records.arrived += rows.arrived[begin:end]
         records.aggregated += [False] * count
         if isinstance(records, TokenedColumns):
-            records.tokens += [self.had.token] * count
+            records.tokens += [self.seen.token] * count
         self.subs = min(count, 1)
 
     def _take_whole(self, rows: RowColumns, at: int) -> None:
@@ -188,7 +190,7 @@ class Unpacking:
     def _take_apart(self, rows: RowColumns, at: int) -> None:
         data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
         rows.datas[at] = b""
-        plain = self.done is None and not self.had
+        plain = self.done is None and not self.seen
         located = kept_whole(data, number, arrived, self._hash_range) if plain else None
         if located is not None:
             self._parts.append(located)
@@ -216,7 +218,7 @@ class Unpacking:
         records.arrived += [arrived] * count
         records.aggregated += [users.aggregated] * count
         if isinstance(records, TokenedColumns):
-            records.tokens += [self.had.token] * count
+            records.tokens += [self.seen.token] * count
 
     def _take_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
         """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
@@ -224,13 +226,13 @@ class Unpacking:
         for index in range(first, len(users)):
             key, hash_key, tag = users.keys[index], users.hash_keys[index], users.tags[index]
             position = Position(number, users.subs[index])
-            if tag is not None and self.had.again(tag, partial(place_of, key, hash_key), position):
+            if tag is not None and self.seen.seen_before(tag, partial(place_of, key, hash_key), position):
                 continue
             records.datas.append(users.datas[index])
             records.subs.append(users.subs[index])
             records.keys.append(key)
             records.hash_keys.append(hash_key)
-            tokens.append(self.had.token)
+            tokens.append(self.seen.token)
         records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
         records.aggregated = [True] * len(tokens)
         self._dropped.repeated(len(users) - first - len(tokens))
@@ -238,7 +240,7 @@ class Unpacking:
 
     def _columns(self) -> RecordColumns:
         """Return the last part if it has columns of the right kind, else append a new part."""
-        wanted = TokenedColumns if self.had else RecordColumns
+        wanted = TokenedColumns if self.seen else RecordColumns
         if not self._parts or type(last := self._parts[-1]) is not wanted:
             self._parts.append(last := wanted())
         return last
@@ -332,7 +334,7 @@ class Poller:
         self._start, self._hash_range, self._rewind = start, hash_range, rewind
         self._misplaced, self._whole, self._dropped = misplaced, whole, Dropped(shard)
         self._done = start.order if start.numbered else None
-        self._had = Had.of(start)
+        self._seen = SeenRows.of(start)
         self._iterator: str | None = None
         self._read: str | None = None
         self._pace = pace or PollPace()
@@ -382,12 +384,12 @@ class Poller:
             response = self._ask()
         if response is None:
             return None
-        state = self._iterator, self._read, self._done, self._had
+        state = self._iterator, self._read, self._done, self._seen
         try:
             with understood(self._stream, self.service):
                 return self._batch(response)
         except SourceUnavailable:
-            self._iterator, self._read, self._done, self._had = state
+            self._iterator, self._read, self._done, self._seen = state
             self._ask_again()
             raise
 
@@ -453,11 +455,11 @@ class Poller:
             misplaced=self._misplaced,
             whole=self._whole,
             dropped=self._dropped,
-            had=self._had,
+            seen=self._seen,
         )
         unpacked.take(rows)
-        self._done, self._had = unpacked.done, unpacked.had
-        token = unpacked.had.token
+        self._done, self._seen = unpacked.done, unpacked.seen
+        token = unpacked.seen.token
         if first is not None:
             self._say_gap(first)
         batch = Batch(
@@ -471,7 +473,7 @@ class Poller:
             size=unpacked.size,
             in_columns=partial(rows_in_columns, _COLUMNS, self._stream, self._shard),
             token=token,
-            undecided=self._had.undecided(),
+            undecided=self._seen.undecided(),
         )
         self._iterator, self._read = answer.get("NextShardIterator") or None, last or self._read
         return batch

@@ -64,7 +64,7 @@ class ArrowPoller(Poller):
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
-        plain = self._done is None and not self._had
+        plain = self._done is None and not self._seen
         if plain and not isinstance(records, list | RowColumns) and len(records) and not records.sealed:
             # Nothing is dropped or de-aggregated, so make columns of the response as it is.
             batch = viewed_rows(self._stream, self._shard, records)
@@ -99,7 +99,7 @@ class ArrowPoller(Poller):
             self._read = ends[1]
         return ArrowBatch(
             records=(),
-            read_to=read_to and evolve(read_to, token=self._had.token),
+            read_to=read_to and evolve(read_to, token=self._seen.token),
             behind_seconds=behind / 1000,
             wait_seconds=self._wait(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
@@ -107,8 +107,8 @@ class ArrowPoller(Poller):
             size=size,
             rows=rows,
             arrived=ARRIVED,
-            token=self._had.token,
-            undecided=self._had.undecided(),
+            token=self._seen.token,
+            undecided=self._seen.undecided(),
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
@@ -123,7 +123,7 @@ class ArrowPoller(Poller):
         users, trail = self._undone(rows.numbers, users), None
         # Only rows that a sink of ours has written carry a tag, and only those can come a second time, from a task that
         # was tried again.
-        if self._had or any(records.tags for records in others.values()):
+        if self._seen or any(records.tags for records in others.values()):
             users, trail = self._unrepeated(rows.numbers, users, others)
         indices = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
@@ -152,17 +152,17 @@ class ArrowPoller(Poller):
             if records.tags
         }
         # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
-        before, seen = self._had, self._had.copy()
+        before, seen = self._seen, self._seen.copy()
         is_new, notes = list[bool](), list[tuple[Note, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            new = tag is None or not seen.again(tag, partial(place_of, key, hash_key), position)
+            new = tag is None or not seen.seen_before(tag, partial(place_of, key, hash_key), position)
             is_new.append(new)
             if new:
                 notes.append(() if tag is None else ((tag, position),))
-        self._had = seen
+        self._seen = seen
         self._dropped.repeated(len(is_new) - len(notes))
         return users.filter(pa.array(is_new, pa.bool_())), Trail(before, notes)
 
