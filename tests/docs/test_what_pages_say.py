@@ -8,6 +8,7 @@ from typing import get_type_hints
 import pytest
 from pages import ROOT
 
+from leasehold.adapters.cli import lease_tables
 from leasehold.adapters.consumer import metrics
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.handling import Handling
@@ -57,6 +58,15 @@ def test_table_of_metrics_has_the_names_of_the_code() -> None:
     code = Path(metrics.__file__).read_text(encoding="utf-8")
     exported = re.findall(r'create_counter\("(\w+)"', code) + re.findall(r"WorkerMetrics\.(\w+),", code)
     assert sorted(row[0] for row in table_after("metrics.md", "## All metrics")) == sorted(exported)
+
+
+def test_every_column_of_leases_is_explained() -> None:
+    """The page explains each column that `leasehold leases` shows."""
+    sometimes = (lease_tables.PLACE, lease_tables.EVENTS)
+    shown = {column.name for column in (*lease_tables.EACH, *lease_tables.SHARES, *sometimes)}
+    rows = table_after("steering.md", "## Consumer lag: how far behind is the group")
+    explained = {name.partition(" (")[0] for row in rows for name in row[0].split(", ")}
+    assert explained == shown
 
 
 def test_table_of_loggers_has_the_loggers_of_the_code() -> None:

@@ -48,14 +48,14 @@ function saved_view() {
 
 const TITLES = {
   status: "how the lease is read; point at a word for the reason",
-  lag: "time since the first record that is not handled arrived, or how far behind the tip the reading is",
+  lag: "age of the first record that is read and not handled, or how far the read is behind the tip",
   end: "whether the tip of the shard was reached",
   age: "how long the last record that was handled had been in the stream",
-  "KB/s": "what the shard brings",
-  renewed: "since when the lease has stood still",
+  "KB/s": "throughput of the shard",
+  renewed: "time since the lease was last renewed",
   switches: "how often the lease passed from one worker to another",
   host: "the machine of the owner",
-  "moving to": "the worker that the lease is promised to",
+  "moving to": "the worker that takes the lease next",
   target: "how many leases the worker should hold",
   rule: "the rule by which the lease was taken",
 };
