@@ -86,7 +86,7 @@ def function_settings(text: str) -> FunctionSettings:
     """Parse the name of a Lambda function with its options. Raises ValueError."""
     target, _, query = text.removeprefix(PREFIX).partition("?")
     module, _, function = target.replace("/", ".").rpartition(".")
-    if not module or not function:
+    if ":" in target or not all((*module.split("."), function)):
         raise ValueError(
             f"{text!r} is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module "
             "that is called lambda"
