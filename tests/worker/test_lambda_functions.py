@@ -117,6 +117,8 @@ def test_a_dynamodb_event_has_the_published_form() -> None:
     [
         (None, None),
         ({}, None),
+        ("", None),
+        ([], None),
         ({"statusCode": 200}, None),
         ({"batchItemFailures": None}, None),
         ({"batchItemFailures": []}, None),
