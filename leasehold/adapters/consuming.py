@@ -206,7 +206,7 @@ def consumption(
         tables_apart(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = lambda_function(handler, load, given.get("handler_seconds", math.inf))
+        function = _function(handler, given, named)
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
         source = _as_mapped(source, named("handler"))
     elif isinstance(handler, str):
@@ -214,7 +214,6 @@ def consumption(
     handling = handler if isinstance(handler, Handling) else Handling(handler)
     if (limit := values["concurrency"]) is not None:
         handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
-    handling = evolve(handling, **{name: given[name] for name in _POLICY & given.keys()})
     planning = {"rules": values["rules"], "lease_seconds": values["lease_seconds"], **_beginning(values, named)}
     planner_options = settings(planning, values["set"] or (), named("set"))
     config = configuration_for(source if isinstance(source, str) else "", planner_options)
@@ -225,6 +224,12 @@ def consumption(
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
         dead_letter = dead_letter_of(dead_letter, source, leases, named)
+    policy = {name: given[name] for name in _POLICY & given.keys()}
+    if dead_letter is not None:
+        policy["dead_letter"] = dead_letter
+    elif "max_age_seconds" in policy and handling.dead_letter is None:
+        raise ValueError(f"{named('max_age_seconds')}: it goes with {named('dead_letter')}, to which old records go")
+    handling = evolve(handling, **policy)
     cut = None
     if (until := values["until"]) is not None:
         try:
@@ -237,11 +242,19 @@ def consumption(
         leases=leases,
         me=worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
         config=config,
-        handling=handling if dead_letter is None else evolve(handling, dead_letter=dead_letter),
+        handling=handling,
         cut=cut,
         options=values,
         function=function,
     )
+
+
+def _function(handler: str, given: Mapping[str, Any], named: Callable[[str], str]) -> LambdaFunction:
+    if "concurrency" in given:
+        raise ValueError(
+            f"{named('concurrency')}: a process makes one call of a Lambda function at a time; start more processes"
+        )
+    return lambda_function(handler, _load, given.get("handler_seconds", math.inf))
 
 
 def _as_mapped(source: str | Source, option: str) -> str | Source:
@@ -354,6 +367,11 @@ def load(text: str) -> Callable[..., Any]:
             f"{text!r}: lambda: names a Lambda function, which is the handler of `consume` and `run` alone; rename a "
             "module that is called lambda"
         )
+    return _load(text)
+
+
+def _load(text: str) -> Callable[..., Any]:
+    """Import and return the function, whatever its module is called."""
     module, _, name = text.partition(":")
     if not module or not name:
         raise ValueError(f"{text!r} is not of the form module:function")

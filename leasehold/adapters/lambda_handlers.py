@@ -86,7 +86,7 @@ def function_settings(text: str) -> FunctionSettings:
     """Parse the name of a Lambda function with its options. Raises ValueError."""
     target, _, query = text.removeprefix(PREFIX).partition("?")
     module, _, function = target.replace("/", ".").rpartition(".")
-    if not module or not function:
+    if ":" in target or not all((*module.split("."), function)):
         raise ValueError(
             f"{text!r} is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module "
             "that is called lambda"
@@ -286,8 +286,8 @@ def first_failed(response: object, numbers: Sequence[str]) -> int | None:
     Raises:
         ReportedFailure: The whole batch failed, because the response cannot be parsed or names another record.
     """
-    if response is None:
-        return None
+    if response is None or (isinstance(response, str | list | tuple) and not response):
+        return None  # the service takes "" and [] for success, too
     if not isinstance(response, Mapping):
         raise ReportedFailure(f"its response is {type(response).__name__}, and no object with batchItemFailures")
     failures = response.get("batchItemFailures")

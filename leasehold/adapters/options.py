@@ -185,6 +185,14 @@ class Options(TypedDict, total=False):
         str | DeadLetter | None,
         Option("Send records that keep failing here: file://…, s3://…, kinesis://…, or module:function(batch, error)."),
     ]
+    max_age_seconds: Annotated[
+        Seconds | None,
+        Option(
+            "Send records that arrived longer ago to the dead letter, not to the handler.",
+            unset="no limit",
+            limits=DurationLimits(1.0),
+        ),
+    ]
     slow_seconds: Annotated[
         Seconds | None,
         Option(

@@ -22,6 +22,7 @@ from waiters import until
 import leasehold
 from leasehold import Delivery, Record
 from leasehold.adapters.consuming import consumption, load
+from leasehold.adapters.inputs import dashed
 from leasehold.adapters.lambda_handlers import (
     FunctionSettings,
     LambdaFunction,
@@ -116,6 +117,8 @@ def test_a_dynamodb_event_has_the_published_form() -> None:
     [
         (None, None),
         ({}, None),
+        ("", None),
+        ([], None),
         ({"statusCode": 200}, None),
         ({"batchItemFailures": None}, None),
         ({"batchItemFailures": []}, None),
@@ -432,6 +435,8 @@ def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(
             "is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module",
         ),
         ("lambda:", "is not of the form lambda:file.function"),
+        ("lambda:{app}:handler", "is not of the form lambda:file.function"),
+        ("lambda:..handler", "is not of the form lambda:file.function"),
         ("lambda:{app}.handler?report=true", "unknown option 'report'"),
         ("lambda:{app}.handler?environment=1", "option 'environment' wants true or false"),
         ("lambda:{app}.handler?memory=much", "option 'memory' wants a number"),
@@ -458,6 +463,21 @@ def test_the_prefix_goes_with_handlers_alone() -> None:
     """A function cannot be a dead letter, and a module cannot be named `lambda`, which is a Python keyword."""
     with pytest.raises(ValueError, match="rename a module that is called lambda"):
         load("lambda:app.handler")
+
+
+def test_a_file_that_is_called_lambda_is_a_module_like_others(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lambda can import it although the statement `import lambda` cannot."""
+    Path(f"{app}.py").rename("lambda.py")
+    monkeypatch.delitem(sys.modules, "lambda", raising=False)
+    described = consumption(ListSource(), "memory://x", "lambda:lambda.handler", {})
+    assert described.function is not None
+    assert (described.function.settings.target, described.function.settings.name) == ("lambda:handler", "lambda")
+
+
+def test_keys_are_not_handled_at_once(app: str) -> None:
+    """A function may keep state between its calls."""
+    with pytest.raises(ValueError, match="--concurrency: a process makes one call of a Lambda function at a time"):
+        consumption(ListSource(), "memory://x", f"lambda:{app}.handler", Options(concurrency=4), dashed)
 
 
 def test_a_path_in_the_name_is_a_package(app: str) -> None:

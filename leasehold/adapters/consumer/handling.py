@@ -47,6 +47,10 @@ class Withdrawn(Unhandled):
     """A call whose consumer has stopped taking batches. Nothing failed; the lease's next owner handles the records."""
 
 
+class TooOld(Unhandled):
+    """A record that arrived more than `max_age_seconds` ago, so its handler is not called for it."""
+
+
 class NotAwaited(Unhandled):
     """A call whose awaitable could not be awaited because no event loop could start. Its records are not to blame."""
 
@@ -309,12 +313,15 @@ Measure = Callable[[Holding, Batch], None]
 Slowness = Callable[[Holding, float], None]
 """Called each time a slow handler is logged, with the seconds for which it has been running."""
 
+DeadLettered = Callable[[Holding, Exception], None]
+"""Called when the dead letter has taken a record, with the error for which it went there."""
+
 
 @frozen
 class Handling:
     """The callables that handle records, with their time limits and retries.
 
-    The callbacks `observer`, `measure` and `slow` must not block. Their faults are logged once.
+    The callbacks `observer`, `measure`, `slow` and `dead_lettered` must not block. Their faults are logged once.
 
     Attributes:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
@@ -325,6 +332,8 @@ class Handling:
         most_wait_seconds: The longest wait between two attempts.
         bench_seconds: How long a stopped shard's lease is left to other workers.
         dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.
+        max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
+            instead of the handler, with `TooOld`; infinity: never. It needs a `dead_letter`.
         checkpoint_seconds: The least time between two checkpoints of a shard; 0: after every batch. A hand-off, a stop,
             the end of a shard and `Delivery.checkpoint` write immediately.
         late_checkpoints: Whether to checkpoint what this worker has handled even after another worker has taken the
@@ -335,6 +344,7 @@ class Handling:
         handler_seconds: A handler that runs longer is given up, and its lease is released; infinity: never.
         most_calls: The most concurrent calls of the handler, including slow ones; None: as many as there are threads.
         slow: Called each time a handler is logged as slow.
+        dead_lettered: Called each time the dead letter has taken a record.
         final_checkpoint: Called before a lease goes and at the end of a shard, if the handler checkpoints by itself. A
             batch is then not done when the handler returns, and after a fault reading starts again at the checkpoint.
             It cannot be combined with `dead_letter` or `max_records`.
@@ -352,6 +362,7 @@ class Handling:
     most_wait_seconds: float = field(default=10.0, validator=ge(0))
     bench_seconds: float = field(default=60.0, validator=ge(0))
     dead_letter: DeadLetter | None = field(default=None, validator=optional(takes("batch", "error")))
+    max_age_seconds: float = field(default=math.inf, validator=gt(0))
     checkpoint_seconds: float = field(default=CHECKPOINT_SECONDS, validator=ge(0))
     late_checkpoints: bool = False
     observer: Observer = field(default=lambda _happening, _holding: None, validator=takes("happening", "holding"))
@@ -360,6 +371,7 @@ class Handling:
     handler_seconds: float = field(default=math.inf, validator=gt(0))
     most_calls: int | None = field(default=None, validator=optional(ge(1)))
     slow: Slowness = field(default=lambda _holding, _seconds: None, validator=takes("holding", "seconds"))
+    dead_lettered: DeadLettered = field(default=lambda _holding, _error: None, validator=takes("holding", "error"))
     final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
         default=None, validator=optional(takes("final_checkpoint"))
     )
@@ -368,6 +380,8 @@ class Handling:
         if self.final_checkpoint is not None and self.dead_letter is not None:
             # A dead-lettered record counts as done, but here only the handler decides what is done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
+        if self.max_age_seconds < math.inf and self.dead_letter is None:
+            raise ValueError("max_age_seconds: old records go to the dead letter, and there is none: set `dead_letter`")
         if self.final_checkpoint is not None and self.max_records is not None:
             # The next part would be dispatched although the handler has not checkpointed the previous one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
@@ -403,9 +417,20 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
         finally:
             handling.slow(holding, seconds)
 
+    def dead_lettered(holding: Holding, error: Exception) -> None:
+        try:
+            metrics.dead_lettered(holding)
+        finally:
+            handling.dead_lettered(holding, error)
+
     # Saves a call per batch if the user has set no callback, as is usual.
     has_default_measure = handling.measure is fields(Handling).measure.default
-    return evolve(handling, measure=metrics.read if has_default_measure else measure, slow=slow)
+    return evolve(
+        handling,
+        measure=metrics.read if has_default_measure else measure,
+        slow=slow,
+        dead_lettered=dead_lettered,
+    )
 
 
 def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handler:

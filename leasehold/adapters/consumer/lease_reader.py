@@ -13,7 +13,8 @@ attempts and calls.
    and memory stays bounded.
 2. Nothing here sleeps or waits for a handler. A step returns the time of the next call, or infinity once nothing is
    left to do.
-3. Records are dispatched only while the lease is held and, by our own clock, has not expired.
+3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
+   (`max_age_seconds`) is dispatched to the dead letter, never dropped.
 4. A batch that is dropped to free memory is read again from `acknowledged`, and one that fails is delivered again from
    there, so no record is skipped.
 5. If another process could have opened the source's link for longer than a renewal interval, the batch is dispatched
@@ -27,16 +28,25 @@ The package's docstring (`leasehold.adapters.consumer`) describes the order of e
 
 import logging
 import math
+import time
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import assert_never
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
 from leasehold.adapters.consumer.dispatcher import AtWork, CallEnded, Dispatcher, GivenUp, Handover, LeaseLost, NotBegun
-from leasehold.adapters.consumer.handling import Delivery, Ending, FinalCheckpoint, Handling, Happening, Withdrawn
+from leasehold.adapters.consumer.handling import (
+    DeadLetter,
+    Delivery,
+    Ending,
+    FinalCheckpoint,
+    Handling,
+    Happening,
+    TooOld,
+    Withdrawn,
+)
 from leasehold.adapters.consumer.lifecycle import (
     ReadingWorker,
     end,
@@ -95,6 +105,12 @@ def first_after(batch: Batch, piece: Delivery) -> float | None:
     return batch.records[index].arrived if index < len(batch.records) else None
 
 
+def first_untried(piece: Delivery) -> Delivery:
+    """Return the first record as a batch for the dead letter, without the attempt that is not made."""
+    first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
+    return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
+
+
 class LeaseReader(ReaderDriver):
     """Reads the shard of one held lease for a handler.
 
@@ -104,6 +120,7 @@ class LeaseReader(ReaderDriver):
         handling: The handler and its policy.
         memory: The budget shared with the worker's other readers; unlimited by default.
         dispatcher: Calls the handler; by default the handler is called immediately, in the caller's thread.
+        wall: The clock by which records are too old, in seconds since 1970.
     """
 
     def __init__(
@@ -113,10 +130,13 @@ class LeaseReader(ReaderDriver):
         handling: Handling,
         memory: MemoryBudget | None = None,
         dispatcher: Dispatcher | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         kind: ConsumerKind = "returns" if handling.final_checkpoint is None else "checkpoints"
         super().__init__(worker, holding, kind, handling.bench_seconds)
         self._handling, self._dispatcher = handling, dispatcher or Dispatcher()
+        self._wall = wall
         self._memory = (memory or MemoryBudget()).share(holding.key)
         self._attempts = Attempts(handling, holding, worker.uniform)
         self._call: tuple[Handover, Called] | None = None
@@ -209,6 +229,13 @@ class LeaseReader(ReaderDriver):
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
 
+        handling = self._handling
+        if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
+            age = self._wall() - (piece.records[0].arrived or math.inf)
+            if age > handling.max_age_seconds:
+                error = TooOld(f"it arrived {age:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
+                return self._to_dead_letter(handling.dead_letter, first_untried(piece), batch, error, now)
+
         def call() -> object:
             # Must be set as the handler begins, because the handler may checkpoint while it runs. A call that never
             # begins has delivered nothing, and its batch stays next.
@@ -216,6 +243,15 @@ class LeaseReader(ReaderDriver):
             return self._handling.handler(piece)
 
         return self._hand_over(call, BatchCalled(piece, batch), now)
+
+    def _to_dead_letter(self, letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:
+        """Dispatch this piece, one record, to the dead letter."""
+
+        def call() -> object:
+            self._cursor.rows_delivered(piece.read_to)
+            return letter(piece, error)
+
+        return self._hand_over(call, DeadLetterCalled(piece, batch, error), now)
 
     def _hand_over(self, call: Callable[[], object], called: Called, now: float) -> float:
         self.holding.progress.working(now)
@@ -313,7 +349,7 @@ class LeaseReader(ReaderDriver):
             case Hopeless(why):
                 return self._stop(now, why)
             case ToDeadLetter(letter):
-                return self._hand_over(partial(letter, piece, error), DeadLetterCalled(piece, batch, error), now)
+                return self._to_dead_letter(letter, piece, batch, error, now)
             case _ as never:
                 assert_never(never)
 
@@ -328,6 +364,7 @@ class LeaseReader(ReaderDriver):
             why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
             self.holding.progress.dead_letter_failed(f"the dead letter did not take the record: {why}", now)
             return self._stop(now, f"neither its handler nor the dead letter took {record}: {said(fault)}")
+        self._dispatcher.notify("dead_lettered", self._handling.dead_lettered, self.holding, error)
         try:
             return self._passed(batch, now, piece)
         finally:

@@ -67,6 +67,10 @@ class WorkerMetrics:
         """Count a warning that the lease's handler is slow."""
         self._instruments.slow_handlers.add(1, self._series(holding.lease))
 
+    def dead_lettered(self, holding: Holding) -> None:
+        """Count a record that the dead letter has taken."""
+        self._instruments.dead_letters.add(1, self._series(holding.lease))
+
     def total_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases."""
         return self._of_table(lambda: len(self._leases()))
@@ -208,6 +212,7 @@ class _Instruments:
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
         meaning = "How often a handler was said to be at work for too long: once for each doubling."
         self.slow_handlers = meter.create_counter("slow_handlers", "{warning}", meaning)
+        self.dead_letters = meter.create_counter("dead_letters", "{record}", "Records that went to the dead letter.")
         meaning = "How often a lease came to this worker from another one."
         self.owner_switches = meter.create_counter("owner_switches", "{move}", meaning)
         gauges: tuple[tuple[Callable[[WorkerMetrics], Iterable[Observation]], str, str], ...] = (

@@ -1,0 +1,220 @@
+"""Records that are too old: they go to the dead letter in order, and none is passed over."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from attrs import define, evolve, field
+from handler_threads import joined
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metric_points import told
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from reading_bench import ReaderHarness, data
+from running import running
+from virtual_fleet import FaultyStore, four_shards
+from waiters import until
+
+from leasehold.adapters.consumer.handling import Delivery, Handling, TooOld
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import MemoryBudget
+from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.consuming import consumption
+from leasehold.adapters.inputs import dashed
+from leasehold.adapters.options import Options
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import Position
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords
+
+NOW, MOST = 1_000_000.0, 60.0
+
+
+def aged(*ages: float | None) -> list[Record]:
+    """Return one record for each age in seconds; None: when it arrived is unknown."""
+    return [
+        Record(b"%d" % number, str(100 + number), arrived=None if age is None else NOW - age)
+        for number, age in enumerate(ages)
+    ]
+
+
+@define
+class Aged:
+    """A shard of records with ages, and what became of each record."""
+
+    harness: ReaderHarness
+    dead_lettered: list[bytes] = field(factory=list)
+    errors: list[Exception] = field(factory=list)
+    attempts: list[tuple[int, int]] = field(factory=list)
+    wall: float = NOW
+
+    def reading(self, **policy: object) -> LeaseReader:
+        handling = Handling(self.harness.handle, dead_letter=self.take, checkpoint_seconds=0, max_age_seconds=MOST)
+        budget = policy.pop("budget", None)
+        assert budget is None or isinstance(budget, MemoryBudget)
+        chosen = evolve(handling, **policy)  # type: ignore[misc]  any setting of Handling
+        return LeaseReader(self.harness.worker, self.harness.holding, chosen, budget, wall=lambda: self.wall)
+
+    def take(self, delivery: Delivery, error: Exception) -> None:
+        self.dead_lettered += [record.data for record in delivery.records]
+        self.errors.append(error)
+        self.attempts.append((delivery.attempts, delivery.in_parts))
+
+
+def shard_of(*ages: float | None, does: Callable[[Delivery], object] = lambda _delivery: None) -> Aged:
+    """Return a shard of one batch of records with these ages, and what the handler does."""
+    return Aged(ReaderHarness(ShardRecords(aged(*ages)), does=does))
+
+
+def test_old_records_go_to_the_dead_letter_one_by_one_and_the_others_to_the_handler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shard = shard_of(3600, 61, 60, 5, None)
+    shard.harness.steps(shard.reading(), 4)
+    assert (shard.dead_lettered, shard.attempts) == (data(2), [(0, 0), (0, 0)])
+    assert shard.harness.handed == [data(3, 2)]
+    assert [str(error) for error in shard.errors] == [
+        "it arrived 3600 s ago, and 60 s is the limit",
+        "it arrived 61 s ago, and 60 s is the limit",
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"shard s-0: record {number}.0 went to the dead letter: TooOld" for number in (100, 101)
+    ]
+    assert shard.harness.store.row("s-0").checkpoint == Position("104")
+
+
+def test_a_batch_of_old_records_alone_is_done_without_the_handler() -> None:
+    shard = shard_of(90, 80, 70)
+    shard.harness.steps(shard.reading(), 4)
+    assert (shard.dead_lettered, shard.harness.handed) == (data(3), [])
+    assert shard.harness.store.row("s-0").checkpoint == Position("102")
+
+
+def test_a_record_that_grows_too_old_between_attempts_is_not_tried_again() -> None:
+    """The dead letter says how often its batch was tried."""
+
+    def fails(delivery: Delivery) -> None:
+        shard.wall += 20
+        if b"0" in (record.data for record in delivery.records):
+            raise ValueError("poison")
+
+    shard = shard_of(30, 0, 0, does=fails)
+    shard.harness.steps(shard.reading(attempts=100), 5)
+    assert (shard.dead_lettered, shard.attempts) == (data(1), [(2, 0)])
+    assert shard.harness.handed == [data(3), data(3), data(2, 1)]
+    assert isinstance(shard.errors[0], TooOld)
+
+
+def test_a_dead_letter_that_fails_stops_the_shard_before_the_old_record() -> None:
+    """A record that is too old is not skipped, even if nothing takes it."""
+
+    def full(_delivery: Delivery, _error: Exception) -> None:
+        raise OSError("disk full")
+
+    shard = shard_of(5, 90)
+    logging.disable(logging.CRITICAL)
+    try:
+        shard.harness.until_over(shard.reading(dead_letter=full, max_records=1))
+    finally:
+        logging.disable(logging.NOTSET)
+    row = shard.harness.store.row("s-0")
+    assert (row.owner, row.checkpoint, shard.harness.handed) == (None, Position("100"), [data(1)])
+
+
+def test_an_old_record_waits_while_the_lease_is_lost() -> None:
+    """The new owner dead-letters it, and this worker does not."""
+    shard = shard_of(90, 80)
+    reading = shard.reading()
+    shard.harness.steps(reading, 2)
+    shard.harness.rob()
+    shard.harness.holding.renew()
+    shard.harness.until_over(reading)
+    assert shard.dead_lettered == data(1)
+
+
+CASES = st.tuples(
+    st.lists(st.none() | st.sampled_from((0.0, 59.0, 61.0, 3600.0)), min_size=1, max_size=10),  # ages
+    st.integers(1, 10),  # records per read
+    st.frozensets(st.integers(0, 9)),  # records that fail
+    st.integers(1, 3),  # attempts
+    st.none() | st.integers(1, 4),  # max_records
+    st.lists(st.booleans(), max_size=40),  # whether the batch is forgotten before a step
+)
+
+
+@given(CASES)
+@settings(max_examples=100, deadline=None)
+def test_each_record_is_handled_or_dead_lettered_in_order(
+    case: tuple[list[float | None], int, frozenset[int], int, int | None, list[bool]],
+) -> None:
+    """Whatever is old, fails or is forgotten, records are settled in order, and the checkpoint covers only those."""
+    ages, size, poison, attempts, limit, forgotten = case
+    settled: list[bytes] = []
+    began_with: list[int] = []
+
+    def handle(delivery: Delivery) -> None:
+        values = [record.data for record in delivery.records]
+        began_with.append(int(values[0]))
+        if poison & set(map(int, values)):
+            raise ValueError("poison")
+        settled.extend(values)
+
+    shard = Aged(ReaderHarness(ShardRecords(aged(*ages), size=size), does=handle))
+    budget = MemoryBudget()
+
+    def take(delivery: Delivery, _error: Exception) -> None:
+        (record,) = delivery.records
+        assert int(record.data) in poison or (ages[int(record.data)] or 0) > MOST
+        settled.append(record.data)
+
+    reading = shard.reading(attempts=attempts, max_records=limit, dead_letter=take, budget=budget)
+    logging.disable(logging.CRITICAL)
+    try:
+        due = shard.harness.clock.now
+        for step in range(500):
+            for share in tuple(budget.taken) if step < len(forgotten) and forgotten[step] else ():
+                share.drop()
+            shard.harness.clock.now = max(shard.harness.clock.now, due)
+            shard.harness.worker.renew(shard.harness.clock.now)
+            due = reading.step(shard.harness.clock.now)
+            checkpoint = shard.harness.store.row("s-0").checkpoint
+            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(settled)
+            if len(settled) == len(ages):
+                break
+    finally:
+        logging.disable(logging.NOTSET)
+    assert settled == data(len(ages))
+    assert all((ages[number] or 0) <= MOST for number in began_with)
+
+
+def test_old_records_need_a_dead_letter() -> None:
+    """Without one, an old record could only be dropped."""
+    with pytest.raises(ValueError, match="max_age_seconds: old records go to the dead letter, and there is none"):
+        Handling(print, max_age_seconds=60)
+
+
+def test_dead_letters_are_counted() -> None:
+    reader = InMemoryMetricReader()
+    taken: list[str] = []
+    handling = Handling(
+        print,
+        dead_letter=lambda _batch, _error: None,
+        max_age_seconds=MOST,
+        dead_lettered=lambda holding, error: taken.append(f"{holding.key} {type(error).__name__}"),
+    )
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(aged(NOW - 1, NOW - 1, NOW - 1))})
+    with running(Runner(joined(FaultyStore(), source), handling, meter=MeterProvider([reader]).get_meter("test"))):
+        until(lambda: len(taken) == 3, "all three are dead letters")
+    assert (taken, told(reader)["dead_letters", "s-0"]) == (["s-0 TooOld"] * 3, 3)
+
+
+def test_the_option_goes_with_a_dead_letter() -> None:
+    """The message names both options as the user writes them."""
+
+    def take(_delivery: Delivery, _error: Exception) -> None:
+        """Take the record."""
+
+    options = Options(max_age_seconds="1h", dead_letter=take)
+    assert consumption(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600
+    with pytest.raises(ValueError, match="--max-age-seconds: it goes with --dead-letter"):
+        consumption(ListSource(), "memory://aged", print, Options(max_age_seconds=60), dashed)
