@@ -20,6 +20,7 @@ from typer.main import get_command
 from virtual_fleet import FaultyStore, four_shards
 
 import leasehold
+import leasehold.adapters
 from leasehold import Lease, Position
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app

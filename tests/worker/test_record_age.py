@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from attrs import define, evolve, field
@@ -48,12 +49,11 @@ class Aged:
     attempts: list[tuple[int, int]] = field(factory=list)
     wall: float = NOW
 
-    def reading(self, **policy: object) -> LeaseReader:
+    def reading(self, budget: MemoryBudget | None = None, **policy: Any) -> LeaseReader:  # noqa: ANN401  any setting of Handling
         handling = Handling(self.harness.handle, dead_letter=self.take, checkpoint_seconds=0, max_age_seconds=MOST)
-        budget = policy.pop("budget", None)
-        assert budget is None or isinstance(budget, MemoryBudget)
-        chosen = evolve(handling, **policy)  # type: ignore[misc]  any setting of Handling
-        return LeaseReader(self.harness.worker, self.harness.holding, chosen, budget, wall=lambda: self.wall)
+        return LeaseReader(
+            self.harness.worker, self.harness.holding, evolve(handling, **policy), budget, wall=lambda: self.wall
+        )
 
     def take(self, delivery: Delivery, error: Exception) -> None:
         self.dead_lettered += [record.data for record in delivery.records]
