@@ -224,7 +224,7 @@ def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> 
     """The handler's shard does not pass a record whose dead letter was not stored."""
     letters = dead_letters("kinesis://orders")
     kinesis.code = "ProvisionedThroughputExceededException"
-    with pytest.raises(DeadLetterError, match=r"^Kinesis asks to slow down on stream 'orders': Prov"):
+    with pytest.raises(DeadLetterError, match=r"^kinesis://orders: Kinesis asks to slow down on stream 'orders': Prov"):
         letters(batch(), ValueError())
 
 
