@@ -14,7 +14,6 @@ import pytest
 from attrs import define, field
 from opentelemetry.sdk.metrics.export import MetricExporter
 from reading_bench import ReaderHarness, data
-from test_misbehaving_callables import raising
 from virtual_fleet import ManualExecutor
 
 from leasehold.adapters.consumer import exporting as exporting_module
@@ -30,6 +29,15 @@ FOREIGN: list[Exception] = [
     RecursionError("too deep"),
     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
 ]
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """Return a callable that raises this for any arguments."""
+
+    def raises(*_given: object, **_named: object) -> None:
+        raise error
+
+    return raises
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
