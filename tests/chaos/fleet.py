@@ -450,15 +450,14 @@ class Fleet(Stage):
     def mend(self, fault: Fault) -> None:
         """End the fault; if it starts late or goes on by itself, the incident lasts accordingly longer.
 
-        A line of one worker that lets one direction through explains only what happens at its beginning and its end. In
+        A line to a store that lets one direction through explains only what happens at its beginning and its end. In
         between, other workers must get the shards (L-one-way).
         """
         self._mend(fault)
         if (incident := self._lasting.pop(fault, None)) is not None:
             place = self.history.incidents.index(incident)
             late = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
-            alone = bool(fault.worker) or fault.kind.line != "stream"
-            bounded, now = fault.kind.what in ONE_WAY and alone, time.time()
+            bounded, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
             self.history.incidents[place] = evolve(incident, seconds=0.0 if bounded else now + late - incident.t)
             if bounded:
                 self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
