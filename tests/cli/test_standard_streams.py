@@ -52,6 +52,29 @@ def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() 
     assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
 
 
+@pytest.mark.parametrize("words", [("plan",), ("--version",), SIMULATE], ids=lambda words: words[0])
+def test_a_command_whose_reader_has_gone_ends_as_any_program_in_a_pipe(words: tuple[str, ...]) -> None:
+    """A script with `set -o pipefail` can tell it from a failure."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        env = {**os.environ, "TERM": "dumb"}
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input=STATE, env=env
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_command_that_fails_keeps_its_status_if_its_reader_has_gone() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        done = subprocess.run(
+            [*COMMAND, "plan"], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input="nonsense"
+        )
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("command", ["plan", "deaggregate"])
 def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
     """The command ends as on bad usage."""

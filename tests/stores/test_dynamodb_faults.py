@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws_calls.line import HttpAnswer, Silent
 from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
+from leasehold.stores.dynamodb.cells import DynamoCells
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Done, Malformed
 from leasehold.stores.urls import open_store
@@ -438,3 +439,40 @@ def test_rows_that_were_not_asked_for_are_no_answer(store: DynamoStore, line: Li
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told({"Responses": {table: [OTHERS]}})))
     with pytest.raises(OutcomeUnknown, match="rows that were not asked for"):
         store.get(["s-1"])
+
+
+CELL = {"leaseKey": {"S": "r-1"}, "entityType": {"S": "CELL"}, "version": {"S": "7"}, "fields": {"M": {}}}
+CELL_WRITES: dict[str, Callable[[DynamoCells], object]] = {
+    "creation": lambda cells: cells.put_new("r-1", {}),
+    "replacement": lambda cells: cells.put_over("r-1", {}, "7"),
+    "deletion": lambda cells: cells.delete("r-1", "7"),
+}
+CELL_ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("creation", "of a replacement"): {"Attributes": CELL},
+    ("replacement", "of a creation"): {},
+    ("replacement", "of an earlier replacement"): {"Attributes": {**CELL, "version": {"S": "6"}}},
+    ("replacement", "of another row"): {"Attributes": {**CELL, "leaseKey": {"S": "r-2"}}},
+    ("deletion", "of a creation"): {},
+    ("deletion", "of a replacement"): {"Attributes": {**CELL, "version": {"S": "6"}}},
+}
+
+
+@pytest.mark.parametrize("case", CELL_ANSWERS, ids=" answered by that ".join)
+def test_an_answer_about_another_write_of_a_session_is_no_answer(
+    store: DynamoStore, line: Line, case: tuple[str, str]
+) -> None:
+    """A session row is written only if its own response says so."""
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(CELL_ANSWERS[case])))
+    with pytest.raises(OutcomeUnknown, match="an answer is not about the write of row 'r-1'"):
+        CELL_WRITES[case[0]](store.cells())
+
+
+def test_the_answers_of_a_session_row_are_understood(store: DynamoStore) -> None:
+    """The service returns the row that was replaced or deleted."""
+    cells = store.cells()
+    version = cells.put_new("r-1", {"a": "b"})
+    assert version is not None
+    after = cells.put_over("r-1", {"a": "c"}, version)
+    assert after is not None
+    assert (cells.put_new("r-1", {}), cells.put_over("r-1", {}, version)) == (None, None)
+    assert cells.delete("r-1", after)

@@ -60,6 +60,8 @@ class Member:
         present: Whether it was running before the run began. It then knows the table as of 0 s, by a clock that shows 0
             at that time, and starts with its own leases. The table is read only once for all such members, because
             reading it at the start of each would cost workers x leases.
+        deaf: When it gets no response from the stream.
+        gives_up_seconds: How long its calls then wait for one; infinite if they never return.
     """
 
     worker: str
@@ -75,6 +77,8 @@ class Member:
     drain_seconds: float = DRAIN_SECONDS
     knows_calls: bool = True
     present: bool = False
+    deaf: tuple[Nap, ...] = ()
+    gives_up_seconds: float = POLL_SECONDS[0]
 
     def alive(self, t: float) -> bool:
         """Whether it is running at `t`."""

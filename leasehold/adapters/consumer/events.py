@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from attrs import frozen
 
@@ -26,7 +26,7 @@ class NotTaken:
     """A partial write. Retry `left`, which starts on a line boundary."""
 
     left: bytes
-    why: OSError
+    why: Exception
 
 
 class WholeLines:
@@ -44,16 +44,21 @@ class WholeLines:
         binary = getattr(self._out, "buffer", None)
         raw = getattr(binary, "raw", binary)  # with PYTHONUNBUFFERED the buffer itself is raw
         if raw is None:  # in memory
-            self._out.write(data.decode())
-            self._out.flush()
+            try:
+                self._out.write(data.decode())
+                self._out.flush()
+            except BrokenPipeError:
+                raise
+            except Exception as why:  # noqa: BLE001  a file of another library may raise anything
+                return NotTaken(data, why)
             return None
-        pending, written, refused = self._torn + data, 0, None
+        pending, written, refused = self._torn + data, 0, cast("Exception | None", None)
         try:
             while written < len(pending):
                 written += raw.write(pending[written:]) or 0
         except BrokenPipeError:
             raise
-        except OSError as why:
+        except Exception as why:  # noqa: BLE001  likewise; a part may be written
             refused = why
         finally:
             # The rest of a line that was partly written, now or in an earlier call, is kept here and written first the
@@ -69,8 +74,9 @@ class EventLines:
     `stream` is the stream's name, as in `Delivery.stream`.
 
     A record's line is written when its batch is dispatched, before the checkpoint. It never contains the data itself.
-    If `out` rejects a write (a full disk), the call raises OSError, and its batch is dispatched again. Once the reader
-    of `out` has closed it, nothing more is written, and each call raises SystemExit, which drains and ends the worker.
+    If `out` rejects a write (a full disk), the call raises what `out` raised, and its batch is dispatched again. Once
+    the reader of `out` has closed it, nothing more is written, and each call raises SystemExit, which drains and ends
+    the worker.
     """
 
     def __init__(self, worker: str, out: TextIO, wall: Callable[[], float] = time.time) -> None:

@@ -1,11 +1,16 @@
 """Exports metrics from the command line, with OpenTelemetry's own exporters and environment variables."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any, Protocol
+
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.metrics"))
 
 GROUP = "opentelemetry_metrics_exporter"
 """The entry points under which OpenTelemetry's exporters register."""
@@ -41,7 +46,7 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         name: The exporter; None: that of OTEL_METRICS_EXPORTER, or `none`.
 
     Raises:
-        ValueError: There is no such exporter.
+        ValueError: There is no such exporter, or it cannot be started.
     """
     chosen = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
     if chosen == "none":
@@ -72,7 +77,10 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
             raise ValueError(
                 f"metrics: there is no exporter {chosen!r}; choose among {choice}, or pip install {package}"
             )
-        exporter = exporters[full].load()()
+        try:
+            exporter = exporters[full].load()()
+        except Exception as foreign:
+            raise ValueError(f"metrics: exporter {chosen!r} cannot be started: {said(foreign)}") from foreign
     if not isinstance(exporter, MetricReader):
         # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
         has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
@@ -81,4 +89,7 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     try:
         yield provider.get_meter("leasehold")
     finally:
-        provider.shutdown()  # sends the metrics since the last export
+        try:
+            provider.shutdown()  # sends the metrics since the last export
+        except Exception as foreign:  # noqa: BLE001  how the worker ended counts, whatever an exporter raises
+            log.warning("the last metrics were not exported: %s", said(foreign))

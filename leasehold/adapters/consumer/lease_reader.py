@@ -183,6 +183,7 @@ class LeaseReader(ReaderDriver):
             # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits
             # it, not the stream.
             holding.progress.failed("batches of other shards take all the memory there is for them", now)
+            holding.progress.not_awaited()
             holding.throughput.rest(now)
             return now + MEMORY_SECONDS
         holding.progress.asking(now)
@@ -194,6 +195,8 @@ class LeaseReader(ReaderDriver):
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         holding.throughput.add(batch.size, now)
         holding.progress.read(batch, now)
+        if holding.progress.left:
+            return now
         # Must come before the records are dispatched, otherwise a handler that hangs would hide what was read.
         self._dispatcher.notify("measure", self._handling.measure, holding, batch)
         return self._deliver(batch, now)
@@ -435,8 +438,13 @@ class LeaseReader(ReaderDriver):
             except StoreError as fault:
                 unstored = fault
         self._memory.clear()
-        # Must come before the observer is notified: a link that is still open would block the next owner.
-        self._pull.close()
+        if happening == "lease-lost" and self.holding.released:
+            happening = "stopped"  # the worker released it without this reader (D6)
+        try:
+            # Must come before the observer is notified: a link that is still open would block the next owner.
+            self._pull.close()
+        except Exception as fault:  # noqa: BLE001  whatever closing raises, the lease is left
+            log.warning("shard %s: its reader could not be closed: %s", self.holding.key, said(fault))
         self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
         if unstored is not None:
             log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, unstored)

@@ -103,12 +103,15 @@ class LeaseReaders:
                 step = self._open(self._worker, holding, self._handling)
             else:
                 step = LeaseReader(self._worker, holding, self._handling, self.memory, self.dispatcher).step
+                holding.progress.awaited(self._scheduler.clock())
             self.schedule.add(holding.key, step, partial(self._instead, holding))
         except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
             self._failed(fault)
 
     def release(self, holding: Holding) -> None:
         """Wake the lease reader, because its lease is to be released or is lost."""
+        if holding.progress.left:
+            self.schedule.abandon(holding.key)
         self.schedule.wake(holding.key)
 
     def release_all(self) -> None:

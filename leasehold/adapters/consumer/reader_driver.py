@@ -49,6 +49,10 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.reading"))
 
 
+LEFT_SECONDS = 0.2
+"""How often to check whether the worker has released a lease without its reader (D6)."""
+
+
 class ReaderDriver(ABC):
     """Drives the reading of one held lease.
 
@@ -86,6 +90,8 @@ class ReaderDriver(ABC):
     def _go_on(self, now: float) -> float:
         """Do what the state orders; return when to call again."""
         holding, worker = self.holding, self._worker
+        if holding.progress.left and not holding.lost.is_set():
+            return now + LEFT_SECONDS
         match self._order(now):
             case BeginReading():
                 return self._begin(now)
@@ -120,10 +126,12 @@ class ReaderDriver(ABC):
         if not readable(lease, parents):
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
+        self.holding.progress.asking(now)
         start = self._find_start(parents)
         if start is None:
             return self._leave("lease-lost")
         self._start_at(start, now)
+        self.holding.progress.called_back()
         return now
 
     def _find_start(self, parents: Mapping[str, Lease]) -> Position | None:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from leasehold.adapters.consumer.executors import HandlerExecutor
@@ -43,6 +43,8 @@ ACTORS_KEPT = 4
 """Idle writers that are kept for the next burst of work; the others end and are started again when needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
+CALL_SECONDS = 2.0
+"""How long a drain waits for calls of the source. What they return is not needed any more."""
 READABLE = (WorkerError, StoreError, SourceError)
 """Faults whose message explains the cause to a user."""
 
@@ -256,20 +258,31 @@ class Runner:
         """Finish the running batches and release the leases; return whether that was done in time."""
         # First stop further turns and wake the task that waits for the next one, then ask for all held leases, which
         # are released while the last turn ends.
+        calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.taking = False
         self._turn_sooner.set()
         self._lease_readers.release_all()
-        turned = "turn" not in tasks or tasks["turn"].get(until) is not None
-        # Requests for leases are withdrawn in a separate task, because the store might not respond.
+        turned = "turn" not in tasks or tasks["turn"].get(calls_end) is not None
+        if not turned and not self.worker.discovery.calling:
+            turned = tasks["turn"].get(until) is not None
+        # Requests for leases are withdrawn in a separate task, because the store might not respond. A turn that waits
+        # for the stream has made none meanwhile, and makes none once the worker is closed.
         try:
-            closed = turned and self._task("close", self.worker.close).get(until) is not None
+            closed = (turned or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
+                until
+            ) is not None
         except RuntimeError:
             # No thread is left, so withdraw them here, although a store that does not respond then delays the end.
             self.worker.close()
             closed = True
         # Again, because the last turn may have taken leases meanwhile. Only now can no more be added.
         self._lease_readers.release_all()
-        return self._lease_readers.schedule.drain(until) and closed
+        schedule = self._lease_readers.schedule
+        if not schedule.drain(calls_end):
+            leave = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
+            with suppress(RuntimeError):  # no thread is left; those leases expire
+                self._task("leave", leave).get(until)
+        return schedule.drain(until) and closed
 
 
 # In a process of its own

@@ -40,6 +40,7 @@ class ScheduledStep:
         running: Whether the step is running.
         woken: Whether it was woken since it was last begun.
         faults: How many times in a row it has raised.
+        abandoned: Whether no one waits for its current run to end.
         successor: The step that begins once this one is over.
     """
 
@@ -49,6 +50,7 @@ class ScheduledStep:
     running: bool = False
     woken: bool = False
     faults: int = 0
+    abandoned: bool = False
     successor: "ScheduledStep | None" = None
 
 
@@ -76,6 +78,13 @@ class StepReturned:
 
 
 @frozen
+class StepAbandoned:
+    """The step of this key waits for a call that may never return. A drain does not wait for it."""
+
+    key: str
+
+
+@frozen
 class DrainAsked:
     """A caller waits until no step is left."""
 
@@ -87,7 +96,7 @@ class Closed:
     """Begin no more steps."""
 
 
-ScheduleMessage = StepAdded | StepWoken | StepReturned | DrainAsked | Closed
+ScheduleMessage = StepAdded | StepWoken | StepReturned | StepAbandoned | DrainAsked | Closed
 
 
 class Schedule:
@@ -110,6 +119,7 @@ class Schedule:
         self._heap: list[tuple[float, str]] = []
         self._drains: list[Queue] = []
         self._closed = False
+        self._tasks, self._abandoned = tasks, 0
         self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
         scheduler.start("leasehold-schedule", self._dispatch, failed)
 
@@ -121,8 +131,12 @@ class Schedule:
         """Call the step again immediately, or as soon as its current run ends."""
         self._messages.put(StepWoken(key))
 
+    def abandon(self, key: str) -> None:
+        """Do not wait for the current run of this step, if it is running. Another task takes the place of its task."""
+        self._messages.put(StepAbandoned(key))
+
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until no step is left; return False if that is not the case in time."""
+        """Wait until no step is left but abandoned ones; return False if that is not the case in time."""
         drained = self._scheduler.queue()
         self._messages.put(DrainAsked(drained))
         return drained.get(until) is not None
@@ -132,6 +146,8 @@ class Schedule:
         self._closed = True
         self._messages.put(Closed())
         ended = self._over.get(until) is not None
+        if self._abandoned:
+            until = min(until, self._scheduler.clock())
         return self._pool.close(until) and ended  # its tasks are to end even if that is later
 
     def _dispatch(self) -> None:
@@ -163,6 +179,9 @@ class Schedule:
             case StepReturned(key, due):
                 step = self._steps[key]
                 step.running = False
+                if step.abandoned:
+                    step.abandoned = False
+                    self._lend(-1)
                 # A step that is over is not called again, even if it was woken meanwhile: its lease is left.
                 if due < math.inf:
                     # If it was woken while running, it may have missed the change, so it is called again.
@@ -183,16 +202,25 @@ class Schedule:
                 if present is not None:
                     present.woken, present.due = True, -math.inf
                     heapq.heappush(self._heap, (present.due, key))
+            case StepAbandoned(key):
+                running = self._steps.get(key)
+                if running is not None and running.running and not running.abandoned:
+                    running.abandoned = True
+                    self._lend(1)
             case DrainAsked(over):
                 self._drains.append(over)
             case Closed():
                 pass
             case _ as never:
                 assert_never(never)
-        if not self._steps:
+        if all(step.abandoned for step in self._steps.values()):
             # Checked after every message, because any step may be the last one that a drain waits for.
             while self._drains:
                 self._drains.pop().put(True)
+
+    def _lend(self, tasks: int) -> None:
+        self._abandoned += tasks
+        self._pool.resize(self._tasks + self._abandoned)
 
     def _run(self, key: str, scheduled: ScheduledStep) -> None:
         clock = self._scheduler.clock

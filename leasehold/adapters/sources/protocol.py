@@ -129,7 +129,8 @@ class Batch:
             if one took the link over; 0 if the link was ours throughout, or the source has no such links.
         token: The token of the end of the shard, if this batch ends it (`Position.token`).
         answered: Whether the service has responded since the last read. If it has not, it may be too soon for a
-            `fault`.
+            `fault`. If it has, and there is a `fault`, it responded with that: it throttles, for example, and another
+            worker would fare no better.
         undecided: How many records a Spark sink may have written before, where we cannot tell whether it has.
     """
 

@@ -379,7 +379,9 @@ class ShardPrefetcher(ReaderDriver):
             committed = self._shared.committed(self.key)
             self._done = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
-        if not start.ended:  # if the query has read the shard to its end, only that end is left to write
+        if start.ended:  # the query has read the shard to its end, so only that end is left to write
+            self.holding.progress.not_awaited()
+        else:
             self._pull.open()
 
     def _read(self, now: float) -> float:

@@ -5,7 +5,8 @@ between the listing and the table (L14). If `if_recreated` is set, leases of a f
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from heapq import nsmallest
 from threading import Event
 from typing import Literal
@@ -82,6 +83,7 @@ class Discovery:
         listed: The shards of the last listing.
         open_shards: How many of these are open; None before the first listing.
         refused: Whether the last listing failed for a reason that may pass, entirely or for some streams.
+        calling: Whether a call of the source is running.
     """
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
@@ -97,7 +99,7 @@ class Discovery:
         self._unread: frozenset[str] = frozenset()
         self._said: frozenset[str] = frozenset()
         self._fault, self._rejections = "", Rejections()
-        self.refused = False
+        self.refused = self.calling = False
         self.open_shards: int | None = None
         self.incarnation = ""
         self.listed: tuple[Shard, ...] = ()
@@ -234,7 +236,7 @@ class Discovery:
         if any(shard.id == lease.key for shard in shards):
             return True
         try:
-            with foreign_as_unavailable():
+            with self._call():
                 gone = self._source.gone(lease.key)
         except SourceError as fault:
             log.warning("a shard could not be looked up, its lease stays: %s", fault)
@@ -271,13 +273,13 @@ class Discovery:
         self._wanted.clear()
         try:
             before, present = self.incarnation, self._bound
-            with foreign_as_unavailable():
+            with self._call():
                 shards = self._source.shards()
             # For a source that cannot distinguish streams of one name, only contradictions show a recreated stream.
             if isinstance(self._source, Identified):
                 try:
                     # If the incarnation can no longer be read (a permission was revoked), the last one is still valid.
-                    with foreign_as_unavailable():
+                    with self._call():
                         present = self._source.incarnation() or before or present
                 except SourceUnavailable:
                     if not before:
@@ -308,6 +310,15 @@ class Discovery:
         if before not in {"", self.incarnation}:
             self.want()  # the stream may have been recreated between the two calls, so these shards may be the old ones
         return shards
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self.calling = True
+        try:
+            with foreign_as_unavailable():
+                yield
+        finally:
+            self.calling = False
 
     def _missed(self, what: str, fault: SourceError, *, passing: bool) -> None:
         # If the reason may pass, the next look comes soon (C18).

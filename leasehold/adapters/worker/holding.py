@@ -130,6 +130,7 @@ class Holding:
         # Two locks: reading must stop immediately even while a write that gets no response holds the first one (7).
         self._lock, self._losing = lock(), Lock()
         self._release_asked = self._ended = False
+        self.released = False
         self._release_to: str | None = None
         self._giving_to: str | None = None
 
@@ -291,6 +292,7 @@ class Holding:
             return
         # Kept so that it can be taken back: if its next owner never claims it, no worker reads it until it expires.
         self.given = outcome.lease if self._giving_to else None
+        self.released = True
         taker = next_owner or self._release_to
         self._lose(f"given to {taker}" if taker else "released")
 

@@ -269,6 +269,10 @@ class ProgressMeter:
 
     Attributes:
         moved: Whether another worker had the lease before, according to the annotation.
+        heard: When the stream last responded about this shard; minus infinity before that.
+        silent_since: Since when this shard waits for a response; None if none is due.
+        called: When the current call of the source began; None while none is running.
+        left: Whether the lease is released without its reader, which waits for a call of the source.
     """
 
     def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
@@ -283,7 +287,10 @@ class ProgressMeter:
         self._carried = before
         self._oldest: float | None = None
         self._aside: float | None = None
-        self._asking: float | None = None
+        self.called: float | None = None
+        self.left = False
+        self.silent_since: float | None = None
+        self.heard = -math.inf
         self._wall: Callable[[], float] | None = None
         self._before = before.behind
         self._behind: float | None = None
@@ -312,21 +319,53 @@ class ProgressMeter:
         if before.done is not None:
             self._taken = now - max(0.0, wall() - before.done)
 
-    def asking(self, now: float) -> None:
-        """Note that the source is being read; `read` or `failed` follows with the result."""
+    def awaited(self, now: float) -> None:
+        """Note that the shard is to be read from now on, so that it counts as silent also if it is never asked for."""
         with self._lock:
-            self._asking = now
+            self.silent_since = now
+
+    def asking(self, now: float) -> None:
+        """Note that the source is called; `called_back`, `read` or `failed` follows."""
+        with self._lock:
+            self.called = now
+            self.silent_since = now if self.silent_since is None else self.silent_since
+
+    def not_awaited(self) -> None:
+        """Note that nothing is to be read for now, so that the shard does not count as silent."""
+        with self._lock:
+            self.silent_since = None
+
+    def called_back(self) -> None:
+        """Note that the call has returned, without a response about the records of the shard."""
+        with self._lock:
+            self.called = None
+
+    def leave(self) -> bool:
+        """Keep the reader from delivering what its current call returns; return False if no call is running.
+
+        No handler is running then, and none begins, so the lease can be released without the reader.
+        """
+        with self._lock:
+            self.left = self.left or self.called is not None
+            return self.left
+
+    def since_1970(self, at: float, now: float) -> float | None:
+        """Return the time of day of `at`; None until `tell` was called."""
+        return None if self._wall is None else self._wall() - (now - at)
 
     def read(self, batch: Batch, now: float) -> None:
         """Note a read before its batch is handled. Without a response it does not count as a read (rule 3)."""
+        if batch.answered:
+            with self._lock:
+                self.silent_since, self.heard = None, now
         if batch.fault:
             self.failed(batch.fault, now)
             return
         if not batch.answered:
-            self._asking = None
+            self.called_back()
             return
         with self._lock:
-            self._asking = None
+            self.called = None
             # A response without a lag must not count as one at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
@@ -344,7 +383,7 @@ class ProgressMeter:
     def failed(self, why: str, now: float) -> None:
         """Note that a read or a batch failed, and why."""
         with self._lock:
-            self._tried, self._asking = now, None
+            self._tried, self.called = now, None
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, why: str, now: float) -> None:
@@ -356,7 +395,7 @@ class ProgressMeter:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
             # Counts as done up to now, otherwise a shard that is right to wait would be shown as stalled.
-            self._done = now
+            self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 
     def working(self, now: float) -> None:
@@ -462,7 +501,7 @@ class ProgressMeter:
                 arrived=self._arrived,
                 done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
                 tried=since_1970(self._tried),
-                fault=DRIPS if self._asking is not None and now - self._asking > SILENT_SECONDS else self._fault,
+                fault=DRIPS if self.called is not None and now - self.called > SILENT_SECONDS else self._fault,
                 read=since_1970(self._read),
                 work=since_1970(self._work),
                 grows=growing(self._lags),

@@ -35,6 +35,7 @@ from leasehold.adapters.worker.renewing import (
     renew_pause,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
+from leasehold.adapters.worker.silence import StreamSilence
 from leasehold.adapters.worker.spans import WorkerSpans
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
@@ -163,6 +164,8 @@ class Worker:
         self._hurry, self._turns, self._closing = Event(), 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._cooldown = Cooldown()
+        self._silence = StreamSilence(me, self.config)
+        self._stuck: dict[str, Holding] = {}
         # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._retake = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
@@ -204,7 +207,13 @@ class Worker:
         if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
         self._holdings.check_identity()
-        soon = min(self._renewing.due(now), now + pause)
+        silent = self._silence.due(self.holdings, now)
+        if silent <= now:
+            # D1: only a full read of the table shows whether the stream responds to other workers.
+            self.table.lease_dropped()
+            self._look_due = min(self._look_due, now)
+            self.hurried()
+        soon = min(self._renewing.due(now), now + pause, silent if silent > now else math.inf)
         # Never without a pause: a renewal that is due but cannot be made yet would keep a core busy.
         return max(now + SOON_SECONDS, soon)
 
@@ -325,7 +334,7 @@ class Worker:
         me = self._asking()
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
         first = asked is None and not self.discovery.answered
-        shards = self._first_listing(now, listing, me, leases) if first else None
+        shards = self._first_listing(now, listing, me, leases) if first and self._listable(now) else None
         # Only rows that were just read: any other lease may have a new owner. KCL 2.x renews finished leases, too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
@@ -339,13 +348,16 @@ class Worker:
         missing = tuple(key for key in asked_of if key not in table_keys)  # a renewal recreates the row
         doubted = self._holdings.doubted(listing.leases, missing)
         list(each(Holding.reconfirm, doubted))
-        if asked is None and not first:
+        # Must come before the shards are listed, which takes long if the stream does not respond.
+        self._leave_silent(leases if asked is None else None, now, each)
+        if asked is None and not first and self._listable(now):
             shards = self.discovery.shards(now, listing, me, leases)
         self.table.recall(self._holdings.released, None if listing.malformed else shards)
         config, history = self._recreated.planned(self.config, self.table.history(leases, shards or ()))
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
-            actions = self._cooldown.without(plan(leases, shards, me, config), now)
+            planned = self._cooldown.without(plan(leases, shards, me, config), now)
+            actions = self._silence.without(planned, now)
         if asked is None and shards is not None:
             self._recreated.looked(actions, leases)
         if asked is not None:
@@ -355,10 +367,7 @@ class Worker:
         actions = self._holdings.allowed(actions + self._handoffs.again(adopted))
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
-            # L14: the leases' positions belong to another stream, so running batches end and everything is released.
-            for holding in self.holdings:
-                holding.ask_release()
-                self._release(holding)
+            self._let_all_go()
         known_leases, dropped = (*leases, *history.gone), self._holdings.dropped
         early = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
         allowed = (action for action in actions if action not in early and self._may(action, shards))
@@ -366,9 +375,8 @@ class Worker:
         if early:
             # Only a listing of the shards plans these creations again.
             self.discovery.want()
-        complete = asked is None and (shards is not None or self.discovery.contradictions)
-        if complete and not self.table.outdated(self.clock()) and self._recreated.mended(leases, self.holdings):
-            self.hurry()  # read the result, and list the shards
+        if asked is None and (shards is not None or self.discovery.contradictions):
+            self._mend(leases)
         self._look = self._sooner(look_again(actions, known, me, self.config), early)
         if asked is None:
             # Only full reads of the table show how seldom other workers renew.
@@ -376,6 +384,65 @@ class Worker:
         self._turns += 1
         bulletins = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
+
+    def _mend(self, leases: Sequence[Lease]) -> None:
+        """Resolve contradictions, unless what was read is out of date by now (L14)."""
+        if not self.table.outdated(self.clock()) and self._recreated.mended(leases, self.holdings):
+            self.hurry()  # read the result, and list the shards
+
+    def _let_all_go(self) -> None:
+        """Release everything once the running batches end: the positions belong to another stream (L14)."""
+        for holding in self.holdings:
+            holding.ask_release()
+            self._release(holding)
+
+    def _listable(self, now: float) -> bool:
+        """Return whether the shards can be listed: a stream that answers no read now would not answer that either."""
+        return not self._silence.waits(self.holdings, now)
+
+    def _leave_silent(self, leases: Sequence[Lease] | None, now: float, each: ParallelMap) -> None:
+        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D6).
+
+        Args:
+            leases: All leases, as just read; None if only some were, by which nothing is judged.
+            now: The time by the worker's clock.
+            each: Applies a function to each item.
+        """
+        if leases is None:
+            return
+        for key, holding in list(self._stuck.items()):
+            if holding.progress.called is None:
+                del self._stuck[key]
+            else:  # its reader still occupies the shard here (D6)
+                self._cooldown.put(key, now + self.config.cycle_seconds + self.config.lease_seconds)
+        for leaving in self._silence.judge(leases, self.holdings, now):
+            leaving.holding.progress.put_aside(leaving.seconds, now)
+            self._cooldown.put(leaving.holding.key, now + leaving.seconds)
+            leaving.holding.ask_release()
+            self._release(leaving.holding)
+            leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
+        self.leave_stuck(now, self.config.lease_seconds, each)
+
+    def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
+        """Release the leases that are to go and whose readers have waited this long for a call of the source.
+
+        The reader of such a lease cannot release it, and delivers nothing once its call returns.
+        """
+
+        def release(holding: Holding) -> None:
+            self._stuck[holding.key] = holding
+            try:
+                holding.release()
+            except StoreError as fault:
+                log.warning("lease %s is not released yet: %s", holding.key, fault)
+
+        def stuck(holding: Holding) -> bool:
+            called = holding.progress.called
+            return holding.progress.left or (
+                called is not None and now - called >= seconds and holding.progress.leave()
+            )
+
+        list(each(release, [holding for holding in self.holdings if holding.releasing and stuck(holding)]))
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
         """List the shards; raise WorkerError if the table belongs to another stream.
@@ -421,6 +488,8 @@ class Worker:
         return Me(self.me, self._turns, self.watch.history)
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
+        if self._closing:
+            return False  # a drain does not wait for a turn that waits for the stream
         match action:
             case Renew():
                 return False  # `renew` keeps its own schedule

@@ -31,6 +31,7 @@ UNIT_BYTES = 1024
 PAGE_LEASES = 400
 """The leases per page. An item is limited to 400 KB, and a lease takes less than 1,000 bytes of it."""
 
+_OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
 _VERSION, _FIELDS, _SMALL = "version", "fields", "small"
 _MOST = 1 << 22
@@ -98,26 +99,27 @@ class DynamoCells:
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row by PutItem, unless it exists."""
-        return self._put(name, fields, {"ConditionExpression": f"attribute_not_exists({KEY})"})
+        return self._put(name, fields, {"ConditionExpression": f"attribute_not_exists({KEY})"}, None)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row by PutItem, if it still has this version."""
-        return self._put(name, fields, _is(version))
+        return self._put(name, fields, _is(version), version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row by DeleteItem, if it still has this version."""
         try:
-            request = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version)}
-            self._ask(self._clients.writes.delete_item, request, refusable=True)
+            request = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version), **_OLD}
+            response = self._ask(self._clients.writes.delete_item, request, refusable=True)
         except ClientError:
             return name not in self.read([name])
+        self._check(response, name, version)
         return True
 
     def close(self) -> None:
         """Close all connections."""
         self._clients.close()
 
-    def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
+    def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any], replaced: str | None) -> str | None:
         version = uuid4().hex
         item = {
             **key_of(name, self._prefix),
@@ -126,14 +128,25 @@ class DynamoCells:
             **_written(name, fields),
         }
         try:
-            self._ask(
+            response = self._ask(
                 self._clients.writes.put_item,
-                {"TableName": self._table, "Item": item, **condition},
+                {"TableName": self._table, "Item": item, **condition, **_OLD},
                 refusable=True,
             )
         except ClientError:
             return None
+        self._check(response, name, replaced)
         return version
+
+    def _check(self, response: Mapping[str, Any], name: str, replaced: str | None) -> None:
+        """Raise OutcomeUnknown unless the response contains the row in the version that was replaced, or no row.
+
+        A connection may deliver a response twice. The second one must not be taken for the response to the next write.
+        """
+        row = response.get("Attributes") or {}
+        expected = {} if replaced is None else {**key_of(name, self._prefix), _VERSION: text(replaced)}
+        if {attribute: row.get(attribute) for attribute in expected} != expected or bool(row) != bool(expected):
+            raise OutcomeUnknown(f"{self._table}: an answer is not about the write of row {name!r}")
 
 
 def _is(version: str) -> Mapping[str, Any]:

@@ -300,7 +300,7 @@ def test_no_reading_waits_for_a_slow_answer() -> None:
     service.delay = 6.0
     reader.read()  # only the first late response blocks
     batches = [reader.read() for _ in range(3)]
-    assert batches == [Batch((), None, None, 0.25, fault=STILL_ASKED)] * 3
+    assert batches == [Batch((), None, None, 0.25, fault=STILL_ASKED, answered=False)] * 3
     assert len(begun) == 1
     begun[0]()
     assert len(reader.read().records) == 1

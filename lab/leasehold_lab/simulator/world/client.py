@@ -396,6 +396,7 @@ class StreamClient:
         """Send a request to the stream, which answers it halfway through."""
 
         def answered() -> Any:  # noqa: ANN401  likewise
+            self._caller.listen()
             self._travel()
             answer = work()
             self._travel()

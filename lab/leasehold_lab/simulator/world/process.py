@@ -20,7 +20,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
-from leasehold.errors import OutcomeUnknown, SourceError, StoreError, WorkerError
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Store
 from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
@@ -29,7 +29,7 @@ from leasehold_lab.simulator.scenario import Member
 from leasehold_lab.simulator.world.client import Client, Exchange, StreamClient
 from leasehold_lab.simulator.world.layouts import SessionClient, SwapClient
 from leasehold_lab.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
-from leasehold_lab.simulator.world.world import World
+from leasehold_lab.simulator.world.world import FIRST_MS, World
 
 
 class Paced(Worker):
@@ -133,7 +133,7 @@ class Process:
             handling,
             begin=begin,
             executor=VirtualExecutor(self._time),
-            wall=None,
+            wall=self._wall if any(member.deaf for member in self._scenario.members) else None,
             drain_seconds=member.drain_seconds,
         )
 
@@ -167,6 +167,12 @@ class Process:
         """Let virtual time pass, and block forever if the process died meanwhile."""
         self._tasks.sleep(seconds)
         self.stand_still()
+
+    def listen(self) -> None:
+        """Wait in vain, and raise SourceUnavailable, if the process gets no response from the stream now."""
+        if any(period.at <= self._tasks.now < period.at + period.seconds for period in self.member.deaf):
+            self.wait(self.member.gives_up_seconds)
+            raise SourceUnavailable("the stream does not respond")
 
     def stand_still(self) -> None:
         """Wait while the process sleeps, and block forever once it is dead."""
@@ -208,6 +214,10 @@ class Process:
         if isinstance(fault, Killed):
             return  # the run is over
         self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
+
+    def _wall(self) -> float:
+        """Return the time of day. All processes agree about it."""
+        return FIRST_MS / 1000 + self._tasks.now
 
     # Faults
 

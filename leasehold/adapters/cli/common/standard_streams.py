@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, NoReturn, cast
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+PIPE_STATUS = 141
+"""The exit status that a shell shows for a program that SIGPIPE has ended."""
+
 IN_ASCII = {"≥": ">=", "…": "..."}
 """How our own signs are written if the locale cannot encode them. A lag of `?75.0` would not be understood."""
 
@@ -111,7 +114,8 @@ def output_fault() -> OSError | None:
 def run_to_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message.
+    If the reader of a pipe has gone, there is no message, and the status is 141, as of a program that SIGPIPE ends. A
+    command that fails with a status of its own above 1 keeps that.
     """
     result = SystemExit(0)
     try:
@@ -125,7 +129,8 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
         sys.stdout.flush()
     raw = _raw()
     if raw is not None and raw.fault is not None:
-        if not raw.began:
+        had_output = raw.began
+        if not had_output:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(raw.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
@@ -134,6 +139,9 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
         os.dup2(nowhere, 1)
         os.close(nowhere)
         raw.began = True
+        gone = isinstance(raw.fault, BrokenPipeError) and had_output
+        # Click itself ends with 1 on a broken pipe.
+        result = SystemExit(PIPE_STATUS) if gone and result.code in {None, 0, 1} else result
         result = result if result.code else SystemExit(1)
     raise result
 

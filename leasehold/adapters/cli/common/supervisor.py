@@ -226,7 +226,7 @@ class Supervisor:
                 refused = sink.write(data)
             if refused is None:
                 return
-            if refused.why.errno not in PASSING:
+            if getattr(refused.why, "errno", None) not in PASSING:
                 raise refused.why
             if not pause.faults:
                 self._say("output is refused, and tried again until it is taken: %s", said(refused.why))

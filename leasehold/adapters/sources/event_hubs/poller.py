@@ -448,10 +448,11 @@ class PartitionReader:
         self._feed = self._owed = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
-        wait = CONTENDED_SECONDS if isinstance(error, Contended) else self._backoff.next()
+        contended = isinstance(error, Contended)
+        wait = CONTENDED_SECONDS if contended else self._backoff.next()
         log.warning("%s; trying again in %.1f s", error, wait)
-        unlinked = math.inf if isinstance(error, Contended) else 0.0
-        return Batch((), None, None, wait, fault=str(error), unlinked_seconds=unlinked)
+        unlinked = math.inf if contended else 0.0
+        return Batch((), None, None, wait, fault=str(error), unlinked_seconds=unlinked, answered=contended)
 
 
 DEFAULT_GROUP = "$Default"

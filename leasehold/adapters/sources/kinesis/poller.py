@@ -353,15 +353,16 @@ class Poller:
             batch = self._next()
         except StillAsked:
             # Without a fault, an empty batch would count as a response, as if the shard were being read.
-            return Batch((), None, None, LOOK_SECONDS, fault=STILL_ASKED)
+            return Batch((), None, None, LOOK_SECONDS, fault=STILL_ASKED, answered=False)
         except SourceUnavailable as fault:
             grew = isinstance(fault.__cause__, ReadTimeoutError) and self._patience.grew
             if isinstance(fault.__cause__, ReadTimeoutError) and not grew:  # rule 3
                 self._limit = max(self._limit // FEWER, 1)
-            if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
+            throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
+            if throttled:
                 self._pace.throttled()
             wait = FAULT_SECONDS[0] if grew else self._faults.next()  # rule 4
-            empty = Batch((), None, None, wait, fault=str(fault))
+            empty = Batch((), None, None, wait, fault=str(fault), answered=throttled)
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
             return empty
         if batch is None:

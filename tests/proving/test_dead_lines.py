@@ -1,0 +1,167 @@
+"""L-one-way for the stream: a worker that gets no response from the stream holds up no shard for long.
+
+Its line to the lease table works, so its leases look alive to others. No shard is unread for longer than two lease
+times while another worker is healthy.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from attrs import evolve
+from every_call import PLAIN
+
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl, KclRust
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Nap, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
+
+LEASE_SECONDS = 10.0
+SICK, WELL = "a-sick", "b-well"
+SINCE, SECONDS = 60.0, 240.0
+
+
+def config_of(rules: Kcl | KclRust | EventHubs) -> Config:
+    """Return a configuration that reads the table four times per lease time, as the SDKs of Event Hubs do."""
+    return Config(rules, lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4, initial_position=TRIM_HORIZON)
+
+
+CONFIGS = {
+    "kcl": config_of(Kcl()),
+    "kcl-rust": config_of(KclRust()),
+    "minimal": Config(Minimal(), lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON),
+    "event-hubs": config_of(EventHubs()),
+}
+LAYOUTS: dict[str, Scenario] = {
+    "rows": PLAIN,
+    "dated objects": evolve(PLAIN, dated=True),
+    "sessions": evolve(PLAIN, sessions=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Silence the log, since faults are expected."""
+    with unlogged():
+        yield
+
+
+def history_of(
+    config: Config,
+    layout: Scenario = PLAIN,
+    *,
+    shards: int,
+    since: float,
+    seconds: float = math.inf,
+    deaf: tuple[str, ...] = (SICK,),
+    well: int = 1,
+    gives_up_seconds: float = 5.0,
+) -> SimulatedHistory:
+    """Return the history of a fleet in which some workers get no response from the stream for a while."""
+    names = (SICK, *(f"{WELL}-{number}" for number in range(well)))
+    members = tuple(
+        Member(
+            name,
+            config,
+            # A worker that is deaf from the start joins a fleet that is at work.
+            starts=since if name == SICK else 0.0,
+            deaf=(Nap(SINCE, seconds),) if name in deaf else (),
+            gives_up_seconds=gives_up_seconds,
+        )
+        for name in names
+    )
+    return run(evolve(layout, owners=(None,) * shards, members=members, seconds=SECONDS, calm=SECONDS))
+
+
+def longest_unread(history: SimulatedHistory, since: float = SINCE) -> float:
+    """Return the longest time that a shard was not read."""
+    longest = 0.0
+    for key in {row.key for row in history.first}:
+        read = [since, *(event.t for event in history.told("read") if event.shard == key and event.t > since)]
+        longest = max(longest, *(later - earlier for earlier, later in zip(read, [*read[1:], SECONDS], strict=True)))
+    return longest
+
+
+@pytest.mark.parametrize("rules", CONFIGS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shards", [2, *(pytest.param(many, marks=pytest.mark.more) for many in (1, 5))])
+@pytest.mark.parametrize("from_the_start", [True, False])
+@pytest.mark.parametrize("gives_up_seconds", [pytest.param(5.0, marks=pytest.mark.more), math.inf])
+def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_whose_stream_is_silent(
+    layout: str, rules: str, shards: int, *, from_the_start: bool, gives_up_seconds: float
+) -> None:
+    """Its calls time out, or never return."""
+    history = history_of(
+        CONFIGS[rules],
+        LAYOUTS[layout],
+        shards=shards,
+        since=SINCE if from_the_start else 0.0,
+        gives_up_seconds=gives_up_seconds,
+    )
+    # Where each worker reads the table once per cycle, it also learns of a free lease up to a cycle later.
+    looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
+    assert longest_unread(history) <= 2 * LEASE_SECONDS + looks
+
+
+def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str, str, float]]:
+    """Return which worker released which lease, and when."""
+    return [
+        (write.worker, write.key, write.t)
+        for write in history.writes
+        if write.done and write.verb in {"release", "give"} and write.t > since
+    ]
+
+
+@pytest.mark.parametrize("rules", CONFIGS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_an_outage_of_the_stream_workers_keep_their_leases(layout: str, rules: str) -> None:
+    """If others get no response either, a release helps no shard. After the outage each is read at once.
+
+    Where the layout has no annotations, others may be idle, so each worker releases one lease now and then.
+    """
+    seconds = 100.0
+    history = history_of(
+        CONFIGS[rules],
+        LAYOUTS[layout],
+        shards=6,
+        since=0.0,
+        seconds=seconds,
+        deaf=(SICK, f"{WELL}-0", f"{WELL}-1"),
+        well=2,
+    )
+    moves = [move for move in released(history) if move[2] < SINCE + seconds]
+    assert len(moves) <= (0 if layout != "dated objects" else 3 * 3)
+    rest = 4 * 2 * LEASE_SECONDS if layout == "dated objects" else 15.0
+    assert longest_unread(history, SINCE + seconds) <= rest
+
+
+def test_a_worker_that_is_alone_tries_one_lease_at_a_time() -> None:
+    """It cannot know whether it is alone: another worker may be idle. The waits between two trials grow."""
+    history = history_of(CONFIGS["minimal"], shards=3, since=0.0, well=0)
+    times = [at - SINCE for _, _, at in released(history)]
+    assert len(times) in {2, 3}
+    assert all(later - earlier >= 4 * LEASE_SECONDS for earlier, later in pairwise(times))
+
+
+def test_a_worker_whose_stream_responds_again_takes_its_share() -> None:
+    """The rest ends, and a response shortens the next one."""
+    history = history_of(CONFIGS["minimal"], shards=4, since=0.0, seconds=40.0)
+    owners = {write.key: write.after.owner for write in history.writes if write.done and write.after is not None}
+    assert [*owners.values()].count(SICK) == 2
+
+
+def test_a_drain_does_not_wait_for_a_call_of_the_stream_that_never_returns() -> None:
+    """The lease is released without its reader."""
+    member = Member(
+        SICK, CONFIGS["minimal"], ends=70.0, ending="leave", deaf=(Nap(SINCE, math.inf),), gives_up_seconds=math.inf
+    )
+    history = run(evolve(PLAIN, owners=(None, None), members=(member,), seconds=SECONDS, calm=SECONDS))
+    gone = next(incident.t for incident in history.incidents if incident.what == "gone")
+    assert gone <= 70.0 + 5.0
+    assert {key for _, key, _ in released(history)} == {"s-0", "s-1"}
