@@ -188,7 +188,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
     says += "; 2 rows that it left here are not shown"
     assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
-    assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers", says]
+    assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
     written = json.dumps(_json(table))
     found = json.loads(written)
     assert [lease["key"] for lease in found.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"

@@ -66,7 +66,7 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     owners = {lease.owner for lease in working} - {None}
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
     total += f"; {len(owners)} workers" + _most(lag)
-    total += f"; {table.status.word}" if table.statuses or table.trouble else ""
+    total += f"; {table.status.word}" if table.statuses or table.trouble or table.left else ""
     # Group the leases that are not OK by status, the worst first.
     alike: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
