@@ -20,9 +20,9 @@ from spark_canned import Canned
 from spark_throughput import canned, form, in_own_process, ran
 from standins.spark import spark_session
 
-LIMITS = 10_000, 40_000, 200_000
+LIMITS = 40_000, 200_000
 LINGERS = 0, 1000
-ROWS, BATCHES_LEAST = 400_000, 3
+ROWS, BATCHES_LEAST = 200_000, 2
 
 
 def measured(spark: SparkSession) -> None:

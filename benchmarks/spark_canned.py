@@ -17,13 +17,14 @@ from spark_bare import BARE
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.feed import ReadAheadPace, RowBuffer
+from leasehold.adapters.spark.feed import ReadAheadPace
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import Chunk, SourceSpec, chunk_of
 from leasehold.adapters.spark.stream import Run
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp

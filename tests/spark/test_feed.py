@@ -12,12 +12,8 @@ from feeds import Hands, a_feed, an_ahead, pace
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
-from leasehold.adapters.spark.feed import (
-    EXCLUDED_SECONDS,
-    ReadAheadState,
-    ShardPrefetcher,
-    joined,
-)
+from leasehold.adapters.spark.feed import EXCLUDED_SECONDS, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.row_buffer import joined
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker

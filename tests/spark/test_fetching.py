@@ -13,7 +13,6 @@ from fake_stream import Place, Stream
 from row_servers import answering
 
 from leasehold.adapters.spark import fetching
-from leasehold.adapters.spark.feed import LARGE_BYTES, joined
 from leasehold.adapters.spark.fetching import (
     ALL,
     HERE,
@@ -25,6 +24,7 @@ from leasehold.adapters.spark.fetching import (
     spread,
 )
 from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.row_buffer import LARGE_BYTES, joined
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 

@@ -27,9 +27,9 @@ from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
-from leasehold.adapters.spark.feed import read_through
 from leasehold.adapters.spark.lease_loop import STUCK_SECONDS
 from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.range_reader import read_through
 from leasehold.adapters.spark.rows import Columns
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceUnavailable

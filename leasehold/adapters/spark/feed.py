@@ -20,17 +20,11 @@ so does `delivered`.
 
 import logging
 import math
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from threading import Condition
 
-import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.cursor import ShardPull
 from leasehold.adapters.consumer.handling import Happening, Measure
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.reader_driver import ReaderDriver
@@ -38,141 +32,13 @@ from leasehold.adapters.consumer.reader_state import ReaderOrder
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import Held
+from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Lease, Position
-from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
-
-ROW_BYTES = 100
-"""Approximate size of a row without its data: keys, numbers and times."""
-LARGE_BYTES = 1 << 18
-"""At this size, copying a batch takes longer than sending one more."""
-ANY_SIZE = 1 << 62
-"""Larger than any row, so the first row always fits."""
-
-
-def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
-    """Return the rows of a chunk up to and including the position `end`."""
-    if chunk.ends.order <= end.order:
-        return chunk.rows
-    orders = range(chunk.count)
-    return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
-
-
-def read_through(
-    pull: ShardPull,
-    columns: Columns,
-    lease: Lease,
-    *,
-    within: Callable[[Batch], Batch] = lambda batch: batch,
-    ended: Callable[[], bool] = lambda: False,
-) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
-    """Read up to the cursor's end, or until `ended` returns true, then close the pull. Raises SourceError.
-
-    Args:
-        pull: What to read with.
-        columns: The columns that records become.
-        lease: The lease of the shard.
-        within: Returns the part of a response that counts.
-        ended: Whether to stop.
-
-    Yields:
-        Each response, or the fault if there was none, and the rows that it contained.
-    """
-    cursor, fetched_chunks = pull.cursor, list[Chunk]()
-
-    def keep(batch: Batch) -> None:
-        if (chunk := chunk_of(columns, lease, within(batch))) is not None:
-            fetched_chunks.append(chunk)
-            cursor.batch_read(chunk.ends)
-
-    try:
-        while not (ended() or cursor.over):
-            response: Batch | SourceUnavailable
-            try:
-                response = pull.read(keep)
-            except SourceUnavailable as fault:
-                response = fault
-            yield response, [up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
-            fetched_chunks.clear()
-    finally:
-        pull.close()
-
-
-class RowBuffer:
-    """The rows of one shard that were read ahead, in order. Not thread-safe.
-
-    It is true if it contains anything, even if that is only a position without rows.
-
-    Attributes:
-        count: The number of buffered rows.
-        bytes: Their size.
-    """
-
-    def __init__(self, columns: Columns) -> None:
-        self.count = self.bytes = 0
-        self._columns = columns
-        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which is slow to compute
-
-    def __bool__(self) -> bool:
-        return bool(self._chunks)
-
-    def put(self, chunk: Chunk) -> None:
-        """Append the chunk that was read next."""
-        size = self._size(chunk)  # first, because it may raise, and then nothing must be added
-        self._chunks.append((chunk, size))
-        self.count += chunk.count
-        self.bytes += size
-
-    def take(self, count: int, most_bytes: int) -> Chunk | None:
-        """Remove and return the first rows within both limits, or None if not even one fits.
-
-        Positions without rows that follow the last row taken are removed with it.
-        """
-        taken, ends = list[pa.RecordBatch](), None
-        while self._chunks:
-            first, size = self._chunks[0]
-            if first.count <= count and size <= most_bytes:
-                count, most_bytes = count - first.count, most_bytes - size
-                # Take the whole chunk: slicing it, and measuring the rest, would be wasted work.
-                taken.append(first.rows)
-                ends = first.ends
-                self._pop()
-                continue
-            # Measure single rows only in the chunk where the limit falls, because measuring each row is slow.
-            sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
-            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
-            if fitting:
-                self._pop()
-                taken.append(first.rows.slice(0, fitting))
-                ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
-                if trail is not None:
-                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.behind(fitting)
-                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
-                self._chunks.appendleft((rest, size := self._size(rest)))
-                self.count += rest.count
-                self.bytes += size
-            break
-        return None if ends is None else Chunk(joined(taken), ends)
-
-    def _pop(self) -> None:
-        chunk, size = self._chunks.popleft()
-        self.count -= chunk.count
-        self.bytes -= size
-
-    def _size(self, chunk: Chunk) -> int:
-        return int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0) + ROW_BYTES * chunk.count
-
-
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate batches, keeping large ones as separate chunks."""
-    if len(batches) == 1:
-        return batches[0]
-    small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
-    return pa.concat_batches(batches) if small else pa.Table.from_batches(batches)
 
 
 @frozen

@@ -23,8 +23,9 @@ from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
-from leasehold.adapters.spark.feed import ANY_SIZE, ReadAheadPace, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.spark.row_buffer import ANY_SIZE
 from leasehold.adapters.spark.rows import Chunk
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding

@@ -27,9 +27,9 @@ from attrs import evolve, frozen
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
-from leasehold.adapters.spark.feed import read_through
 from leasehold.adapters.spark.lease_loop import Waiting, with_reasons
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
+from leasehold.adapters.spark.range_reader import read_through
 from leasehold.adapters.spark.rows import Columns
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, SourceUnavailable, StoreError, Trimmed

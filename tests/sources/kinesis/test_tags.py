@@ -13,9 +13,9 @@ from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, fra
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.core import Bucket, Entry, ShardQueue
-from leasehold.adapters.spark.feed import RowBuffer
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import chunk_of
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
 

@@ -1,0 +1,60 @@
+"""Reads a known range of one shard, for a batch that is repeated and for a batch without leases."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Generator
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+
+from leasehold.adapters.consumer.cursor import ShardPull
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
+from leasehold.balancer.model import Lease, Position
+from leasehold.errors import SourceUnavailable
+
+
+def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
+    """Return the rows of a chunk up to and including the position `end`."""
+    if chunk.ends.order <= end.order:
+        return chunk.rows
+    orders = range(chunk.count)
+    return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
+
+
+def read_through(
+    pull: ShardPull,
+    columns: Columns,
+    lease: Lease,
+    *,
+    within: Callable[[Batch], Batch] = lambda batch: batch,
+    ended: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
+    """Read up to the cursor's end, or until `ended` returns true, then close the pull. Raises SourceError.
+
+    Args:
+        pull: What to read with.
+        columns: The columns that records become.
+        lease: The lease of the shard.
+        within: Returns the part of a response that counts.
+        ended: Whether to stop.
+
+    Yields:
+        Each response, or the fault if there was none, and the rows that it contained.
+    """
+    cursor, fetched_chunks = pull.cursor, list[Chunk]()
+
+    def keep(batch: Batch) -> None:
+        if (chunk := chunk_of(columns, lease, within(batch))) is not None:
+            fetched_chunks.append(chunk)
+            cursor.batch_read(chunk.ends)
+
+    try:
+        while not (ended() or cursor.over):
+            response: Batch | SourceUnavailable
+            try:
+                response = pull.read(keep)
+            except SourceUnavailable as fault:
+                response = fault
+            yield response, [up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
+            fetched_chunks.clear()
+    finally:
+        pull.close()

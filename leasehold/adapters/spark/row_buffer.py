@@ -1,0 +1,91 @@
+"""Buffers the rows of one shard that were read and not planned, and cuts them at any row without copying."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
+from attrs import evolve
+
+from leasehold.adapters.spark.rows import Chunk, Columns
+
+ROW_BYTES = 100
+"""Approximate size of a row without its data: keys, numbers and times."""
+LARGE_BYTES = 1 << 18
+"""At this size, copying a batch takes longer than sending one more."""
+ANY_SIZE = 1 << 62
+"""Larger than any row, so the first row always fits."""
+
+
+class RowBuffer:
+    """The rows of one shard that were read ahead, in order. Not thread-safe.
+
+    It is true if it contains anything, even if that is only a position without rows.
+
+    Attributes:
+        count: The number of buffered rows.
+        bytes: Their size.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.count = self.bytes = 0
+        self._columns = columns
+        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which is slow to compute
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def put(self, chunk: Chunk) -> None:
+        """Append the chunk that was read next."""
+        size = self._size(chunk)  # first, because it may raise, and then nothing must be added
+        self._chunks.append((chunk, size))
+        self.count += chunk.count
+        self.bytes += size
+
+    def take(self, count: int, most_bytes: int) -> Chunk | None:
+        """Remove and return the first rows within both limits, or None if not even one fits.
+
+        Positions without rows that follow the last row taken are removed with it.
+        """
+        taken, ends = list[pa.RecordBatch](), None
+        while self._chunks:
+            first, size = self._chunks[0]
+            if first.count <= count and size <= most_bytes:
+                count, most_bytes = count - first.count, most_bytes - size
+                # Take the whole chunk: slicing it, and measuring the rest, would be wasted work.
+                taken.append(first.rows)
+                ends = first.ends
+                self._pop()
+                continue
+            # Measure single rows only in the chunk where the limit falls, because measuring each row is slow.
+            sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
+            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
+            if fitting:
+                self._pop()
+                taken.append(first.rows.slice(0, fitting))
+                ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
+                if trail is not None:
+                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.behind(fitting)
+                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
+                self._chunks.appendleft((rest, size := self._size(rest)))
+                self.count += rest.count
+                self.bytes += size
+            break
+        return None if ends is None else Chunk(joined(taken), ends)
+
+    def _pop(self) -> None:
+        chunk, size = self._chunks.popleft()
+        self.count -= chunk.count
+        self.bytes -= size
+
+    def _size(self, chunk: Chunk) -> int:
+        return int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0) + ROW_BYTES * chunk.count
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Concatenate batches, keeping large ones as separate chunks."""
+    if len(batches) == 1:
+        return batches[0]
+    small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
+    return pa.concat_batches(batches) if small else pa.Table.from_batches(batches)
