@@ -1,4 +1,4 @@
-"""`leasehold leases` and `report` show a table that has unreadable rows."""
+"""`leasehold leases` shows a table that has unreadable rows."""
 
 import json
 import sqlite3
@@ -9,7 +9,6 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.leases import app as leases
-from leasehold.adapters.cli.report import app as report
 from leasehold.balancer.model import Lease
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold_lab.contract.actors import placed
@@ -58,10 +57,3 @@ def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
     listing = json.loads(ran(leases, url, "--json"))
     assert [lease["key"] for lease in listing["leases"]] == ["good"]
     assert sorted(row["key"] for row in listing["malformed"]) == sorted(SPOILT)
-
-
-def test_report_counts_the_bad_rows(url: str, tmp_path: Path) -> None:
-    """The same for the page."""
-    report_json = json.loads(ran(report, url, "-o", str(tmp_path / "r.html"), "--json"))
-    assert (report_json["malformed"], report_json["distribution"]["leases"]) == (len(SPOILT), 1)
-    assert f"{len(SPOILT)} rows cannot be read" in (tmp_path / "r.html").read_text()

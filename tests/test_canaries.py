@@ -87,7 +87,6 @@ SOURCES = (
 )
 OF_STORES = {
     "leases": ["{}"],
-    "report": ["{}", "-o", "report.html"],
     "explain": ["{}", "--for", "0"],
     "what-if": ["{}", "--add", "1", "--for", "0"],
     "serve": ["{}", "--port", "0"],
@@ -104,8 +103,7 @@ OF_SOURCES = {
 
 @pytest.mark.parametrize(
     ("command", "url"),
-    # `report` also accepts files; an argument without :// is a file name, which is repeated.
-    [(command, url) for command in OF_STORES for url in STORES if command != "report" or "://" in url],
+    [(command, url) for command in OF_STORES for url in STORES],
 )
 @pytest.mark.usefixtures("planted")
 def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
@@ -195,11 +193,11 @@ def test_a_worker_and_its_tools_leave_no_credential_anywhere(
     table = f"dynamodb://canaries?{options}"
     more = ["--from", "trim_horizon", "--log", "json", "--verbose"]
     outputs = [*_consumed([f"kinesis://canaries?{options}&wire=json", "--store", table, "--events", *more], tmp_path)]
-    page = tmp_path / "report.html"
+    page = tmp_path / "page.html"
     for arguments in (
         ["leases", table, "--json"],
         ["explain", table, "--for", "0"],
-        ["report", table, "-o", str(page)],
+        ["serve", table, "--once", str(page)],
     ):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output

@@ -10,13 +10,13 @@ from releasing import ROOT, uv
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EXTRAS = ("aws", "azure", "arrow", "cli", "report", "serve", "metrics", "simulate")
+EXTRAS = ("aws", "azure", "arrow", "cli", "serve", "metrics", "simulate")
 """All but Spark, whose libraries are built from source where they are old, and the demo, which is Node."""
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "types-boto3[dynamodb,kinesis,s3,cloudwatch]")
 PART = (
     "stores/test_contract_sqlite.py stores/test_contract_memory.py stores/test_dynamodb_rows.py "
     "stores/test_dynamodb_writes.py stores/test_store_urls.py worker/test_worker_turns.py "
-    "worker/test_consume_command.py sources/kinesis/test_streams.py report/test_page.py"
+    "worker/test_consume_command.py sources/kinesis/test_streams.py"
 )
 """Stores, workers, sources and commands, without a service."""
 PRIVATE = "stores/test_aws_calls.py"

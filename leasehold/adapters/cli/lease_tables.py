@@ -11,7 +11,7 @@ from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
-from leasehold.adapters.report.watching import SeenMove, WatchedTable, shares
+from leasehold.adapters.report.watching import SeenMove, WatchedTable, held, shares
 from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
@@ -62,10 +62,10 @@ def said_move(move: SeenMove) -> str:
 def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return the totals over all leases, and the problems that were found."""
     working, lag = table.unended, fleet_lag(table.lags)
-    unowned = sum(lease.owner is None for lease in working)
-    owners = {lease.owner for lease in working} - {None}
+    owned = held(working)
+    unowned = len(owned.get(None, ()))
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
-    total += f"; {len(owners)} workers" + _most(lag)
+    total += f"; {len(owned.keys() - {None})} workers" + _most(lag)
     total += f"; {table.status.word}" if table.statuses or table.trouble or table.left else ""
     # Group the leases that are not OK by status, the worst first.
     alike: dict[Status, list[str]] = {}
@@ -202,7 +202,7 @@ def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Ce
                 str(len(members)),
                 str(targets[where]) if where in targets else "",
                 f"{len(members) / len(working):.1%}",
-                str(len({lease.owner for lease in members} - {None})),
+                str(len(held(members).keys() - {None})),
                 _bound(lag.most, at_least=lag.at_least),
                 max((word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
                 _number(kilobytes(sum(weights)) if weights else None),

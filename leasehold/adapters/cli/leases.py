@@ -79,8 +79,8 @@ of the two has it.
 
 `--by worker` and `--by group` count unfinished leases; a worker's group is the text before the last "-" of its id.
 
-`--json` prints one object (with `--watch` one line for each look), whose leases `leasehold plan` can read, and
-which `leasehold report` makes a page of; `at` is the time, in seconds since 1970.
+`--json` prints one object (with `--watch` one line for each look), whose leases `leasehold plan` can read; `at` is the
+time, in seconds since 1970.
 """
 
 

@@ -29,7 +29,6 @@ COMMANDS = {
     "plan": ("plan", "Answer one listing, as JSON, with the actions of one worker."),
     "produce": ("produce", "Write lines to a stream, aggregated, each key in order."),
     "replay": ("replay", "Hand dead letters over again; those that fail again stay."),
-    "report": ("report", "Show how leases are shared out, and how that changes, as a page."),
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
@@ -47,7 +46,7 @@ LABORATORY = {
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
     "Run": ("multilang", "produce", "replay", "pipeline"),
-    "Look": ("serve", "explain", "doctor", "report"),
+    "Look": ("serve", "explain", "doctor"),
     "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }

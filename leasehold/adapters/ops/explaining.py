@@ -10,7 +10,6 @@ held its first lease for a long time.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import action_json, lease_json
-from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
+from leasehold.adapters.report.watching import WatchedTable, alive, held, moved, shares
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Known, Whole, signers
@@ -237,7 +236,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
-    owned = Counter(lease.owner for lease in working)
+    owned = held(working)
     table_index = Known(Whole(table.leases), {})  # built once for all plans, or each plan would scan every lease
     results = []
     for worker in sorted(named):
@@ -246,7 +245,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             WorkerPlan(
                 worker,
                 worker in signed or worker in more,
-                owned[worker],
+                len(owned.get(worker, ())),
                 targets.get(worker, 0),
                 tuple(
                     action for action in actions if not isinstance(action, Renew) and not _left(action, worker, aside)

@@ -203,6 +203,15 @@ def watched(
         wait(min(seconds_left, LOOK_SECONDS))
 
 
+def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
+    """Return the unfinished leases of each owner; those of None have no owner."""
+    owned: dict[str | None, list[Lease]] = {}
+    for lease in leases:
+        if not lease.ended:
+            owned.setdefault(lease.owner, []).append(lease)
+    return owned
+
+
 def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
     """Return the leases, removing owners that have not renewed for too long."""
     limit = expires_above(config)
@@ -234,9 +243,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Return everything that is shown of a table, as JSON values: totals, workers, leases, and problems."""
     working, fleet = table.unended, fleet_lag(table.lags)
     living = alive(working, config)
-    owned: dict[str | None, list[Lease]] = {}
-    for lease in living:
-        owned.setdefault(lease.owner, []).append(lease)
+    owned = held(living)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
         own_leases = owned.get(worker, [])  # a next owner may hold nothing yet
@@ -269,8 +276,8 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         "total": {
             "leases": len(working),
             "finished": len(table.leases) - len(working),
-            "unowned": sum(lease.owner is None for lease in working),
-            "workers": len({lease.owner for lease in living} - {None}),
+            "unowned": len(held(working).get(None, ())),
+            "workers": len(owned.keys() - {None}),
             "lag_max": fleet.most,
             "lag_at_least": fleet.at_least,
             "lag_sum": fleet.total if fleet.most is not None else None,

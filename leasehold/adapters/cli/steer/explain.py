@@ -19,6 +19,7 @@ from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.options import Options
+from leasehold.adapters.report.watching import held
 from leasehold.balancer.contradictions import noted
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
@@ -82,7 +83,7 @@ def command(
         lines = [lease_story.lease.key, f"{lease_story.status.word}: {lease_story.status.says}", *past]
         lines += [f"should have it: {lease_story.should}", f"would move: {lease_story.moves}"]
     else:
-        free = sum(row.owner is None for row in table.unended)
+        free = len(held(table.leases).get(None, ()))
         summary = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
         lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *wrong]
         if not chosen:

@@ -142,7 +142,7 @@ PAGES = {
     "/page.css": ("report", "page.css", "text/css"),
     "/page.js": ("ops.serving", "page.js", "text/javascript"),
 }
-"""URL path to folder, file and media type. The page shares its style sheet with the reports."""
+"""URL path to folder, file and media type. The style sheet is that of every page."""
 
 
 def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:

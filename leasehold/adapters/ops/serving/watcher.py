@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.status import Status, fleet_lag, group_status
 from leasehold.adapters.ops.explaining import plans, rules_between, rules_of, story
-from leasehold.adapters.report.page import COLOURS, Line, lines
+from leasehold.adapters.report.chart import curve
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved, picture
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import spawn
@@ -361,8 +361,8 @@ class TableWatcher:
             points = [(at, lag) for at, lag in points if lag == lag]  # noqa: PLR0124  drops NaN, an unknown lag
         if len(points) < 2:  # noqa: PLR2004  a line has two ends
             return ""
-        times, curve = [at - points[0][0] for at, _ in points], Line("", tuple(most for _, most in points), COLOURS[0])
-        return lines(times, [curve], "seconds", since="the first reading here", tall=110.0)
+        times, values = [at - points[0][0] for at, _ in points], [most for _, most in points]
+        return curve(times, values, "seconds", since="the first reading here")
 
     def explain(self, worker: str | None, key: str | None) -> dict[str, Any] | None:
         """Return the output of `leasehold explain` about a worker or a lease, or None if it does not exist."""

@@ -1,0 +1,74 @@
+"""Draws a curve over time as SVG, which takes its colors and fonts from the page."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+INK, FAINT, CURVE = "var(--ink)", "var(--faint)", "var(--c0)"
+"""Colors are variables of the page's style, so that the same chart is readable on light and on dark."""
+
+WIDTH, LETTER = 480.0, 6.2
+"""In units of the drawing: the width of a chart, and of a wide letter."""
+
+TOP, TALL = 24.0, 110.0
+"""Where the grid begins, and how high it is."""
+
+POINTS_MAX = 100
+"""A curve with more points than this is drawn without dots."""
+
+
+def curve(times: Sequence[float], values: Sequence[float], y: str, since: str) -> str:
+    """Draw a curve over the time in seconds `since` an event.
+
+    Args:
+        times: The seconds of the points.
+        values: The values of the points.
+        y: The name of the vertical axis.
+        since: The event, for the name of the horizontal axis.
+    """
+    most = max(times) or 1.0
+    scale, unit = next(
+        (scale, unit)
+        for scale, unit in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+        if most >= 3 * scale or scale == 1
+    )
+    numbers, low = _ticks(values, 6), TOP + TALL
+    left = LETTER * max(len(f"{number:,.10g}") for number in numbers) + 10
+    wide = WIDTH - left - 8
+
+    def across(seconds: float) -> float:
+        return left + wide * seconds / most
+
+    def up(value: float) -> float:
+        return low - TALL * value / numbers[-1]
+
+    # The axis ends with the last point and not at a round number, so that no space stays empty.
+    ticks = [tick for tick in _ticks([most / scale], 9) if tick * scale <= most]
+    parts = [_rule(left, up(number), WIDTH - 8, up(number)) for number in numbers]
+    parts += [_text(left - 6, up(number) + 4, f"{number:,.10g}", "end") for number in numbers]
+    parts += [_text(2, 10, y, "start"), _text(WIDTH - 8, low + 29, f"{unit} since {since}", "end")]
+    parts += [_text(across(tick * scale), low + 14, f"{tick:,.10g}") for tick in ticks]
+    points = [(across(time), up(value)) for time, value in zip(times, values, strict=True)]
+    coordinates = " ".join(f"{right:.1f},{down:.1f}" for right, down in points)
+    parts.append(f'<polyline points="{coordinates}" fill="none" stroke="{CURVE}" stroke-width="1.7"/>')
+    dots = points if len(points) <= POINTS_MAX else []
+    parts += [f'<circle cx="{right:.1f}" cy="{down:.1f}" r="2" fill="{CURVE}"/>' for right, down in dots]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {low + 34:g}" aria-hidden="true"'
+    return f'{head} font-size="11" fill="{INK}">{"".join(parts)}</svg>'
+
+
+def _ticks(values: Sequence[float], most: int) -> list[float]:
+    """Return round numbers from 0 to above all values, in at most `most` steps; whole ones if all values are whole."""
+    largest = max(values, default=0) or 1.0
+    smallest = 0 if all(value == int(value) for value in values) else -3
+    steps = (digit * 10.0**power for power in range(smallest, 300) for digit in (1, 2, 5))
+    step = next(step for step in steps if largest <= step * most)
+    return [step * number for number in range(math.ceil(largest / step) + 1)]
+
+
+def _rule(x: float, y: float, to_x: float, to_y: float) -> str:
+    return f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{FAINT}" stroke-opacity=".6"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
