@@ -57,7 +57,7 @@ def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
     assert isinstance(store.write(ClaimLease(store.row("s-0"), "b-1")), Done)
     one.turn_due = clock.now  # as the runner does when it is hurried
     one.run(3.1)
-    assert one.worker.watch.sightings["s-0"].lease.owner == "b-1"
+    assert one.worker.table.watch.sightings["s-0"].lease.owner == "b-1"
 
 
 def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:

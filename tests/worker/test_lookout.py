@@ -197,7 +197,7 @@ def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     clock, store = Clock(), FaultyStore(Capabilities(free_notes=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)
-    assert worker.worker.watch.bulletins is None
+    assert worker.worker.table.watch.bulletins is None
     assert {bulletin_of(row) for row in store.list().leases} == {Bulletin()}
 
 

@@ -172,18 +172,20 @@ class WorkerMetrics:
             )
             for holding in self._worker.holdings
         }
-        seen = {key: sighting.lease for key, sighting in self._worker.watch.sightings.items()}
+        seen = {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         # Our own leases take precedence, because the table may have been read before their last renewals.
         return [*(seen | own).values()]
 
     def _read_at(self) -> float:
         """Return when this worker last read the table, in seconds since 1970, for which time rows are judged."""
         # If rows were judged for the present, workers that read the table seldom would take each other for dead.
-        return time.time() - max(0.0, min(self._worker.clock() - self._worker.watch.full_at, time.time()))
+        return time.time() - max(0.0, min(self._worker.clock() - self._worker.table.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:
         """Return whether this worker has read the whole table recently; if not, it leaves the figures to others."""
-        return self._worker.clock() - self._worker.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
+        return (
+            self._worker.clock() - self._worker.table.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
+        )
 
     def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
         # Otherwise workers that read the table long ago would report outdated figures next to current ones.
@@ -198,7 +200,7 @@ class WorkerMetrics:
         return {"worker": self._worker.me, "lease": lease.key, **stream}
 
     def _leases(self) -> list[Lease]:
-        leases = (sighting.lease for sighting in self._worker.watch.sightings.values())
+        leases = (sighting.lease for sighting in self._worker.table.watch.sightings.values())
         return [lease for lease in leases if not lease.ended]
 
 

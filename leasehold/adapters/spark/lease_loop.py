@@ -215,7 +215,7 @@ class LeaseLoop:
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
         """Return whether the lease's checkpoint, as last read, is at this position or later."""
-        sighting = self._member.watch.sightings.get(key)
+        sighting = self._member.table.watch.sightings.get(key)
         return sighting is not None and sighting.lease.checkpoint.order >= position.order
 
     @property
@@ -271,7 +271,9 @@ class LeaseLoop:
                 key: HeldShard(feed.opened, idle=feed.holding.progress.behind(now) == 0)
                 for key, feed in self._feeds.items()
             }
-        return self._now.left(feeds, {key: sighting.lease for key, sighting in self._member.watch.sightings.items()})
+        return self._now.left(
+            feeds, {key: sighting.lease for key, sighting in self._member.table.watch.sightings.items()}
+        )
 
     # Called by the loop's threads
 

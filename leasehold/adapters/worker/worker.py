@@ -46,7 +46,6 @@ from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.plan import look_again, plan
-from leasehold.balancer.watch import Watch
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few, printable
@@ -177,11 +176,6 @@ class Worker:
         return self._holdings.all
 
     @property
-    def watch(self) -> Watch:
-        """What was read of the table, and for how long each row has stood still."""
-        return self.table.watch
-
-    @property
     def renewers(self) -> int:
         """The number of renewals that must run at the same time, given the held leases and the store's latency."""
         return self._renewing.side_by_side
@@ -202,7 +196,10 @@ class Worker:
         """
         self.table.awake(now)
         going = self.table.listing_seconds(now)
-        look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
+        look, pause = (
+            evolve(self._look, notes=going_on(self._look.notes, going)),
+            renew_pause(self.table.watch, self.config),
+        )
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
         if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
@@ -276,9 +273,9 @@ class Worker:
         stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
             return stored
-        missing = (self.watch.last_seen(key) for key in lease.parents if key not in stored)
+        missing = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
         lost = {parent.key: parent for parent in missing if parent is not None and not parent.ended}
-        unlooked = self.watch.sightings.keys() & lost.keys()
+        unlooked = self.table.watch.sightings.keys() & lost.keys()
         if unlooked:
             self.hurry()
         undecided = lost.keys() if not self.discovery.current else unlooked | (self._creations.keys & lost.keys())
@@ -336,7 +333,7 @@ class Worker:
         first = asked is None and not self.discovery.answered
         shards = self._first_listing(now, listing, me, leases) if first and self._listable(now) else None
         # Only rows that were just read: any other lease may have a new owner. KCL 2.x renews finished leases, too.
-        seen = self.watch.sightings
+        seen = self.table.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
         self._holdings.looked(fresh)
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
@@ -461,7 +458,7 @@ class Worker:
         """
         began = self.clock()
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
-        if not taken_leases or self.watch.bulletins is None:
+        if not taken_leases or self.table.watch.bulletins is None:
             return leases
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
@@ -485,7 +482,7 @@ class Worker:
         return evolve(look, keys=None, seconds=min(look.seconds, *soon)) if soon else look
 
     def _asking(self) -> Me:
-        return Me(self.me, self._turns, self.watch.history)
+        return Me(self.me, self._turns, self.table.watch.history)
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         if self._closing:

@@ -46,7 +46,7 @@ class Paced(Worker):
             self.table.watch = Watch()
         super()._look_and_act(now, asked, each)
         if asked is None:
-            seen = (sighting.lease for sighting in self.watch.sightings.values())
+            seen = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._whole_due = now + min(self.config.cycle_seconds, until_late_judged(seen, self._asking(), self.config))
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))

@@ -1,0 +1,82 @@
+"""Which creations of leases wait, for how long, and where a lease at LATEST begins once its wait is over."""
+
+from attrs import evolve
+
+from leasehold.adapters.worker.pending_creations import PendingCreations
+from leasehold.adapters.worker.renewing import RETRY_SECONDS
+from leasehold.balancer.actions import Create
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
+from leasehold.errors import SourceUnavailable
+
+CONFIG = Config()
+LATER = Lease("s-0", checkpoint=LATEST)
+NEW_GROUP = Create(LATER, rule="L5")
+
+
+class Tip:
+    """A shard's tip, which may not respond."""
+
+    def __init__(self) -> None:
+        self.position: Position | None = Position("7")
+
+    def of(self, lease: Lease) -> Position:
+        """Return the tip."""
+        if self.position is None:
+            raise SourceUnavailable(f"{lease.key} does not respond")
+        return self.position
+
+
+def test_a_deleted_row_is_left_to_its_owner_for_a_renewal_and_one_that_was_dropped_here_is_not() -> None:
+    """A lease that this worker has dropped has no owner that could recreate its row."""
+    creations = PendingCreations(CONFIG, Tip().of)
+    deleted = Create(evolve(LATER, checkpoint=Position("5")), rule="L13")
+    assert creations.held_back([deleted], (), (), 0.0, map) == {deleted: CONFIG.renew_seconds}
+    assert creations.held_back([deleted], (), ("s-0",), 0.0, map) == {}
+    assert creations.held_back([deleted], (), (), CONFIG.renew_seconds, map) == {}
+
+
+def test_the_wait_begins_when_the_lease_is_first_missing_and_again_when_the_table_does_not_respond() -> None:
+    """While the table is silent, no owner can recreate its row."""
+    creations = PendingCreations(CONFIG, Tip().of)
+    unseen = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L6")
+    whole = CONFIG.renew_seconds + CONFIG.cycle_seconds
+    assert creations.held_back([unseen], (), (), 0.0, map) == {unseen: whole}
+    assert creations.held_back([unseen], (), (), 1.0, map) == {unseen: whole - 1.0}
+    assert list(creations.keys) == ["s-0"]
+    creations.table_silent()
+    assert creations.held_back([unseen], (), (), 2.0, map) == {unseen: whole}
+
+
+def test_a_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
+    """At TRIM_HORIZON nothing can be skipped."""
+    creations = PendingCreations(CONFIG, Tip().of)
+    first = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L5")
+    assert creations.held_back([first, NEW_GROUP], (), (), 0.0, map) == {
+        NEW_GROUP: CONFIG.renew_seconds + RETRY_SECONDS
+    }
+    assert creations.pinned(first) == first
+
+
+def test_latest_is_resolved_before_the_wait_and_once() -> None:
+    """Records that arrive during the wait are not skipped."""
+    tip = Tip()
+    creations = PendingCreations(CONFIG, tip.of)
+    creations.held_back([NEW_GROUP], (), (), 0.0, map)
+    tip.position = Position("9")
+    creations.held_back([NEW_GROUP], (), (), 60.0, map)
+    pinned = creations.pinned(NEW_GROUP)
+    assert pinned != NEW_GROUP
+    assert "7" in repr(pinned.lease.notes)
+
+
+def test_a_shard_whose_tip_does_not_respond_delays_its_own_lease_alone() -> None:
+    """It is asked again, and waits on even if its wait is over."""
+    tip = Tip()
+    tip.position = None
+    creations = PendingCreations(CONFIG, tip.of)
+    creations.held_back([NEW_GROUP], (), (), 0.0, map)
+    assert creations.held_back([NEW_GROUP], (), (), 60.0, map) == {NEW_GROUP: RETRY_SECONDS}
+    assert creations.pinned(NEW_GROUP) == NEW_GROUP
+    tip.position = Position("9")
+    assert creations.held_back([NEW_GROUP], (), (), 61.0, map) == {}

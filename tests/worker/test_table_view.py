@@ -1,0 +1,82 @@
+"""What a worker has read of its lease table, and what must still be read."""
+
+import pytest
+
+from leasehold.adapters.worker.table_view import TableView
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Listing
+from leasehold.stores.writes import CreateLease
+
+CONFIG = Config()
+
+
+class Table(MemoryStore):
+    """A table that may fail, and that does something else while it is listed."""
+
+    fails = False
+
+    def list(self) -> Listing:
+        if self.fails:
+            raise StoreError("no response")
+        self.meanwhile()
+        return super().list()
+
+    def meanwhile(self) -> None:
+        """Do nothing."""
+
+
+def view_of(table: Table, now: list[float]) -> TableView:
+    """Return the view of a worker whose clock shows the last of these times."""
+    return TableView(table, CONFIG, lambda: now[-1])
+
+
+def test_a_dropped_lease_needs_a_listing_until_one_has_succeeded() -> None:
+    """Reading single rows, or a listing without a response, does not show all rows that still name this worker."""
+    table = Table()
+    view = view_of(table, [0.0])
+    view.lease_dropped()
+    view.read(("s-0",), stale_ok=False)
+    table.fails = True
+    with pytest.raises(StoreError):
+        view.read(None, stale_ok=False)
+    needed = [view.needs_listing]
+    table.fails = False
+    view.read(None, stale_ok=False)
+    assert [*needed, view.needs_listing] == [True, False]
+
+
+def test_a_lease_that_is_dropped_while_the_table_is_listed_needs_another_listing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The row may have been read before the drop."""
+    table = Table()
+    view = view_of(table, [0.0])
+    monkeypatch.setattr(table, "meanwhile", view.lease_dropped)
+    view.read(None, stale_ok=False)
+    assert view.needs_listing
+
+
+def test_a_listing_has_an_age_while_it_runs_and_is_outdated_after_a_lease_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Creations are planned only from a recent reading."""
+    table, now, ages = Table(), [100.0], list[float]()
+    view = view_of(table, now)
+    assert view.outdated(100.0)
+    monkeypatch.setattr(table, "meanwhile", lambda: ages.append(view.listing_seconds(103.0)))
+    view.read(None, stale_ok=False)
+    assert (ages, view.listing_seconds(104.0)) == ([3.0], 0.0)
+    assert [view.outdated(100.0 + CONFIG.lease_seconds + late) for late in (0.0, 0.1)] == [False, True]
+
+
+def test_what_was_written_is_known_without_another_reading() -> None:
+    """The response to a write contains the row (C10)."""
+    table = Table()
+    table.write(CreateLease(Lease("s-0")))
+    view = view_of(table, [0.0])
+    rows = view.read(None, stale_ok=False)
+    assert [lease.key for lease in view.look(rows.leases, 0.0, None, rows.reports)] == ["s-0"]
+    assert sorted(view.watch.sightings) == ["s-0"]
