@@ -69,6 +69,7 @@ def _options(of: type) -> str:
         default = option.unset or ("" if option.default is None else str(option.default))
         flags = (option.flags or (dashed(name),)) if option.in_command else ("only in Python",)
         shown = ", ".join(f"`{flag}`" if flag.startswith("--") else flag for flag in flags)
+        default = default.replace("_", "_<wbr>")  # otherwise the name of a variable widens its column
         rows.append((f"`{name}`", shown, ", ".join(map(_type, option.types)), default, option.help))
     return table(("option", "command line", "type", "default", "meaning"), rows)
 
