@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.status import (
 )
 from leasehold.adapters.sources.protocol import Source
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import History, Lease
 from leasehold.balancer.rules.shares import Groups, favoured
@@ -278,7 +278,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         },
         "workers": workers,
         "leases": leases,
-        "contradictions": list(noted(table.leases)),
+        "contradictions": list(reported(table.leases)),
         "malformed": [[row.key, row.field, row.why] for row in table.malformed],
         "swapping": list(table.swapping),
         **({} if table.swap is None else {"swap": asdict(table.swap)}),

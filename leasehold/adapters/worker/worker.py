@@ -38,7 +38,7 @@ from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
 from leasehold.adapters.worker.spans import WorkerSpans
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import going_on
+from leasehold.balancer.bulletin import prolonged_notes
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import NOT_STARTED
@@ -199,7 +199,10 @@ class Worker:
         """
         self.table.awake(now)
         going = self.table.listing_seconds(now)
-        look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
+        look, pause = (
+            evolve(self._look, notes=prolonged_notes(self._look.notes, going)),
+            renew_pause(self.watch, self.config),
+        )
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
         if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
