@@ -182,7 +182,7 @@ def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
     By then two looks are missing, each as long as a listing of this table takes. During a listing, its lookout writes
-    how long it has taken so far (`going_on`), and no worker stands in for it.
+    how long it has taken so far (`prolonged_notes`), and no worker stands in for it.
     """
     return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
 
