@@ -22,12 +22,12 @@ from leasehold.stores.swap import (
     OVER_AT,
     TO,
     WISH,
-    SwapPlaces,
+    LeasePlaces,
     SwapStore,
     Way,
+    checked_control,
     knowing,
     marked,
-    of_this_swap,
     parted,
     places_of,
     swap_is_over,
@@ -46,7 +46,7 @@ SETTLE_SECONDS = 10.0
 
 def observed(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
     """Return both tables as one, to be read. Raises StoreError if no swap from FROM to TO is in progress."""
-    of_this_swap(control_of(tables), names)
+    checked_control(control_of(tables), names)
     return SwapStore(tables, names[TO])
 
 
@@ -78,7 +78,7 @@ def opened(store: str, to: str | None = None) -> Store:
 
 
 @frozen
-class SwapProgress(SwapPlaces):
+class SwapProgress(LeasePlaces):
     """The progress of a swap.
 
     Attributes:

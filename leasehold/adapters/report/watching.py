@@ -32,7 +32,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.swap import (
-    SwapPlaces,
+    LeasePlaces,
     SwapStore,
     current_and_left,
     marked,
@@ -95,7 +95,7 @@ class WatchedTable:
     lags: Mapping[str, LeaseLag] = Factory(dict)
     moves: tuple[SeenMove, ...] = ()
     trouble: str = ""
-    swap: SwapPlaces | None = None
+    swap: LeasePlaces | None = None
     swapping: tuple[str, ...] = ()
     left: tuple[Lease, ...] = ()
 

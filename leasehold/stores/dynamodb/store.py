@@ -67,7 +67,7 @@ from leasehold.stores.dynamodb.rows import (
     to_reports,
 )
 from leasehold.stores.dynamodb.writes import Request, check_answer, request_of
-from leasehold.stores.fields import insist
+from leasehold.stores.fields import valid_lease
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Patience
 from leasehold.stores.urls import endpoint_of, without_credentials
@@ -340,16 +340,16 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
     return description
 
 
-def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") -> None:
+def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = "") -> None:
     """Check the key of a table, which differs if many applications share it. Raises StoreError if it is another one.
 
     Args:
         table: The name of the table.
-        found: Its description.
+        description: Its description.
         prefix: The prefix of one application, if many share the table.
     """
-    keys = [(key["AttributeName"], key["KeyType"]) for key in found["KeySchema"]]
-    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in found["AttributeDefinitions"]}
+    keys = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
+    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
     alone, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
     if keys in (alone, shared) and all(kinds[name] == "S" for name, _ in keys):
         if keys == alone and prefix:
@@ -367,29 +367,29 @@ def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") ->
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
-def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
+def pages_of(look: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
     """Yield the pages of scans or queries. If there are several, fetch them concurrently.
 
     Args:
         look: Makes the call.
-        questions: The arguments of each scan or query.
+        requests: The arguments of each scan or query.
     """
 
-    def fetched(asked: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
+    def fetched(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
         # With a short lease the client does not retry, but one throttled page must not fail the whole listing.
-        page = unless_throttled(look, asked)
+        page = unless_throttled(look, request)
         last = page.get("LastEvaluatedKey")
-        return page["Items"], {**asked, "ExclusiveStartKey": last} if last else None
+        return page["Items"], {**request, "ExclusiveStartKey": last} if last else None
 
     # Items need ten times the memory of leases, so at most one page of each question is held here.
-    if len(questions) == 1:
-        next_request: dict[str, Any] | None = questions[0]
+    if len(requests) == 1:
+        next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
             items, next_request = fetched(next_request)
             yield items
         return
-    with ThreadPoolExecutor(len(questions), thread_name_prefix="leasehold-listing") as pool:
-        pending = {pool.submit(fetched, asked) for asked in questions}
+    with ThreadPoolExecutor(len(requests), thread_name_prefix="leasehold-listing") as pool:
+        pending = {pool.submit(fetched, request) for request in requests}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
@@ -483,7 +483,7 @@ class DynamoStore:
 
         for item in items_of(ask, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
-                leases[row.key] = insist(row)
+                leases[row.key] = valid_lease(row)
         return tuple(leases[key] for key in requested if key in leases)
 
     def write(self, write: Write) -> Outcome:
@@ -504,11 +504,11 @@ class DynamoStore:
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
                 raise OutcomeUnknown(f"{self._table}: an answer is about {row.key!r} in place of {key!r}")
-            return Lost(key, insist(row)) if row else self._refused(key)
+            return Lost(key, valid_lease(row)) if row else self._refused(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
         written: Item = reply.get("Attributes") or request["Item"]
-        return Done(insist(to_lease(written) or Malformed(key, "entityType", "is no lease")))
+        return Done(valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""

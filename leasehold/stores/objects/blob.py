@@ -30,7 +30,7 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Patience
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -247,7 +247,7 @@ class BlobObjects:
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
         with asking(self._container):
             try:
-                return bare(str(write()["etag"]))
+                return unquoted_etag(str(write()["etag"]))
             except HttpResponseError as refused:
                 if _code(refused) in _REFUSED:
                     return None
@@ -272,7 +272,7 @@ class _Dated:
 def _stored(blob: BlobProperties, service_now: float) -> Stored:
     # The names of metadata are not case-sensitive. In listings, empty values are None.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
-    return Stored(blob.name, bare(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
+    return Stored(blob.name, unquoted_etag(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
 
 
 def _code(error: HttpResponseError) -> str:

@@ -99,7 +99,7 @@ class GcsObjects:
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
             for scheme in ("https://", "http://"):
                 self._session.mount(scheme, DeadlineAdapter())
-            self._session.hooks["response"].append(self._hear)
+            self._session.hooks["response"].append(self._update_clock)
             options = {"api_endpoint": endpoint} if endpoint else None
             self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
@@ -212,9 +212,9 @@ class GcsObjects:
         written = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
         return Stored(blob.name, str(blob.generation), fields, written)
 
-    def _hear(self, answer: requests.Response, **_more: object) -> None:
+    def _update_clock(self, response: requests.Response, **_more: object) -> None:
         """Take the service's clock from the Date header of a response, for the thread that waits for it."""
-        self._heard.now = now = date_of(answer.headers.get("date"))
+        self._heard.now = now = date_of(response.headers.get("date"))
         if now is not None:
             self._skew.saw(now)
 

@@ -33,7 +33,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Patience
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ class S3Objects:
         listed: list[Stored | str] = []
         with self._asking():
             for page in self._pages(prefix):
-                now = self._heard(page)
+                now = self._service_time(page)
                 for row in page.get("Contents", []):
                     cached = self._known.get(row["Key"])
-                    if cached is None or cached.etag != bare(row["ETag"]):
+                    if cached is None or cached.etag != unquoted_etag(row["ETag"]):
                         listed.append(row["Key"])
                     else:
                         listed.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
@@ -132,7 +132,7 @@ class S3Objects:
             return None
         response, body = reply
         written = response["LastModified"].timestamp()
-        return Stored(name, bare(response["ETag"]), _fields(body), age(self._heard(response), written))
+        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), written))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetched() -> "tuple[GetObjectOutputTypeDef, bytes]":
@@ -228,11 +228,11 @@ class S3Objects:
                 if _code(refused) in _REFUSED:
                     return None
                 raise
-        return bare(response["ETag"])
+        return unquoted_etag(response["ETag"])
 
-    def _heard(self, answer: Mapping[str, Any]) -> float:
+    def _service_time(self, response: Mapping[str, Any]) -> float:
         """Return the service's time from a response's Date header; 0 without one, so that objects have no age."""
-        now = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        now = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
         self._skew.saw(now)
