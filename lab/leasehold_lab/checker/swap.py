@@ -104,7 +104,7 @@ class SwappingWorker(CheckedWorker):
             pass
         return []
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Return everything that decides what the worker does, as a string."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
