@@ -60,7 +60,7 @@ def draw_owner(counts: Mapping[str, int], me: Me) -> str:
         position -= counts[owner]
         if position < 0:
             return owner
-    raise AssertionError("a place beyond the last lease")
+    raise AssertionError("a position after the last lease")
 
 
 def _salted(salt: str) -> blake2b:

@@ -126,7 +126,7 @@ def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
     if shard is None:
         return None
     if lease.ended and shard.open and not family.children.get(lease.key):
-        what = f"lease {lease.key} says SHARD_END, and its shard is open and has no children: it is read by nobody"
+        what = f"lease {lease.key} is at SHARD_END, but its shard is open and has no children, so nothing reads it"
         return Contradiction("ended and open", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
     ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)

@@ -153,7 +153,10 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
     except AttributeError as odd:
         if not _WARNED:
             _WARNED.append(odd)
-            log.warning("boto3 waits for slow responses for ever, because its version is not known here: %s", said(odd))
+            log.warning(
+                "boto3 waits for slow responses without limit, because this version of it is not supported: %s",
+                said(odd),
+            )
 
 
 def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response

@@ -208,7 +208,7 @@ def shortened_repr(value: object) -> str:
 def text(field: str, value: object) -> str:
     """Check that the value is a string without lone surrogates. JSON may contain them, but no store accepts them."""
     if not isinstance(value, str):
-        raise BadRowField(field, f"{shortened_repr(value)} is no text")
+        raise BadRowField(field, f"{shortened_repr(value)} is not a string")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -227,7 +227,7 @@ def whole(field: str, value: str | int) -> int:
     """Parse a count of 0 or more. The digits are counted first, because Python refuses to convert thousands of them."""
     digits = str(value)
     if not (digits.isascii() and digits.isdigit()):
-        raise BadRowField(field, f"{shortened_repr(value)} is no whole number")
+        raise BadRowField(field, f"{shortened_repr(value)} is not a whole number")
     if len(digits) > COUNT_DIGITS:
         raise BadRowField(field, f"{shortened_repr(value)} has more than {COUNT_DIGITS} digits")
     return int(digits)
@@ -245,7 +245,7 @@ def keys(field: str, text: str) -> tuple[str, ...]:
     """Parse a JSON list of lease keys."""
     items = from_json(field, text)
     if not (isinstance(items, list) and all(isinstance(key, str) for key in items)):
-        raise BadRowField(field, f"{shortened_repr(text)} is no list of lease keys")
+        raise BadRowField(field, f"{shortened_repr(text)} is not a list of lease keys")
     return tuple(name(field, key) for key in items)
 
 
@@ -253,7 +253,7 @@ def notes(field: str, encoded: str) -> Notes:
     """Parse a JSON object of strings, which are annotations."""
     annotations = from_json(field, encoded)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
-        raise BadRowField(field, f"{shortened_repr(encoded)} is no object of strings")
+        raise BadRowField(field, f"{shortened_repr(encoded)} is not an object of strings")
     return tuple(sorted((text(field, key), text(field, value)) for key, value in annotations.items()))
 
 
@@ -296,9 +296,9 @@ def weight(field: str, value: str | float | None) -> int | None:
     try:
         rate = float(value)
     except (ValueError, OverflowError):
-        raise BadRowField(field, f"{shortened_repr(value)} is no number") from None
+        raise BadRowField(field, f"{shortened_repr(value)} is not a number") from None
     if not 0 <= rate <= WEIGHT_MAX / KB:
-        raise BadRowField(field, f"{shortened_repr(value)} is no throughput in KB/s, from 0 to {WEIGHT_MAX // KB}")
+        raise BadRowField(field, f"{shortened_repr(value)} is not a throughput in KB/s, from 0 to {WEIGHT_MAX // KB}")
     return round(rate * KB)
 
 
@@ -314,7 +314,7 @@ def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> 
     low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
     if low is None or high is None:
         field, digits = (fields[0], first) if low is None else (fields[1], last)
-        raise BadRowField(field, f"{shortened_repr(digits)} is no decimal hash key")
+        raise BadRowField(field, f"{shortened_repr(digits)} is not a decimal hash key")
     if low > high:
         raise BadRowField(fields[0], f"{low} lies after the last hash key, {high}")
     return low, high

@@ -231,7 +231,7 @@ class PostgresStore:
                 raise
             self._prepare()
             rows = self.rows(self._sql.every)
-            log.error("%s was dropped, and this process has made it again", self._place.name)  # noqa: TRY400  said
+            log.error("%s was dropped while in use; created it again", self._place.name)  # noqa: TRY400  said
         self._seen = {row["key"]: row for row in rows}
         return listing_of(map(to_lease, rows))
 
@@ -257,7 +257,7 @@ class PostgresStore:
             if after and self._put(key, row, None if isinstance(write, DeleteLease) else after):
                 return Done(after)
             row, fresh = self._read(key), True
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def prove(self) -> None:
         """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not.
@@ -527,5 +527,5 @@ def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
     host, port = (",".join(parts) for parts in zip(*pairs, strict=True))
     table = tuple(options.get("table", "leases").split("."))
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
-        raise ValueError("store URL: option 'table' wants a table's name, or schema.table: letters, digits and _")
+        raise ValueError("store URL: option 'table' needs a table name, or schema.table: letters, digits and _")
     return PostgresPlace(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))

@@ -432,7 +432,7 @@ class SwapStore:
             pair = self._pair(row.key)
             if pair.row is None or pair.row.owner != row.owner or pair.side != side:
                 return None
-        raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
         """Apply the write to a lease that was seen marked: complete its move, and write in the other table."""
@@ -466,7 +466,7 @@ class SwapStore:
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
                 return Done(arrived)
             return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _copy_and_claim(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
         """Copy a marked row to the other table and claim it there (W3, W4).
@@ -531,7 +531,7 @@ class SwapStore:
                 continue
             if isinstance(self._tables[side].write(writes.DeleteLease(row)), Done):
                 return Done(write.lease)
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _lost(self, key: str) -> Lost:
         return Lost(key, self._pair(key).lease)
@@ -609,7 +609,7 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | No
         created = tables[TO].write(writes.CreateLease(control))
         rows = (created.lease,) if created.lease else ()
     if not rows:
-        raise OutcomeUnknown("the swap's control row came and went; try again")
+        raise OutcomeUnknown("the swap's control row was created and deleted in between; try again")
     return checked_control(rows[0], names)
 
 

@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease, Notes, Position, Version
 
 def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
     if not isinstance(value, str):
-        raise TypeError(f"{attribute.name}: {value!r} is no str")
+        raise TypeError(f"{attribute.name}: {value!r} is not a str")
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -115,7 +115,7 @@ def test_the_sentences_say_what_to_do() -> None:
             "ended and open",
             "",
             "0",
-            "lease 0 says SHARD_END, and its shard is open and has no children: it is read by nobody; if the stream "
+            "lease 0 is at SHARD_END, but its shard is open and has no children, so nothing reads it; if the stream "
             f"was made anew, {do}",
         ),
     )

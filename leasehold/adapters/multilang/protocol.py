@@ -322,7 +322,7 @@ def _message(line: bytes) -> _Asked | str:
     try:
         return _Asked(number, None if sub is None else int(sub))
     except ValueError:
-        raise ValueError("subSequenceNumber is no whole number") from None
+        raise ValueError("subSequenceNumber is not a whole number") from None
 
 
 def _text(told: dict[str, Any], key: str) -> str | None:

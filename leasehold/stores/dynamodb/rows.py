@@ -343,7 +343,7 @@ def _lease(item: Item) -> Lease:
     yields = owner is not None and owner == willing
     parents: Any = _field_value(item, "parentShardId", "SS") if "parentShardId" in item else ()
     if not isinstance(parents, Collection):
-        raise BadRowField("parentShardId", f"{shortened_repr(parents)} is no set of texts")
+        raise BadRowField("parentShardId", f"{shortened_repr(parents)} is not a list of strings")
     prefix = _prefix(values["key"], values["stream"], values["shard"] or values["key"])
     lease = lease_of(
         values,

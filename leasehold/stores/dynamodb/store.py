@@ -205,7 +205,7 @@ def translated(table: str) -> Iterator[None]:
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
     except ODD_ANSWER as odd:
-        raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
+        raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(odd)}") from odd
 
 
 def code_of(error: ClientError) -> str:
@@ -450,7 +450,7 @@ class DynamoStore:
         except StoreError as fault:
             if not (self._create and is_missing(fault)):
                 raise
-        log.error("table %s was deleted under this process, which makes it anew", self._table)
+        log.error("table %s was deleted while in use; creating it again", self._table)
         prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
         return self._scan()
 
@@ -577,9 +577,9 @@ def open_url(
 ) -> DynamoStore:
     """Open the store in this table. Raises ValueError if the name or an option is invalid."""
     if not place:
-        raise ValueError("store URL: dynamodb:// wants a table's name")
+        raise ValueError("store URL: dynamodb:// needs a table name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
-        raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
+        raise ValueError(f"store URL: {place!r} is not a table name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")

@@ -170,7 +170,7 @@ class SqliteStore:
             if self._replaced():
                 if not self._create and _inode(self._path) is None:
                     raise StoreError(f"{self._path}: the file was removed, and it is not created here")
-                log.error("%s was removed or replaced under this process, which opens it anew", self._path)
+                log.error("%s was removed or replaced while in use; opening it again", self._path)
                 self._connection.close()
                 self._connection = self._open()
             yield self._connection

@@ -174,5 +174,5 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
 
 def _numbered(number: str, offset: str = "") -> Position:
     if not (number.isascii() and number.isdigit()):
-        raise BadRowField("sequencenumber", f"{shortened_repr(number)} is no decimal sequence number")
+        raise BadRowField("sequencenumber", f"{shortened_repr(number)} is not a decimal sequence number")
     return position("sequencenumber", number, 0, text("offset", offset))

@@ -247,7 +247,7 @@ class S3Objects:
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if unanswered(status):
-                raise OutcomeUnknown(f"{where}: no usable answer (HTTP {status})") from error
+                raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
         except _OUR_FAULT as fault:
@@ -256,15 +256,15 @@ class S3Objects:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as odd:
             # A response of unexpected form, such as a proxy's page.
-            raise OutcomeUnknown(f"{where}: an answer cannot be read: {said(odd)}") from odd
+            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(odd)}") from odd
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
     """Raise LookupError if this is not a page of the listing. boto3 parses an unrelated page as an empty one."""
     if not page.get("Name") or (page.get("Prefix") or "") != prefix:
-        raise LookupError("it is not the listing that was asked for")
+        raise LookupError("it is not the requested listing")
     if not all(row["Key"].startswith(prefix) for row in page.get("Contents", [])):
-        raise LookupError("it lists objects that were not asked for")
+        raise LookupError("it lists objects that were not requested")
 
 
 def _client(

@@ -130,7 +130,7 @@ class EtagStore:
                         with self._seeing:
                             self._seen.pop(lease.key, None)
                         return Done(lease)
-                raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were refused")
+                raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were rejected")
             case _:
                 return self._change(write)
 
@@ -173,7 +173,7 @@ class EtagStore:
             if outcome := self._attempt(write, parts, fresh=True):
                 return outcome
             parts = None  # read all objects: another worker may have written the notes object
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _fits(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
@@ -234,7 +234,7 @@ class EtagStore:
             now = self._lease(key, parts)
             if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
                 return None
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were rejected")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Replace the object in `parts`; return None if it is no longer the stored one."""

@@ -310,7 +310,7 @@ class Page:
                 if unanswered > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
-        raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write(self, tickets: list[Ticket]) -> bool:
         before, count = self.session, self.session.count + 1

@@ -214,7 +214,7 @@ def _session(stored: Stored) -> Session:
         raise BadRowField("state", "is neither living nor ended")
     entries = from_json("leases", fields.get("leases", "{}"))
     if not isinstance(entries, dict):
-        raise BadRowField("leases", "is no object of entries")
+        raise BadRowField("leases", "is not an object of entries")
     touched = from_json("touched", fields.get("touched", "[]"))
     return Session(
         percent_decoded(fields, "worker"),
@@ -233,7 +233,7 @@ def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain any
             checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
             return SessionEntry(epoch, checkpoint, text("leases", frozen_as))
         case _:
-            raise BadRowField("leases", "holds an entry that is no [epoch, position, …]")
+            raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
 
 
 def remarks_fields(remarks: Remarks) -> ObjectFields:

@@ -176,7 +176,7 @@ class SessionStore:
             rows = {key: again[key] for key in moved & again.keys() if again[key].session}
         if not rows:
             return joints
-        raise StoreError(f"{ATTEMPTS} readings in a row found another owner of {next(iter(rows))!r}")
+        raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
     def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
         """Join a row with its session. If the session was ours and its row is gone, use our last state of it (G14)."""
@@ -225,7 +225,7 @@ class SessionStore:
             outcome = self._attempt(write, joint)
             if outcome is not None:
                 return outcome
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _settled(self, joint: Joint) -> bool:
         """Return whether no write of ours is under way to this row, nor to its session if that is ours (G8).
@@ -457,7 +457,7 @@ class SessionStore:
             pace, gather = self._pace, self._gather
             page = Page(self._cells, self._ids(), worker, pace=pace, gather=gather, touched=self._reread)
             if not page.begin():
-                raise StoreError(f"session {page.id}: there is one of this id already")
+                raise StoreError(f"session {page.id}: a session with this id already exists")
             self._pages[page.id] = page
             return page
 
