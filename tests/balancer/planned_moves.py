@@ -15,7 +15,6 @@ from typing import Annotated
 
 import typer
 from attrs import evolve, frozen
-from leasehold_lab.simulator.call_faults import DEATHS, READINGS, CallFault
 from rich.console import Console
 from rich.progress import track
 
@@ -24,6 +23,7 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import changes
+from leasehold_lab.simulator.call_faults import DEATHS, READINGS, CallFault
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory

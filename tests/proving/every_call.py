@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 from attrs import evolve, frozen
-from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READINGS, CallableFault, CallEvent, CallFault
 from rich.console import Console
 from rich.progress import track
 
@@ -25,6 +24,7 @@ from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import unowned
 from leasehold_lab.processes import processes
+from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READINGS, CallableFault, CallEvent, CallFault
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Emptying, Member, Network, Reshape, Scenario

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from attrs import evolve
-from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, Deviation, Whose, poisonous
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteEvent
 from leasehold_lab.judge.explanations import judge
+from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, Deviation, Whose, poisonous
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Scenario
 
