@@ -99,10 +99,10 @@ class WorkerReports:
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living leader, with the seconds since each was last given a lease.
 
-        The time is infinite while a worker that has ended may be taken for alive, by us or by the leader, which would
-        give it the surplus of the others. This is the case while the last report of a worker that ended is recent, and
-        then until every worker without leases has reported once more, because nothing else shows that it is alive. It
-        is also the case after another worker without leases has appeared.
+        The time is infinite while we or the leader may still believe that a worker which has ended is alive. The leader
+        would then give that worker the surplus of the others. This lasts as long as its last report is recent, and
+        until every worker without leases has reported once more, because nothing else shows that they are alive. It
+        happens again when another worker without leases appears.
         """
         alive = {worker: trace for worker, trace in self.traces.items() if began - trace.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:
