@@ -330,8 +330,8 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     if lease.ended or progress is None:
         return () if lease.ended else ("its row tells nothing of its reading",)
     now = max(now, progress.at)
-    teller = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
-    lines = [f"{teller} told of its reading {now - progress.at:.1f} s ago"]
+    source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
+    lines = [f"{source} told of its reading {now - progress.at:.1f} s ago"]
     lag_sentence = (
         "how far behind it was, nobody knows"
         if progress.behind is None
