@@ -35,7 +35,7 @@ from leasehold.adapters.worker.renewing import Renewing
 from leasehold.balancer.actions import Look
 from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import ripe
+from leasehold.balancer.lineage import deletable
 from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
@@ -161,7 +161,7 @@ def works(workers: int) -> dict[str, Work]:
         "a reader's look at one row": reader,
         "rows of DynamoDB read": lambda: RowDecoder().read([items]),
         "a look at DynamoDB, new counters alone": look_again_at_all,
-        "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
+        "who deletes, all shards have split": lambda: deletable(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
         "explain, all of them": lambda: plans(WatchedTable(leases), CONFIG),
         "explain, all of them, loads measured": lambda: plans(WatchedTable(measured), CONFIG),

@@ -9,7 +9,7 @@ from leasehold.adapters.ops.doctor.examination import ROW_BYTES, UNIT_BYTES, WRI
 from leasehold.adapters.worker.progress import Progress
 from leasehold.balancer.model import Position
 from leasehold.stores.dynamodb.cells import written_bytes
-from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, session_fields, told_fields
+from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, remarks_fields, session_fields
 from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Network
@@ -68,7 +68,7 @@ def row_bytes(leases: int) -> Rows:
     }
     return Rows(
         written_bytes("session/" + "0" * 32, session_fields(Session(worker, 10**6, entries=entries))),
-        written_bytes("told/" + "0" * 32, told_fields(told)),
+        written_bytes("told/" + "0" * 32, remarks_fields(told)),
     )
 
 

@@ -11,7 +11,7 @@ from leasehold.balancer import (
     Notes,
     RuleSet,
     Version,
-    births,
+    children_to_create,
     readable,
     slow_owners,
 )
@@ -24,7 +24,7 @@ __all__ = [
     "Notes",
     "RuleSet",
     "Version",
-    "births",
+    "children_to_create",
     "readable",
     "slow_owners",
 ]

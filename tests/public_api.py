@@ -28,7 +28,7 @@ PUBLIC = {
         "where a lease starts or ends": "LATEST SHARD_END TRIM_HORIZON at_timestamp",
     },
     "leasehold.planner": {
-        "a reader of shards asks them what to read and what to create": "births readable",
+        "a reader of shards asks them what to read and what to create": "children_to_create readable",
         "a log tells whose renewals are slow": "slow_owners",
         "a rule set of one's own derives from it": "RuleSet",
         "fields of `Me`, `Lease` and `Shard` have these types": "HASH_KEYS HashRange History Hole Notes Version",

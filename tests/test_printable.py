@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import copy_leases, leases, reset
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.printable import SAID_MOST, escaped, few, printable, printable_lines, said
+from leasehold.stores.printable import TEXT_LENGTH_MAX, escaped, few, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
 from leasehold_lab.contract.actors import done, placed
 
@@ -115,7 +115,7 @@ def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseEx
     """Reporting a handler's fault neither ends the thread nor fills the log."""
     text = said(unsayable(by, base))
     assert text.startswith("Unsayable: ")
-    assert len(text) <= SAID_MOST + 20
+    assert len(text) <= TEXT_LENGTH_MAX + 20
     assert text.isprintable()
     assert text.encode("utf-8").decode() == text
 
@@ -130,7 +130,7 @@ def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogC
     log.error("it failed: %d", "no number")
     assert len(caplog.messages) == 3
     assert all(text.startswith("it failed: ") and text.isprintable() for text in caplog.messages)
-    assert len(caplog.messages[0]) <= SAID_MOST + 20
+    assert len(caplog.messages[0]) <= TEXT_LENGTH_MAX + 20
 
 
 def test_a_line_names_a_few_and_says_how_many_more_there_are() -> None:

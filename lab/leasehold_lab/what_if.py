@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from leasehold.adapters.report.watching import WatchedTable, alive
-from leasehold.balancer.census import signers
+from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
 from leasehold_lab.simulator.question import Forecast, forecast_of
@@ -81,7 +81,7 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
     if not set(present) | set(change.add):
         raise ValueError("--add: nobody holds a lease; say how many workers come")
     since = SETTLE_CYCLES * config.cycle_seconds
-    draw, ours = random.Random(change.seed), signers(table.leases)  # noqa: S311  a seed is the point
+    draw, ours = random.Random(change.seed), our_workers(table.leases)  # noqa: S311  a seed is the point
     members = [
         Member(
             worker,

@@ -16,7 +16,7 @@ from attrs import NOTHING, asdict, define, field, fields, fields_dict, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
-from leasehold.balancer.family import families, faults
+from leasehold.balancer.family import blocking_problems, families
 from leasehold.balancer.model import (
     HASH_KEYS,
     SENTINELS,
@@ -440,7 +440,9 @@ def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
     actions = plan(plan_question.leases, plan_question.shards, plan_question.me, plan_question.config)
     look = look_again(actions, plan_question.leases, plan_question.me, plan_question.config)
     # The problems explain why no leases of a stream are created (L2).
-    problems = [asdict(problem) for family in families(plan_question.shards or ()) for problem in faults(family)]
+    problems = [
+        asdict(problem) for family in families(plan_question.shards or ()) for problem in blocking_problems(family)
+    ]
     return {
         "actions": [action_json(action) for action in actions],
         "look_again_seconds": look.seconds,

@@ -4,7 +4,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import slow_owners
 from leasehold.balancer.family import problems
-from leasehold.balancer.lineage import births, readable
+from leasehold.balancer.lineage import children_to_create, readable
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,
@@ -61,7 +61,7 @@ __all__ = [
     "Version",
     "Watch",
     "at_timestamp",
-    "births",
+    "children_to_create",
     "look_again",
     "plan",
     "problems",

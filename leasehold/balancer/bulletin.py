@@ -53,11 +53,11 @@ def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
 
 def bulletin_of(lease: Lease) -> Bulletin:
     """Return the bulletin of a row, or one with all counts 0 if there is none or it cannot be parsed."""
-    return _said_in(lease.note(NOTE) or "")
+    return _parse_counts(lease.note(NOTE) or "")
 
 
 @lru_cache(maxsize=1_000)  # rows that a former lookout left behind stay the same for hours
-def _said_in(text: str) -> Bulletin:
+def _parse_counts(text: str) -> Bulletin:
     words = text.split()
     digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
     if len(words) != len(fields(Bulletin)) or not digits:
@@ -86,7 +86,7 @@ rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ra
 
 
 @frozen
-class Summons:
+class LookoutCall:
     """A call, parsed from its attribute.
 
     Attributes:
@@ -107,15 +107,15 @@ class Summons:
 
     def keys(self, worker: str) -> tuple[str, ...]:
         """Return the keys of the rows that this worker is called to read."""
-        return self.names.get(digits_of(worker), ())
+        return self.names.get(worker_digits(worker), ())
 
     def lists(self, worker: str) -> bool:
         """Return whether this worker is called to read the whole table."""
-        return self.to_all or self.names.get(digits_of(worker)) == ()
+        return self.to_all or self.names.get(worker_digits(worker)) == ()
 
 
 @lru_cache(maxsize=10_000)
-def digits_of(worker: str) -> str:
+def worker_digits(worker: str) -> str:
     """Return the name of a worker in calls."""
     return rank_digest(worker).hex()[:DIGITS]
 
@@ -135,16 +135,16 @@ def note_of_call(
         names: The keys that each called worker should read. No keys mean the whole table.
         to_all: Whether to call all workers.
     """
-    words = {digits_of(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
+    words = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
     entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
     prefix = f"{looks} {min(int(seconds), SECONDS_MOST)} {','.join(rows)}"
     text = " ".join([prefix, *entries])
-    if to_all or len(text) > CALL_MOST or not all(_plain(key) for keys in words.values() for key in keys):
+    if to_all or len(text) > CALL_MOST or not all(_is_writable(key) for keys in words.values() for key in keys):
         text = f"{prefix} *"
-    return ((CALL, text),) if rows and all(map(_plain, rows)) else ((CALL, ""),)
+    return ((CALL, text),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
 
 
-def _plain(key: str) -> bool:
+def _is_writable(key: str) -> bool:
     """Return whether a key can be written in a call.
 
     Keys of Kinesis and Event Hubs contain neither spaces nor commas. For other keys, all workers are called.
@@ -153,25 +153,25 @@ def _plain(key: str) -> bool:
 
 
 @lru_cache(maxsize=100)
-def call_of(text: str) -> Summons | None:
+def call_of(text: str) -> LookoutCall | None:
     """Parse a call. Return None if there is none or it cannot be parsed."""
     looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
-    counts = all(word.isascii() and word.isdigit() and len(word) <= 18 for word in (looks, seconds))  # noqa: PLR2004  as a bulletin's
+    counts = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
     if not counts or not row:
         return None
     names = {name: tuple(keys.split(",")) if equals else () for name, equals, keys in (w.partition("=") for w in words)}
     to_all, (first, *others) = names.pop("*", None) is not None, row.split(",")
-    return Summons(int(looks), min(int(seconds), SECONDS_MOST), first, tuple(others), to_all, names)
+    return LookoutCall(int(looks), min(int(seconds), SECONDS_MOST), first, tuple(others), to_all, names)
 
 
-def call_beside(lease: Lease, bulletin: Bulletin) -> str:
+def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
     """Return the call on this row as a string, or "" if it does not belong to this bulletin."""
     text = lease.note(CALL) or ""
     call = call_of(text)
     return text if call is not None and call.looks == bulletin.looks else ""
 
 
-def going_on(notes: Notes, seconds: float) -> Notes:
+def prolonged_notes(notes: Notes, seconds: float) -> Notes:
     """Return the attributes of a lookout whose listing has been going on for `seconds`.
 
     Other workers see this time and do not stand in for the lookout (C8).
@@ -202,7 +202,7 @@ class BulletinTracker:
     warns_at: float | None = None
 
     def after(
-        self, read: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None, full_at: float
+        self, read: Iterable[Lease], began: float, ended: float, requested_keys: Collection[str] | None, full_at: float
     ) -> "BulletinTracker":
         """Return the tracker after another reading.
 
@@ -210,27 +210,29 @@ class BulletinTracker:
             read: The leases as read, with `held` filled in.
             began: When the reading began.
             ended: When the reading ended.
-            asked: The keys that were requested, or None for a reading of the whole table.
+            requested_keys: The keys that were requested, or None for a reading of the whole table.
             full_at: When the last full reading ended.
         """
         rows, before = tuple(read), self.hearing
-        bulletins = [(_said_in(text), lease) for lease in rows if (text := lease.note(NOTE))]
+        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.note(NOTE))]
         latest = max([before.latest, *{bulletin for bulletin, _ in bulletins}])
         # During a listing, its lookout rewrites the same call with a longer time.
-        calls = [call_beside(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
+        calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
         calls.append(before.call if latest == before.latest else "")
         looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
         acts_at = ended if latest.acts != before.latest.acts else self.acts_at
         warns_at = ended if latest.warns != before.latest.warns else self.warns_at
         # A row counts as unchanged if its owner has held it since before the end of the last full reading.
-        unchanged_keys = {lease.key for lease in rows if lease.held >= began - full_at} if asked is not None else ()
+        unchanged_keys = (
+            {lease.key for lease in rows if lease.held >= began - full_at} if requested_keys is not None else ()
+        )
         hearing = BulletinState(
             latest=latest,
-            acts_read=latest.acts if asked is None else before.acts_read,
+            acts_read=latest.acts if requested_keys is None else before.acts_read,
             acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
             warned=before.warned if warns_at is None else max(0.0, began - warns_at),
-            turned=asked is not None and not set(asked) <= set(unchanged_keys),
+            turned=requested_keys is not None and not set(requested_keys) <= set(unchanged_keys),
             call=max(calls, key=_seconds_of),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)

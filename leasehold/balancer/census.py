@@ -3,9 +3,9 @@
 `counting.py` takes the census, and every rule set uses it.
 
 A worker that reads one row of a large table should not pay for all rows. So after a reading of a few rows, `Watch.look`
-returns a `Known`: the last reading of the whole table, indexed once, and the few rows read since. All questions of such
-a look (who is alive, how many leases each worker holds, which are mine, which are moving) are answered from the index,
-corrected by those rows. `tuple(known)` contains the same leases and gives the same answers, at the cost of the whole
+returns a `KnownLeases`: the last reading of the whole table, indexed once, and the few rows read since. The index,
+corrected by those rows, answers all questions of such a look: who is alive, how many leases each worker holds, which
+are mine, which are moving. `tuple(known)` contains the same leases and gives the same answers, at the cost of the whole
 table.
 """
 
@@ -74,7 +74,7 @@ class Census:
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
 
 
-class Whole:
+class FullReading:
     """A reading of the whole table, which serves all later readings of a few rows.
 
     Each index is built on first use.
@@ -82,8 +82,8 @@ class Whole:
 
     def __init__(self, leases: tuple[Lease, ...]) -> None:
         self.leases = leases
-        self._odd: dict[float, Mapping[str, Lease]] = {}
-        self._signers: dict[float, frozenset[str]] = {}
+        self._unsettled: dict[float, Mapping[str, Lease]] = {}
+        self._our_workers: dict[float, frozenset[str]] = {}
         self._last: dict[str, Lease | None] = {}
 
     @cached_property
@@ -125,11 +125,11 @@ class Whole:
             loads[lease.owner] = (load, unmeasured + 1) if weight is None else (load + weight, unmeasured)
         return loads
 
-    def odd(self, limit: float) -> Mapping[str, Lease]:
-        """Return the few leases, by key, that are not simply held and alive (see `odd`)."""
-        if limit not in self._odd:
-            self._odd[limit] = {lease.key: lease for lease in odd(self.leases, limit)}
-        return self._odd[limit]
+    def unsettled(self, limit: float) -> Mapping[str, Lease]:
+        """Return the few leases, by key, that are not simply held and alive (see `unsettled`)."""
+        if limit not in self._unsettled:
+            self._unsettled[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
+        return self._unsettled[limit]
 
     def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
@@ -138,17 +138,17 @@ class Whole:
             self._last[worker] = max(unended, key=order, default=None)
         return self._last[worker]
 
-    def signers(self, limit: float) -> frozenset[str]:
+    def our_workers(self, limit: float) -> frozenset[str]:
         """Return our living workers.
 
         Idle leases do not prove that a worker is alive.
         """
-        if limit not in self._signers:
-            self._signers[limit] = signers(self.leases, limit)
-        return self._signers[limit]
+        if limit not in self._our_workers:
+            self._our_workers[limit] = our_workers(self.leases, limit)
+        return self._our_workers[limit]
 
 
-class Known(Sequence[Lease]):
+class KnownLeases(Sequence[Lease]):
     """All known leases after readings of a few rows.
 
     Attributes:
@@ -157,7 +157,7 @@ class Known(Sequence[Lease]):
         moved: The keys of the leases that appeared, disappeared, ended or changed hands since.
     """
 
-    def __init__(self, whole: Whole, since: Mapping[str, Lease | None]) -> None:
+    def __init__(self, whole: FullReading, since: Mapping[str, Lease | None]) -> None:
         self.whole, self.since = whole, since
         before = whole.by_key if since else {}
         self.moved = tuple(key for key, lease in since.items() if _holder(before.get(key)) != _holder(lease))
@@ -175,7 +175,7 @@ class Known(Sequence[Lease]):
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other sequence has the same leases in the same order, as a tuple would."""
-        return tuple(self) == tuple(other) if isinstance(other, tuple | Known) else NotImplemented
+        return tuple(self) == tuple(other) if isinstance(other, tuple | KnownLeases) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # no code hashes these
 
@@ -194,9 +194,9 @@ class Known(Sequence[Lease]):
         """Return the lease with this key, or None."""
         return self.since[key] if key in self.since else self.whole.by_key.get(key)
 
-    def without(self, keys: Iterable[str]) -> "Known":
+    def without(self, keys: Iterable[str]) -> "KnownLeases":
         """Return all leases except those with these keys."""
-        return Known(self.whole, {**self.since, **dict.fromkeys(keys)})
+        return KnownLeases(self.whole, {**self.since, **dict.fromkeys(keys)})
 
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
         """Yield the leases of this owner."""
@@ -257,32 +257,32 @@ class Known(Sequence[Lease]):
                     loads[row.owner] = loads.get(row.owner, 0) + sign * weight
         return loads
 
-    def odd(self, limit: float) -> list[Lease]:
-        """Return the few leases that are not simply held and alive (see `odd`)."""
-        leases = [lease for key, lease in self.whole.odd(limit).items() if key not in self.since]
-        return leases + odd((lease for lease in self.since.values() if lease is not None), limit)
+    def unsettled(self, limit: float) -> list[Lease]:
+        """Return the few leases that are not simply held and alive (see `unsettled`)."""
+        leases = [lease for key, lease in self.whole.unsettled(limit).items() if key not in self.since]
+        return leases + unsettled((lease for lease in self.since.values() if lease is not None), limit)
 
-    def signers(self, limit: float) -> frozenset[str]:
+    def our_workers(self, limit: float) -> frozenset[str]:
         """Return our living workers."""
-        workers = self.whole.signers(limit)
+        workers = self.whole.our_workers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
-            lives = any(signed(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
+            lives = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
             if lives != (worker in workers):  # if unchanged, keep the same object: callers may have ranked it
                 workers ^= {worker}
         return workers
 
 
-def indexed(leases: Sequence[Lease]) -> Known:
+def indexed(leases: Sequence[Lease]) -> KnownLeases:
     """Return these leases with an index, for several lookups."""
-    return leases if isinstance(leases, Known) else Known(Whole(tuple(leases)), {})
+    return leases if isinstance(leases, KnownLeases) else KnownLeases(FullReading(tuple(leases)), {})
 
 
 def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
     return None if lease is None else (lease.owner, lease.ended)
 
 
-def odd(leases: Iterable[Lease], limit: float) -> list[Lease]:
+def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
     """Return the leases that are not simply held and alive.
 
     These have no owner, have ended, have a next owner, or were idle for more than `limit` seconds.
@@ -294,18 +294,18 @@ def odd(leases: Iterable[Lease], limit: float) -> list[Lease]:
     ]
 
 
-def signers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[str]:
+def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[str]:
     """Return our workers among the owners, recognized by the attribute that they write on their leases.
 
     Leases idle for more than `limit` seconds are ignored.
     """
     workers: set[str] = set()
     for lease in leases:
-        if lease.owner is not None and lease.owner not in workers and lease.idle <= limit and signed(lease):
+        if lease.owner is not None and lease.owner not in workers and lease.idle <= limit and owner_is_ours(lease):
             workers.add(lease.owner)
     return frozenset(workers)
 
 
-def signed(lease: Lease) -> bool:
+def owner_is_ours(lease: Lease) -> bool:
     """Return whether the owner of this lease is one of our workers."""
     return (lease.note(OURS) or "").partition("/")[2] == lease.owner

@@ -44,12 +44,12 @@ def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     return place
 
 
-def drawn(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
+def draw(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
     """Return `count` of these leases (or all, if fewer), as this worker draws them in this turn."""
     return tuple(nsmallest(max(count, 0), leases, key=order_under(f"{me.worker}\0{me.turn}")))
 
 
-def drawn_owner(counts: Mapping[str, int], me: Me) -> str:
+def draw_owner(counts: Mapping[str, int], me: Me) -> str:
     """Return a random owner, weighted by its number of leases.
 
     Drawing one of its leases afterwards is then the same as drawing among all leases. The owner is found by taking the
@@ -60,7 +60,7 @@ def drawn_owner(counts: Mapping[str, int], me: Me) -> str:
         position -= counts[owner]
         if position < 0:
             return owner
-    raise AssertionError("a place beyond the last lease")
+    raise AssertionError("a position after the last lease")
 
 
 def _salted(salt: str) -> blake2b:

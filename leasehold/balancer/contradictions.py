@@ -53,7 +53,7 @@ class Contradiction:
         return self.kind in {"made anew", "another stream", "old listing"}
 
     @property
-    def mendable(self) -> bool:
+    def restartable(self) -> bool:
         """Whether the leases may be restarted automatically. Those of another stream may not."""
         return self.kind in {"made anew", "ended and open", "another shard"}
 
@@ -73,23 +73,27 @@ def contradictions(
     result: list[Contradiction] = []
     for family in families(shards, leases):
         of_stream = [
-            contradiction for lease in family.leases.values() if (contradiction := _elsewhere(lease, incarnation))
+            contradiction
+            for lease in family.leases.values()
+            if (contradiction := _of_other_incarnation(lease, incarnation))
         ]
         if of_stream:
             result.append(min(of_stream, key=lambda each: (each.kind, each.key)))
             continue
         result += [
-            contradiction for _, lease in sorted(family.leases.items()) if (contradiction := _unlike(lease, family))
+            contradiction
+            for _, lease in sorted(family.leases.items())
+            if (contradiction := _unlike_shard(lease, family))
         ]
     return tuple(result)
 
 
-def _elsewhere(lease: Lease, incarnation: str) -> Contradiction | None:
+def _of_other_incarnation(lease: Lease, incarnation: str) -> Contradiction | None:
     """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
-    noted = lease.note(INCARNATION)
-    if not incarnation or noted in {None, SETTLED, incarnation}:
+    reported = lease.note(INCARNATION)
+    if not incarnation or reported in {None, SETTLED, incarnation}:
         return None
-    (was, made), (now, made_now) = _parted(noted or ""), _parted(incarnation)
+    (was, made), (now, made_now) = _split_incarnation(reported or ""), _split_incarnation(incarnation)
     stream = lease.stream or now
     if was != now:
         what = f"the leases are those of {was}, and {now} is read: give each stream a table of its own"
@@ -101,19 +105,19 @@ def _elsewhere(lease: Lease, incarnation: str) -> Contradiction | None:
     return Contradiction("made anew", lease.stream, lease.key, f"{what}: nothing is read; {DO}")
 
 
-def made_later(incarnation: str, known: str) -> bool:
+def created_later(incarnation: str, earlier: str) -> bool:
     """Return whether `incarnation` is the same stream as the known one, created later."""
-    (now, made_now), (was, made) = _parted(incarnation), _parted(known)
+    (now, made_now), (was, made) = _split_incarnation(incarnation), _split_incarnation(earlier)
     return now == was and made_now > made
 
 
-def _parted(incarnation: str) -> tuple[str, int]:
+def _split_incarnation(incarnation: str) -> tuple[str, int]:
     """Return the stream and its creation time, or the whole string and 0 if it has another form."""
     stream, _, made = incarnation.rpartition(":")
     return (stream, int(made)) if made.isascii() and made.isdigit() and len(made) <= 20 else (incarnation, 0)  # noqa: PLR2004
 
 
-def _unlike(lease: Lease, family: Family) -> Contradiction | None:
+def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
     """Return a contradiction if the lease does not match the shard of its name.
 
     Neither the parents nor the hash keys of a shard ever change.
@@ -122,7 +126,7 @@ def _unlike(lease: Lease, family: Family) -> Contradiction | None:
     if shard is None:
         return None
     if lease.ended and shard.open and not family.children.get(lease.key):
-        what = f"lease {lease.key} says SHARD_END, and its shard is open and has no children: it is read by nobody"
+        what = f"lease {lease.key} is at SHARD_END, but its shard is open and has no children, so nothing reads it"
         return Contradiction("ended and open", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
     ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
@@ -135,16 +139,16 @@ def _unlike(lease: Lease, family: Family) -> Contradiction | None:
     return None
 
 
-def noted(leases: Iterable[Lease]) -> tuple[str, ...]:
+def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
     """Return the contradictions that workers have reported on rows, for tools that see only the table.
 
     Each sentence occurs once, in order of key.
     """
     ordered = sorted(leases, key=lambda lease: lease.key)
-    return tuple(dict.fromkeys(filter(None, map(noted_on, ordered))))
+    return tuple(dict.fromkeys(filter(None, map(reported_on, ordered))))
 
 
-def noted_on(lease: Lease) -> str:
+def reported_on(lease: Lease) -> str:
     """Return the contradiction that a worker has reported on this row, or "" if there is none."""
     sentence = lease.note(CONTRADICTION)
     return sentence if sentence not in {None, SETTLED} and sentence else ""
@@ -168,7 +172,7 @@ class Restart:
 def restarts(
     shards: Iterable[Shard],
     leases: Iterable[Lease],
-    found: Collection[Contradiction],
+    present: Collection[Contradiction],
     incarnation: str,
     start: Position,
 ) -> tuple[Restart, ...]:
@@ -190,19 +194,19 @@ def restarts(
     Args:
         shards: The listed shards.
         leases: All leases.
-        found: The contradictions between them.
+        present: The contradictions between them.
         incarnation: The present incarnation of the stream.
         start: Where the leases restart.
     """
-    mendable_keys = {contradiction.key for contradiction in found if contradiction.mendable}
-    recreated_streams = {contradiction.stream for contradiction in found if contradiction.kind == "made anew"}
+    restartable_keys = {contradiction.key for contradiction in present if contradiction.restartable}
+    recreated_streams = {contradiction.stream for contradiction in present if contradiction.kind == "made anew"}
     steps: list[Restart] = []
     for family in families(shards, leases):
         created_again, here = family.stream in recreated_streams, family.leases
         old = {
             key: lease
             for key, lease in sorted(here.items())
-            if (lease.note(INCARNATION) not in {incarnation, SETTLED} if created_again else key in mendable_keys)
+            if (lease.note(INCARNATION) not in {incarnation, SETTLED} if created_again else key in restartable_keys)
         }
         former = next((note for lease in old.values() if (note := lease.note(INCARNATION)) is not None), "")
         unmarked = [lease for lease in old.values() if created_again and lease.note(INCARNATION) is None]

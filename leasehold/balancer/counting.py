@@ -19,12 +19,12 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import cast
 
-from leasehold.balancer.census import Census, Known
-from leasehold.balancer.census import odd as odd_of
+from leasehold.balancer.census import Census, KnownLeases
+from leasehold.balancer.census import unsettled as unsettled_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 
-PATIENCE_MAX = 6
+GAP_EXPIRY_MAX = 6
 """How many `lease_seconds` an owner is spared at most, however slowly it seems to renew.
 
 Workers configured with six times our `lease_seconds` renew every two of ours, so they are spared for three of their
@@ -34,29 +34,29 @@ renewal intervals.
 
 def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     """Return the census of one reading of the table, whose leases must have distinct keys."""
-    reading = leases if isinstance(leases, Known) else tuple(leases)
+    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
     limit = expires_above(config)
     # Only a few leases are not simply held and alive. One pass finds them, and the rest of the work is on those alone.
-    odd_leases = reading.odd(limit) if isinstance(reading, Known) else odd_of(reading, limit)
-    omitted_keys = set(_waiting(reading, odd_leases)) if config.rules.children_later else set[str]()
+    unsettled_leases = reading.unsettled(limit) if isinstance(reading, KnownLeases) else unsettled_of(reading, limit)
+    omitted_keys = set(_waiting(reading, unsettled_leases)) if config.rules.children_later else set[str]()
     if not config.rules.counts_ended:
-        omitted_keys |= {lease.key for lease in odd_leases if lease.ended}
+        omitted_keys |= {lease.key for lease in unsettled_leases if lease.ended}
     if omitted_keys:
-        remaining = reading.without(omitted_keys) if isinstance(reading, Known) else None
+        remaining = reading.without(omitted_keys) if isinstance(reading, KnownLeases) else None
         reading = tuple(lease for lease in reading if lease.key not in omitted_keys) if remaining is None else remaining
-        odd_leases = [lease for lease in odd_leases if lease.key not in omitted_keys]
-    patience = {owner: patience_with(gap, config) for owner, gap in slow_owners(me, config)}
+        unsettled_leases = [lease for lease in unsettled_leases if lease.key not in omitted_keys]
+    limit_by_gap = {owner: expires_above_gap(gap, config) for owner, gap in slow_owners(me, config)}
     led_by = {worker for worker, _ in me.history.led}
     expired = [
         lease
-        for lease in odd_leases
+        for lease in unsettled_leases
         if lease.owner is not None
         and lease.idle > limit
-        and lease.idle > patience.get(lease.owner, limit)
+        and lease.idle > limit_by_gap.get(lease.owner, limit)
         # M14: the new owner, which has a KCL 3.x leader, renews at its next poll. KCL polls every lease_seconds.
         and not (lease.owner in led_by and lease.held <= lease.idle <= 2 * limit)
     ]
-    by_owner = reading.counts() if isinstance(reading, Known) else Counter(map(attrgetter("owner"), reading))
+    by_owner = reading.counts() if isinstance(reading, KnownLeases) else Counter(map(attrgetter("owner"), reading))
     by_owner.pop(None, None)
     # Counting all leases and subtracting the expired ones is faster than testing each lease.
     for lease in expired:
@@ -68,28 +68,28 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     if not all(counts.values()):
         counts = {owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led}
     dead = {lease.key for lease in expired}
-    mine = reading.owned_by(me.worker) if isinstance(reading, Known) else reading
+    mine = reading.owned_by(me.worker) if isinstance(reading, KnownLeases) else reading
     return Census(
         worker=me.worker,
         leases=reading,
-        free=tuple(lease for lease in odd_leases if lease.owner is None),
+        free=tuple(lease for lease in unsettled_leases if lease.owner is None),
         expired=tuple(expired),
         mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in dead]),
-        moving=tuple(lease for lease in odd_leases if lease.next_owner is not None),
+        moving=tuple(lease for lease in unsettled_leases if lease.next_owner is not None),
         counts=counts,
         led=led,
     )
 
 
-def _waiting(reading: Collection[Lease], odd: Collection[Lease]) -> frozenset[str]:
+def _waiting(reading: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
     """Return the free leases that must not be read yet (L12) because a parent is still being read (M1).
 
     If such a lease were claimed early, it would count toward a share, and the counts would be uneven when the parent
     ends.
     """
-    free_children = [lease for lease in odd if lease.owner is None and lease.parents]
+    free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
-    candidates = map(reading.get, parent_keys) if isinstance(reading, Known) else reading if parent_keys else ()
+    candidates = map(reading.get, parent_keys) if isinstance(reading, KnownLeases) else reading if parent_keys else ()
     unread = {lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended}
     return frozenset(lease.key for lease in free_children if not unread.isdisjoint(lease.parents))
 
@@ -144,9 +144,9 @@ def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> 
     return tuple((owner, seconds) for owner, seconds in measured if seconds > limit and owner != me.worker)
 
 
-def patience_with(gap: float, config: Config) -> float:
+def expires_above_gap(gap: float, config: Config) -> float:
     """Return after how many idle seconds an owner with this gap counts as dead.
 
     The limit is capped because a gap may also result from a pause of the store.
     """
-    return min(3 * gap, PATIENCE_MAX * config.lease_seconds)
+    return min(3 * gap, GAP_EXPIRY_MAX * config.lease_seconds)

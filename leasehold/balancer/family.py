@@ -136,7 +136,7 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
     """
     issues: list[Problem] = []
     for family in families(shards):
-        issues += faults(family)
+        issues += blocking_problems(family)
         ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
         known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
         # If the range of an open shard is unknown, we can't tell whether there is a hole.
@@ -146,7 +146,7 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
     return tuple(issues)
 
 
-def faults(family: Family) -> tuple[Problem, ...]:
+def blocking_problems(family: Family) -> tuple[Problem, ...]:
     """Return the problems that leave no safe way to create or delete a lease of this stream (L2)."""
     # An open shard cannot have children, so the entry of the shard or of its child is out of date.
     issues = [
@@ -164,7 +164,7 @@ def faults(family: Family) -> tuple[Problem, ...]:
     return tuple(issues)
 
 
-def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
+def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
     """Return the shards that are not related to any in `unread`, not even through other shards.
 
     The position at which a shard's lease starts depends on the leases of its relatives (L3 to L9). Partitions have no

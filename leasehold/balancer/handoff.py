@@ -27,15 +27,15 @@ def handoffs(census: Census, config: FleetSeconds) -> tuple[Claim | Release | St
     return tuple(sorted((move for move in moves if move is not None), key=lambda move: move.lease.key))
 
 
-def asked_again(asked: Lease, found: Lease) -> RequestHandoff | None:
+def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:
     """Return a new request if the owner released the lease and took it back because the next owner was late (H4).
 
     Args:
-        asked: The lease as the request left it.
-        found: The lease as it is now.
+        request: The lease as the request left it.
+        lease: The lease as it is now.
     """
-    taken_back = found.owner == asked.owner and found.next_owner is None and found.yields and not found.ended
-    return RequestHandoff(found, found.owner or "", "H4") if taken_back else None
+    taken_back = lease.owner == request.owner and lease.next_owner is None and lease.yields and not lease.ended
+    return RequestHandoff(lease, lease.owner or "", "H4") if taken_back else None
 
 
 def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:

@@ -54,7 +54,7 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
     return all(parent not in leases or leases[parent].ended for parent in lease.parents)
 
 
-def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
+def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
     """Return the finished leases that this worker should delete after it has listed the shards (L8).
 
     For each key, one worker that follows our rules lists the shards on behalf of all: the next one after the key's
@@ -127,7 +127,10 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     due = {
         key: lease
         for key, lease in gone.items()
-        if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
+        if key in family.shards
+        and key not in family.leases
+        and not lease.ended
+        and not _descendant_was_read(key, family)
     }
     # L13: the lowest epoch for a new lease. If rows were deleted, one of them may have come and gone between two
     # readings after its epochs were passed to handlers. We notice such deletions by rows that are due again, or whose
@@ -135,7 +138,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
     above = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
     created = {
-        **_behind_holes(family, history.holes, config),
+        **_covering_holes(family, history.holes, config),
         **_orphans(family, gone, due, config),
         **_partitions(family),
         # These come last so that they take precedence: LATEST would skip a child's first records.
@@ -157,7 +160,7 @@ def child_position(config: Config) -> Position:
     return config.initial_position if starts_there else TRIM_HORIZON
 
 
-def births(
+def children_to_create(
     parent: Lease, children: Iterable[Shard], leases: Mapping[str, Lease], listed: Collection[str], config: Config
 ) -> tuple[Create, ...]:
     """Return the leases that a worker must create at the end of a shard before it writes SHARD_END (L3).
@@ -174,9 +177,10 @@ def births(
 
     Examples:
         >>> from leasehold import Config, Lease, Shard
-        >>> from leasehold.planner import births
+        >>> from leasehold.planner import children_to_create
         >>> child = Shard("shard-1", parents=("shard-0",))
-        >>> [made.lease.key for made in births(Lease("shard-0"), [child], {}, {"shard-0", "shard-1"}, Config())]
+        >>> listed = {"shard-0", "shard-1"}
+        >>> [made.lease.key for made in children_to_create(Lease("shard-0"), [child], {}, listed, Config())]
         ['shard-1']
     """
     return tuple(
@@ -217,7 +221,7 @@ def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
     }
 
 
-def _begun_below(shard: str, family: Family) -> bool:
+def _descendant_was_read(shard: str, family: Family) -> bool:
     """Return whether a descendant of this shard has been read."""
     todo, visited = list(family.children.get(shard, ())), set[str]()
     while todo:
@@ -305,7 +309,7 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
         tips |= {name for name in unread if not family.children.get(name)}
     descends: dict[str, bool] = {}  # whether it descends from a lease or from a shard that begins a line
     begins: set[str] = set()
-    for name in _lines_above(tips, family):
+    for name in _unleased_lines(tips, family):
         if name in family.leases or name in gone:
             descends[name] = True
             continue
@@ -329,7 +333,7 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
     return created
 
 
-def _lines_above(tips: Collection[str], family: Family) -> tuple[str, ...]:
+def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
     """Return the tips without a lease and their listed ancestors up to the first leased, parents first."""
     above: dict[str, list[str]] = {}
     todo = [shard for shard in tips if shard not in family.leases]
@@ -341,7 +345,7 @@ def _lines_above(tips: Collection[str], family: Family) -> tuple[str, ...]:
     return tuple(TopologicalSorter(above).static_order())
 
 
-def _behind_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
+def _covering_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
     """Create leases for shards that cover a hole seen in three full readings (L7).
 
     This happens even if a parent is still being read. L12 ensures the reading order.

@@ -49,8 +49,8 @@ from heapq import nsmallest
 from attrs import evolve, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import CALL, Summons, bulletin_of, call_of, note_of, note_of_call, rank_digest
-from leasehold.balancer.census import Census, Known, signed, signers
+from leasehold.balancer.bulletin import CALL, LookoutCall, bulletin_of, call_of, note_of, note_of_call, rank_digest
+from leasehold.balancer.census import Census, KnownLeases, our_workers, owner_is_ours
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
 from leasehold.balancer.handoff import live_moves
@@ -182,7 +182,7 @@ def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
     By then two looks are missing, each as long as a listing of this table takes. During a listing, its lookout writes
-    how long it has taken so far (`going_on`), and no worker stands in for it.
+    how long it has taken so far (`prolonged_notes`), and no worker stands in for it.
     """
     return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
 
@@ -205,12 +205,14 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
             It is more up to date than an old listing about which worker is the lookout and which row has its bulletin.
     """
     limit = expires_above(config)
-    ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
+    ranks = _ranked(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
         named_keys = (call.row, *call.next)
-        by_key = leases if isinstance(leases, Known) else {row.key: row for row in leases if row.key in named_keys}
+        by_key = (
+            leases if isinstance(leases, KnownLeases) else {row.key: row for row in leases if row.key in named_keys}
+        )
         rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
@@ -219,7 +221,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         # So go by rank, but stay on duty as long as the first in rank renews its row without looking.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
-            return LookoutRanks(ranks, named_row, left=not signed(named_row), place=place)
+            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
             renews = row is not None and row.idle <= _row_silent(me, hearing, config)
@@ -239,7 +241,7 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
 
     The last one is used because every newcomer takes from the front.
     """
-    if isinstance(leases, Known):
+    if isinstance(leases, KnownLeases):
         return leases.last_of(lookout, donation_order)
     held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
     return max(held, key=donation_order, default=None)
@@ -299,10 +301,10 @@ def start_seconds(worker: str, config: Config) -> float:
     first lease.
     """
     part = int.from_bytes(rank_digest(worker)) / 2**64
-    return part * _of_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
+    return part * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
-def _of_requests(seconds: float, config: Config) -> float:
+def _scaled_for_requests(seconds: float, config: Config) -> float:
     """Convert a wait for requests, given for `lease_seconds` of 10, to this configuration.
 
     Requests take no longer if leases are longer than 10 s; if leases are shorter, less time must suffice.
@@ -317,14 +319,14 @@ def next_look(
     ranks, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
     duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
-    mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, Known) else leases
-    notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ranks)
+    mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
+    notes = _notes(actions, leases, census, me, config) if duty else _last_bulletin(mine, leases, me, hearing, ranks)
     settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
     if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)
-    wanted_keys = _wanted(census, me, config)
+    wanted_keys = _requested_soon(census, me, config)
     if duty or ranks.row is None:
         # The rows that others will request are read on their own between two listings (C7).
         until_judged = max(0.0, _until_judged(census, me, config) - me.history.full_still)
@@ -333,10 +335,10 @@ def next_look(
         if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
             return Look(min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, notes=notes)
         return Look(hurried_seconds, keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))), notes=notes, stale_ok=True)
-    if partial and _news(leases, me, config, ranks, census):
+    if partial and _should_list(leases, me, config, ranks, census):
         return Look(0.0, notes=notes)
     call = call_of(hearing.call)
-    called_keys = _called(leases, me, call)
+    called_keys = _called_keys(leases, me, call)
     # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
     silent = ranks.left or ranks.silent > heartbeat_seconds(config)
     hurried = wanted_keys or called_keys or silent or hearing.warned < scaled(WARNED_SECONDS, config)
@@ -360,13 +362,13 @@ def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ..
     return tuple(row.key for row in rows if row is not None)
 
 
-def _called(leases: Sequence[Lease], me: Me, call: Summons | None) -> tuple[str, ...]:
+def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> tuple[str, ...]:
     """Return the keys that this worker is called to read, unless listing the whole table costs less."""
     keys = () if call is None else call.keys(me.worker)
     return keys if LISTED * len(keys) <= len(leases) else ()
 
 
-def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
+def _should_list(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
@@ -374,7 +376,7 @@ def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, c
     early = scaled(EARLY_SECONDS, config) * (1 if ours.behind(me) < EARLY_PLACES else 2)
     unheard = full_still > ours.silent > early + (0.0 if call is None else 2 * call.seconds)
     # A worker that is not called reads nothing. One without a lease cannot be seen, so it cannot be called.
-    cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
+    cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
     concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
     acts = hearing.latest.acts != hearing.acts_read and concerns
     turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
@@ -383,7 +385,7 @@ def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, c
     return acts or turned or unheard or last_resort
 
 
-def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
+def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
     These are the leases beyond its share, in donation order. The worker reads these rows because it would otherwise see
@@ -391,11 +393,11 @@ def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
-    spare = max(0, len(census.mine) - len(census.leases) // len(_present(census)))
+    spare = max(0, len(census.mine) - len(census.leases) // len(_present_workers(census)))
     return tuple(lease.key for lease in nsmallest(spare, census.mine, key=donation_order) if lease.next_owner is None)
 
 
-def _present(census: Census) -> frozenset[str]:
+def _present_workers(census: Census) -> frozenset[str]:
     """Return the workers that hold a lease or have requested their first."""
     return frozenset(census.counts) | {lease.next_owner for lease in census.moving if lease.next_owner is not None}
 
@@ -430,7 +432,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
         return 0.5 * config.lease_seconds
-    return _of_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
+    return _scaled_for_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
 
 
 def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
@@ -493,7 +495,7 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     if me.history.full_still > 0:  # nothing new is known between two listings
         again = any(bulletin_of(lease) == hearing.latest for lease in mine)
         return note_of(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
-    joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
+    joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
     # Others have not had time yet to take leases that were just released, or that only became available when their
     # parents ended (M1).
     max_idle = scaled(FREE_SECONDS, config)
@@ -536,7 +538,7 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))
 
 
-def _abdication(
+def _last_bulletin(
     mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
 ) -> Notes:
     """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).

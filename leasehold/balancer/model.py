@@ -30,7 +30,7 @@ DIGITS_MAX = 129
 def _a_sentinel_or_number(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
     # attrs runs validators after it has set all fields.
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
-        msg = f"checkpoint: {position!r} wants a str, an int and a str"
+        msg = f"checkpoint: {position!r} needs a str, an int and a str"
         raise TypeError(msg)
     number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
     if sequence not in SENTINELS and not number:
@@ -116,13 +116,13 @@ def _somebody_or_none(lease: Any, _attribute: object, owner: Any) -> None:  # no
     # This, too, runs after all fields are set.
     for name in ("key", "stream", "shard"):
         if not isinstance(value := getattr(lease, name), str):
-            msg = f"{name}: {value!r} is no str"
+            msg = f"{name}: {value!r} is not a str"
             raise TypeError(msg)
     if not isinstance(owner, str | None):
         msg = f"owner: {owner!r} is neither a str nor None"
         raise TypeError(msg)
     if owner == "":
-        msg = "owner: '' is no worker's id; None says that nobody owns the lease"
+        msg = "owner: '' is not a worker id; use None for a lease without an owner"
         raise ValueError(msg)
 
 
@@ -187,7 +187,7 @@ class Lease:
     def _ended(self) -> bool:
         checkpoint: Any = self.checkpoint
         if not isinstance(checkpoint, Position):
-            msg = f"checkpoint: {checkpoint!r} is no Position"
+            msg = f"checkpoint: {checkpoint!r} is not a Position"
             raise TypeError(msg)
         return self.checkpoint.ended
 

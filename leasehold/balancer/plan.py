@@ -9,10 +9,10 @@ So a plan made from an old reading can be rejected, but it cannot do harm (S1).
 from collections.abc import Collection, Iterable
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal, Taking
-from leasehold.balancer.census import Census, Known
+from leasehold.balancer.census import Census, KnownLeases
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
-from leasehold.balancer.family import families, faults
+from leasehold.balancer.family import blocking_problems, families
 from leasehold.balancer.handoff import handoffs
 from leasehold.balancer.lineage import creations, deletions, garbage
 from leasehold.balancer.lookout import (
@@ -55,7 +55,7 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
         >>> [(action.rule, action.lease.key) for action in plan(leases, None, Me("worker-a"), Config())]
         [('M6', 'shard-1')]
     """
-    reading = leases if isinstance(leases, Known) else tuple(leases)
+    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
     census = take_census(reading, me, config)
     lifecycle_actions = lifecycle(reading, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
@@ -104,13 +104,13 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), config).seconds
         20.05
     """
-    done, history, rules = tuple(actions), me.history, config.rules
-    reading = leases if isinstance(leases, Known) else tuple(leases)
-    moving = reading.odd(expires_above(config)) if isinstance(reading, Known) else reading
+    without_renewals, history, rules = tuple(actions), me.history, config.rules
+    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
+    moving = reading.unsettled(expires_above(config)) if isinstance(reading, KnownLeases) else reading
     asked_keys = {
         lease.key for lease in moving if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
     }
-    asked_keys |= _keys([action for action in done if isinstance(action, RequestHandoff)])
+    asked_keys |= _keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
     if asked_keys:
         # C10: a newcomer waits for its first lease and for other joiners at the same time. If the owner that it asked
         # is silent, that owner may be dead and may have been the lookout. A listing starts the clocks of all its leases
@@ -122,10 +122,10 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         )
         return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked_keys)), stale_ok=not whole)
     if history.hearing is not None and rules.keeps_lookout:
-        return next_look(done, reading, me, config, history.hearing)
+        return next_look(without_renewals, reading, me, config, history.hearing)
     if history.full_still > 0:
         return Look(0.0)  # no request is pending, so read the whole table now
-    pause = min(_pause(done, config), until_late_judged(reading, me, config), config.cycle_seconds)
+    pause = min(_pause(without_renewals, config), until_late_judged(reading, me, config), config.cycle_seconds)
     if rules.keeps_lookout and awaits_joiners(reading, me, config):
         pause = min(pause, until_gathered(history, config))
     return Look(pause)
@@ -142,7 +142,7 @@ def lifecycle(
     expired = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
     for family in families(shards, leases):
-        if family.settled or faults(family):  # L2
+        if family.settled or blocking_problems(family):  # L2
             continue
         unlisted = garbage(family, me.worker, expired)
         creates = creations(family, unlisted, me.history, config)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from attrs import evolve, field, frozen
 
 from leasehold.balancer.bulletin import BulletinTracker
-from leasehold.balancer.census import Known, Whole
+from leasehold.balancer.census import FullReading, KnownLeases
 from leasehold.balancer.family import holes_after
 from leasehold.balancer.model import History, Lease, Shard
 
@@ -93,16 +93,16 @@ class WorkerReports:
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
         """Return the state after another reading of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
-        traces = {worker: self._trace(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
+        traces = {worker: self._track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
         return WorkerReports(reports.leader, traces, empty=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living leader, with the seconds since each was last given a lease.
 
-        The time is infinite while a worker that has ended may be taken for alive, by us or by the leader, which would
-        give it the surplus of the others. This is the case while the last report of a worker that ended is recent, and
-        then until every worker without leases has reported once more, because nothing else shows that it is alive. It
-        is also the case after another worker without leases has appeared.
+        The time is infinite while we or the leader may still believe that a worker which has ended is alive. The leader
+        would then give that worker the surplus of the others. This lasts as long as its last report is recent, and
+        until every worker without leases has reported once more, because nothing else shows that they are alive. It
+        happens again when another worker without leases appears.
         """
         alive = {worker: trace for worker, trace in self.traces.items() if began - trace.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:
@@ -117,7 +117,7 @@ class WorkerReports:
             for worker, trace in sorted(alive.items())
         )
 
-    def _trace(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
+    def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
         """Return the track of a worker after another reading."""
         before = self.traces.get(worker)
         if before is None:
@@ -222,7 +222,7 @@ class Watch:
     full_at: float = -math.inf
     bulletins: BulletinTracker | None = None
     roll: WorkerReports = field(factory=WorkerReports)
-    whole: Whole = field(factory=lambda: Whole(()), eq=False, repr=False)
+    whole: FullReading = field(factory=lambda: FullReading(()), eq=False, repr=False)
     silence_seconds: float = math.inf
     silent_at: float | None = None
     back_at: float = -math.inf
@@ -236,12 +236,12 @@ class Watch:
         listing: Iterable[Lease],
         began: float,
         ended: float,
-        asked: Collection[str] | None = None,
+        requested_keys: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
     ) -> tuple["Watch", Sequence[Lease]]:
         """Fold in a reading, and return all known leases with their `idle`, `held` and `next_owner_idle`.
 
-        A reading of a few rows costs only as much as those rows, however many leases are known (`Known`).
+        A reading of a few rows costs only as much as those rows, however many leases are known (`KnownLeases`).
 
         `idle` is infinite only for a lease that has no owner when first seen. If it has an owner then, `idle` is the
         store's age of the row. `held` is infinite until the owner first changes: we don't know how long the first owner
@@ -253,40 +253,42 @@ class Watch:
                 pass a listing of which any page failed.
             began: When the reading began, in seconds.
             ended: When its last page arrived, in seconds.
-            asked: The requested keys, or None for a reading of the whole table. A requested lease that was not returned
-                is gone; leases that were not requested stay as they were.
+            requested_keys: The requested keys, or None for a reading of the whole table. A requested lease that was not
+                returned is gone; leases that were not requested stay as they were.
             reports: The reports of workers, only with a reading of the whole table.
         """
         if self.silent_at is not None:
             back_at = ended if began - self.silent_at > self.silence_seconds else self.back_at
-            return evolve(self, silent_at=None, back_at=back_at).look(listing, began, ended, asked, reports)
-        if asked is None:
+            return evolve(self, silent_at=None, back_at=back_at).look(listing, began, ended, requested_keys, reports)
+        if requested_keys is None:
             earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
             fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
             sightings: Mapping[str, Sighting] = fresh
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
-            whole, lost = Whole(tuple(leases)), earlier.keys() - fresh.keys()
+            whole, lost = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
             stood = not lost and _stood(earlier, fresh)
             owners_at, fleet_at = self._changes(earlier, fresh, ended, stood=stood)
             history = self._history(sightings, leases, stood=stood)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            sightings = self._with(fresh, set(asked) - fresh.keys())
-            lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
+            sightings = self._with(fresh, set(requested_keys) - fresh.keys())
+            lost, whole = {key for key in requested_keys if key not in fresh and key in self.sightings}, self.whole
             leases = _known(whole, sightings)
             owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
             history = self.history
-        full_at = self.full_at if asked is not None else ended
+        full_at = self.full_at if requested_keys is not None else ended
         read = (sighting.lease for sighting in fresh.values())
-        bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
-        roll = self.roll if asked is not None else self.roll.after(reports, leases, ended)
+        bulletins = (
+            None if self.bulletins is None else self.bulletins.after(read, began, ended, requested_keys, full_at)
+        )
+        roll = self.roll if requested_keys is not None else self.roll.after(reports, leases, ended)
         history = evolve(
             history,
             owners_still=max(0.0, began - owners_at),
             fleet_still=max(0.0, began - fleet_at),
             full_still=max(0.0, began - full_at),
-            full_apart=history.full_apart if asked is not None else max(0.0, began - self.full_at),
-            full_took=history.full_took if asked is not None else max(0.0, ended - began),
+            full_apart=history.full_apart if requested_keys is not None else max(0.0, began - self.full_at),
+            full_took=history.full_took if requested_keys is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
             led=roll.led(began),
             gone=self._gone(sightings, lost),
@@ -352,12 +354,12 @@ class Watch:
             # We have not seen this lease before. If this is not our first reading, its owner came after the previous
             # one.
             owner_at = -math.inf if self.owners_at is None else ended
-            seen = lease.watched(
+            watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
                 held=math.inf if self.owners_at is None else 0.0,
                 next_owner_idle=0.0,
             )
-            return Sighting(seen, version_at=ended, owner_at=owner_at, next_owner_at=ended)
+            return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
         old, version_at, owner_at, next_owner_at, watched, stood, gap, pace = before
         same_owner = old.owner == lease.owner
         # A row that was deleted and recreated restarts its counter, so it may repeat an earlier version (L13).
@@ -379,8 +381,12 @@ class Watch:
         # The store's own age of a row includes an outage, so cap it (C17).
         age = min(lease.idle, max(0.0, began - self.back_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
-        seen = lease.watched(idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0)
-        return Sighting(seen, version_at, owner_at, next_owner_at, watched, stood, gap, 0.0 if lease.ended else pace)
+        watched_lease = lease.watched(
+            idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0
+        )
+        return Sighting(
+            watched_lease, version_at, owner_at, next_owner_at, watched, stood, gap, 0.0 if lease.ended else pace
+        )
 
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
@@ -391,7 +397,7 @@ class Watch:
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
-        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
+        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: KnownLeases, ended: float
     ) -> tuple[float, float]:
         """Return the same times after a reading of a few rows.
 
@@ -410,10 +416,10 @@ class Watch:
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
-def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:
+def _known(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
     """Return all leases of these sightings."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
-    return Known(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
+    return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
 
 def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:

@@ -56,11 +56,11 @@ class Deadline:
         """Remove the deadline until the next restart."""
         self._end = math.inf
 
-    def keep(self, connection: socket.socket, read: Callable[[], T]) -> T:
+    def keep(self, connection: socket.socket, receive: Callable[[], T]) -> T:
         """Read from this connection. Raises TimeoutError after the read timeout, or if the deadline has passed."""
         connection.settimeout(self._left())
         try:
-            return read()
+            return receive()
         except TimeoutError:
             self._left()
             raise
@@ -134,14 +134,14 @@ class _Connection(HTTPConnection):
         return response
 
 
-def _bounded(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+def _with_deadlines(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
     connection = type(pool.ConnectionCls.__name__, (_Connection, pool.ConnectionCls), {})
     return type(pool.__name__, (pool,), {"ConnectionCls": connection})
 
 
 def bounded_pools(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
     """Return these pool classes, by scheme, with connections that read responses under a deadline."""
-    return {scheme: _bounded(pool) for scheme, pool in pools.items()}
+    return {scheme: _with_deadlines(pool) for scheme, pool in pools.items()}
 
 
 def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
@@ -153,7 +153,10 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
     except AttributeError as odd:
         if not _WARNED:
             _WARNED.append(odd)
-            log.warning("boto3 waits for slow responses for ever, because its version is not known here: %s", said(odd))
+            log.warning(
+                "boto3 waits for slow responses without limit, because this version of it is not supported: %s",
+                said(odd),
+            )
 
 
 def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response

@@ -112,42 +112,44 @@ def cells(lease: Lease) -> dict[str, Any]:
     }
 
 
-def checked(field: RowField, spelled: str, found: Any) -> Any:  # noqa: ANN401  by the field's kind
+def checked(field: RowField, spelled: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
     """Check and convert one value of a row.
 
     Args:
         field: The field.
         spelled: Its name in the layout, for errors.
-        found: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
+        value: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
 
     Raises:
         BadRowField: If the value is invalid, or missing although required.
     """
     check, silent = _CHECKS[field.kind]
-    if found is not None:
-        return check(spelled, found)
+    if value is not None:
+        return check(spelled, value)
     if silent is _NEEDED:
         raise BadRowField(spelled, "is missing")
     return silent
 
 
-def lease_of(told: Mapping[str, Any], names: Mapping[str, str], **odd: Any) -> Lease:  # noqa: ANN401  by field
+def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra: Any) -> Lease:  # noqa: ANN401  by field
     """Return the lease with these values.
 
     Args:
-        told: The checked values by field name.
+        checked_cells: The checked values by field name.
         names: The layout's names of the fields, for errors.
-        **odd: Values of fields that the layout has parsed itself.
+        **extra: Values of fields that the layout has parsed itself.
 
     Raises:
         BadRowField: If the hash keys or the checkpoint are invalid.
     """
-    values = dict(told)
+    values = dict(checked_cells)
     first, last = (values.pop(end) for end in ("first_hash", "last_hash"))
     values["hash_range"] = hash_range((names["first_hash"], names["last_hash"]), first, last)
-    values["checkpoint"] = position(names["checkpoint"], told["checkpoint"], values.pop("sub"), values.pop("token"))
-    values["shard"] = told["shard"] or told["key"]
-    return Lease(**values | odd)
+    values["checkpoint"] = position(
+        names["checkpoint"], checked_cells["checkpoint"], values.pop("sub"), values.pop("token")
+    )
+    values["shard"] = checked_cells["shard"] or checked_cells["key"]
+    return Lease(**values | extra)
 
 
 COUNT_DIGITS = 18
@@ -169,10 +171,10 @@ class BadRowField(Exception):
         self.why = why
 
 
-def readable(key: str, read: Callable[[], T]) -> T | Malformed:
-    """Return the result of `read`, or `Malformed` if it raises BadRowField, or ValueError as `Lease` does."""
+def readable(key: str, parse: Callable[[], T]) -> T | Malformed:
+    """Return the result of `parse`, or `Malformed` if it raises BadRowField, or ValueError as `Lease` does."""
     try:
-        return read()
+        return parse()
     except BadRowField as bad:
         return Malformed(encodable(key), encodable(bad.field), bad.why)
     except ValueError as invalid:
@@ -185,8 +187,8 @@ def encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def decimal(text: str, most: int) -> int | None:
-    """Parse a number from 0 to `most` written in ASCII digits; return None for anything else.
+def decimal(text: str, limit: int) -> int | None:
+    """Parse a number from 0 to `limit` written in ASCII digits; return None for anything else.
 
     The digits are counted first. Python refuses to convert strings of thousands of digits, with an error that does not
     name the field.
@@ -194,68 +196,68 @@ def decimal(text: str, most: int) -> int | None:
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"
-    return int(digits) if len(digits) <= len(str(most)) and int(digits) <= most else None
+    return int(digits) if len(digits) <= len(str(limit)) and int(digits) <= limit else None
 
 
-def shown(found: object) -> str:
+def shortened_repr(value: object) -> str:
     """Return an invalid value as errors show it: its repr, cut after `SHOWN` characters."""
-    quoted = repr(found)
+    quoted = repr(value)
     return quoted if len(quoted) <= SHOWN else f"{quoted[:SHOWN]}…"
 
 
-def text(field: str, found: object) -> str:
+def text(field: str, value: object) -> str:
     """Check that the value is a string without lone surrogates. JSON may contain them, but no store accepts them."""
-    if not isinstance(found, str):
-        raise BadRowField(field, f"{shown(found)} is no text")
+    if not isinstance(value, str):
+        raise BadRowField(field, f"{shortened_repr(value)} is not a string")
     try:
-        found.encode()
+        value.encode()
     except UnicodeEncodeError:
-        raise BadRowField(field, f"{shown(found)} is not UTF-8") from None
-    return found
+        raise BadRowField(field, f"{shortened_repr(value)} is not UTF-8") from None
+    return value
 
 
-def name(field: str, found: object) -> str:
+def name(field: str, value: object) -> str:
     """Check that the value is a string of at least one character, as the keys of leases are."""
-    if not text(field, found):
+    if not text(field, value):
         raise BadRowField(field, "is empty")
-    return text(field, found)
+    return text(field, value)
 
 
-def whole(field: str, found: str | int) -> int:
+def whole(field: str, value: str | int) -> int:
     """Parse a count of 0 or more. The digits are counted first, because Python refuses to convert thousands of them."""
-    digits = str(found)
+    digits = str(value)
     if not (digits.isascii() and digits.isdigit()):
-        raise BadRowField(field, f"{shown(found)} is no whole number")
+        raise BadRowField(field, f"{shortened_repr(value)} is not a whole number")
     if len(digits) > COUNT_DIGITS:
-        raise BadRowField(field, f"{shown(found)} has more than {COUNT_DIGITS} digits")
+        raise BadRowField(field, f"{shortened_repr(value)} has more than {COUNT_DIGITS} digits")
     return int(digits)
 
 
-def from_json(field: str, said: str) -> Any:  # noqa: ANN401  it may hold anything
+def from_json(field: str, text: str) -> Any:  # noqa: ANN401  it may hold anything
     """Parse JSON. Raises BadRowField if it is invalid."""
     try:
-        return json.loads(said)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        raise BadRowField(field, f"{shown(said)} is not JSON") from None
+        raise BadRowField(field, f"{shortened_repr(text)} is not JSON") from None
 
 
-def keys(field: str, said: str) -> tuple[str, ...]:
+def keys(field: str, text: str) -> tuple[str, ...]:
     """Parse a JSON list of lease keys."""
-    items = from_json(field, said)
+    items = from_json(field, text)
     if not (isinstance(items, list) and all(isinstance(key, str) for key in items)):
-        raise BadRowField(field, f"{shown(said)} is no list of lease keys")
+        raise BadRowField(field, f"{shortened_repr(text)} is not a list of lease keys")
     return tuple(name(field, key) for key in items)
 
 
-def notes(field: str, said: str) -> Notes:
+def notes(field: str, encoded: str) -> Notes:
     """Parse a JSON object of strings, which are annotations."""
-    annotations = from_json(field, said)
+    annotations = from_json(field, encoded)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
-        raise BadRowField(field, f"{shown(said)} is no object of strings")
+        raise BadRowField(field, f"{shortened_repr(encoded)} is not an object of strings")
     return tuple(sorted((text(field, key), text(field, value)) for key, value in annotations.items()))
 
 
-def insist(row: Lease | Malformed) -> Lease:
+def valid_lease(row: Lease | Malformed) -> Lease:
     """Return the lease. Raises StoreError if its row could not be parsed, because no decision may be based on it."""
     if isinstance(row, Malformed):
         raise StoreError(f"lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
@@ -274,27 +276,29 @@ def position(field: str, sequence: str, sub: int, token: str = "") -> Position:
     try:
         return Position(sequence, sub, token)
     except ValueError:
-        raise BadRowField(field, f"{shown(sequence)} is neither a sentinel nor a decimal sequence number") from None
+        raise BadRowField(
+            field, f"{shortened_repr(sequence)} is neither a sentinel nor a decimal sequence number"
+        ) from None
 
 
 KB = 1024
 """The bytes of a kilobyte. Rows store throughput in KB/s, as KCL 3.x does."""
 
 
-def weight(field: str, said: str | float | None) -> int | None:
+def weight(field: str, value: str | float | None) -> int | None:
     """Convert a row's KB/s to bytes per second, rounded to a whole number; None if the row has none.
 
     A byte is about a thousandth of a KB and rows keep at least six decimals, so values that we wrote are read back
     unchanged.
     """
-    if said is None:
+    if value is None:
         return None
     try:
-        rate = float(said)
+        rate = float(value)
     except (ValueError, OverflowError):
-        raise BadRowField(field, f"{shown(said)} is no number") from None
+        raise BadRowField(field, f"{shortened_repr(value)} is not a number") from None
     if not 0 <= rate <= WEIGHT_MAX / KB:
-        raise BadRowField(field, f"{shown(said)} is no throughput in KB/s, from 0 to {WEIGHT_MAX // KB}")
+        raise BadRowField(field, f"{shortened_repr(value)} is not a throughput in KB/s, from 0 to {WEIGHT_MAX // KB}")
     return round(rate * KB)
 
 
@@ -310,7 +314,7 @@ def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> 
     low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
     if low is None or high is None:
         field, digits = (fields[0], first) if low is None else (fields[1], last)
-        raise BadRowField(field, f"{shown(digits)} is no decimal hash key")
+        raise BadRowField(field, f"{shortened_repr(digits)} is not a decimal hash key")
     if low > high:
         raise BadRowField(fields[0], f"{low} lies after the last hash key, {high}")
     return low, high

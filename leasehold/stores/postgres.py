@@ -28,7 +28,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
-from leasehold.stores.fields import insist, listing_of
+from leasehold.stores.fields import listing_of, valid_lease
 from leasehold.stores.printable import escaped, printable
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Patience
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
@@ -136,7 +136,7 @@ class Statements:
     delete: bytes
 
     @classmethod
-    def of(cls, named: tuple[str, ...]) -> "Statements":
+    def of(cls, name_parts: tuple[str, ...]) -> "Statements":
         """Return the statements for the table with this name, which may include its schema."""
         columns = [Identifier(name) for name in COLUMNS]
         every = SQL(", ").join(columns)
@@ -150,11 +150,11 @@ class Statements:
         same = SQL("key = {} AND {}").format(Placeholder("was_key"), same)
 
         def said(text: LiteralString) -> bytes:
-            table = Identifier(*named)
+            table = Identifier(*name_parts)
             return SQL(text).format(table=table, every=every, new=new, sets=sets, same=same).as_bytes(None)
 
         return cls(
-            Identifier(*named).as_string(None),
+            Identifier(*name_parts).as_string(None),
             said(SCHEMA),
             said("SELECT {every} FROM {table}"),
             said("SELECT {every} FROM {table} WHERE key = ANY(%(keys)s)"),
@@ -231,7 +231,7 @@ class PostgresStore:
                 raise
             self._prepare()
             rows = self.rows(self._sql.every)
-            log.error("%s was dropped, and this process has made it again", self._place.name)  # noqa: TRY400  said
+            log.error("%s was dropped while in use; created it again", self._place.name)  # noqa: TRY400  said
         self._seen = {row["key"]: row for row in rows}
         return listing_of(map(to_lease, rows))
 
@@ -240,7 +240,7 @@ class PostgresStore:
         requested = tuple(keys)
         rows = {row["key"]: row for row in self.rows(self._sql.some, {"keys": list(requested)})} if requested else {}
         self._seen.update(rows)
-        return tuple(insist(to_lease(rows[key])) for key in requested if key in rows)
+        return tuple(valid_lease(to_lease(rows[key])) for key in requested if key in rows)
 
     def write(self, write: Write) -> Outcome:
         """Apply the write to the row as last seen (rule 2). If the row has changed, read it and try again."""
@@ -250,14 +250,14 @@ class PostgresStore:
         if fresh:
             row = self._read(key)
         for _ in range(ATTEMPTS):
-            stored = insist(to_lease(row)) if row else None
+            stored = valid_lease(to_lease(row)) if row else None
             after = applied(write, stored)
             if after is None and fresh:
                 return Lost(key, stored)
             if after and self._put(key, row, None if isinstance(write, DeleteLease) else after):
                 return Done(after)
             row, fresh = self._read(key), True
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def prove(self) -> None:
         """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not.
@@ -272,10 +272,10 @@ class PostgresStore:
             probes = (
                 (sql.insert, row, 1),
                 (sql.insert, row, 0),
-                (sql.update, _over(row, other), 1),
-                (sql.update, _over(row, other), 0),
-                (sql.delete, _over(row, {}), 0),
-                (sql.delete, _over(other, {}), 1),
+                (sql.update, _replacing(row, other), 1),
+                (sql.update, _replacing(row, other), 0),
+                (sql.delete, _replacing(row, {}), 0),
+                (sql.delete, _replacing(other, {}), 1),
             )
             honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
         if not honored:
@@ -294,7 +294,7 @@ class PostgresStore:
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            connection.execute(statement, _over(row, row))
+            connection.execute(statement, _replacing(row, row))
 
     def standbys(self) -> tuple[int, str]:
         """Return the number of standby servers, and the names of those that commits wait for."""
@@ -327,7 +327,7 @@ class PostgresStore:
                     connection.execute(self._sql.schema)
         self.rows(self._sql.some, {"keys": []})
 
-    def rows(self, statement: bytes, told: SqlRow | None = None) -> Sequence[DictRow]:
+    def rows(self, statement: bytes, values: SqlRow | None = None) -> Sequence[DictRow]:
         """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
         retrying = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
@@ -338,7 +338,7 @@ class PostgresStore:
 
         def read() -> Sequence[DictRow]:
             with self.connection() as connection:
-                return connection.execute(statement, told).fetchall()
+                return connection.execute(statement, values).fetchall()
 
         return retrying(read)
 
@@ -367,7 +367,7 @@ class PostgresStore:
             if after is None:
                 return True
         else:
-            statement, arguments = self._sql.update if after else self._sql.delete, _over(row, values)
+            statement, arguments = self._sql.update if after else self._sql.delete, _replacing(row, values)
         self._seen.pop(key, None)  # if the outcome is unknown, the next write reads the row first
         with self.connection() as connection:
             try:
@@ -425,9 +425,9 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 
 
-def cell_statements(named: tuple[str, ...]) -> Statements:
+def cell_statements(name_parts: tuple[str, ...]) -> Statements:
     """Return the statements for the table of layout `sessions`, whose name is that of the lease table plus `_cells`."""
-    table = Identifier(*named[:-1], f"{named[-1]}_cells")
+    table = Identifier(*name_parts[:-1], f"{name_parts[-1]}_cells")
 
     def said(text: LiteralString) -> bytes:
         return SQL(text).format(table=table).as_bytes(None)
@@ -504,9 +504,9 @@ def _values(lease: Lease) -> dict[str, Any]:
     return {**to_row(lease), "yields": lease.yields}
 
 
-def _over(row: SqlRow, told: SqlRow) -> SqlRow:
+def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
     """Return the arguments of a statement that replaces `row` by these values."""
-    return {**told, **{f"was_{name}": row[name] for name in COLUMNS}}
+    return {**values, **{f"was_{name}": row[name] for name in COLUMNS}}
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> PostgresStore:
@@ -527,5 +527,5 @@ def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
     host, port = (",".join(parts) for parts in zip(*pairs, strict=True))
     table = tuple(options.get("table", "leases").split("."))
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
-        raise ValueError("store URL: option 'table' wants a table's name, or schema.table: letters, digits and _")
+        raise ValueError("store URL: option 'table' needs a table name, or schema.table: letters, digits and _")
     return PostgresPlace(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-SAID_MOST = 2000
+TEXT_LENGTH_MAX = 2000
 """The maximum length of an error message, in characters. A message might contain a whole batch."""
 
 _FORMATTER = logging.Formatter()
@@ -23,10 +23,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def few(texts: Sequence[str], most: int = 5, between: str = ", ") -> str:
-    """Join the first `most` strings and append how many more there are, to keep lines about many shards short."""
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return between.join(texts[:most]) + more
+def few(texts: Sequence[str], limit: int = 5, between: str = ", ") -> str:
+    """Join the first `limit` strings and append how many more there are, to keep lines about many shards short."""
+    omitted = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return between.join(texts[:limit]) + omitted
 
 
 def printable(text: str) -> str:
@@ -41,13 +41,13 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def text_of(error: BaseException, most: int = SAID_MOST) -> str:
-    """Return the message of an exception, cut after `most` characters. Never raises.
+def text_of(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
+    """Return the message of an exception, cut after `limit` characters. Never raises.
 
     A user's exception class may have a `__str__` that raises, recurses forever, or does not return a string.
     """
     try:
-        return str.__getitem__(str(error), slice(most))
+        return str.__getitem__(str(error), slice(limit))
     except BaseException as fault:  # noqa: BLE001  reporting an error must not raise another
         return f"(its text cannot be had: {type(fault).__name__})"
 

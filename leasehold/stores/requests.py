@@ -96,7 +96,7 @@ class Objects(Protocol):
         """Close all connections."""
 
 
-def bare(etag: str) -> str:
+def unquoted_etag(etag: str) -> str:
     """Return the ETag without its quotes."""
     return etag.strip('"')
 
@@ -199,18 +199,18 @@ def owner_fields(before: Lease, after: Lease, spelled: Callable[[str, str], str]
     }
 
 
-def owned(lease: Lease, parts: Parts, said: Callable[[ObjectFields, str], str]) -> Lease:
-    """Return the lease with the values of the ownership's common fields, which `said` decodes."""
+def owned(lease: Lease, parts: Parts, decoded: Callable[[ObjectFields, str], str]) -> Lease:
+    """Return the lease with the values of the ownership's common fields, which `decoded` decodes."""
     fields = parts.fields("ownership")
-    owner = said(fields, "ownerid") or None
+    owner = decoded(fields, "ownerid") or None
     # A worker that does not answer requests may copy our fields when it renews. They are void if the owner differs.
-    yields = owner is not None and said(fields, "handoffowner") == owner
+    yields = owner is not None and decoded(fields, "handoffowner") == owner
     return evolve(
         lease,
         owner=owner,
         version=Version((fields.get("handoffversion") if yields else None) or parts.etag),
         idle=parts.ownership.age if parts.ownership else 0.0,
-        next_owner=(said(fields, "handoffto") or None) if yields else None,
+        next_owner=(decoded(fields, "handoffto") or None) if yields else None,
         yields=yields,
     )
 
@@ -231,19 +231,19 @@ def prove(objects: Objects, above: str) -> None:
     """
     name = f"{above}{FOLDER}{uuid4().hex}"
     try:
-        broken = _broken(objects, name)
+        broken = _unhonored_condition(objects, name)
     except StoreError:
-        _clear(objects, name)
+        _delete_probe(objects, name)
         raise
     if broken:
-        _clear(objects, name)
+        _delete_probe(objects, name)
         raise StoreError(
             f"the service {broken}, so two workers could own one lease; "
             "leases need a service with conditional writes and deletions"
         )
 
 
-def _broken(objects: Objects, name: str) -> str | None:
+def _unhonored_condition(objects: Objects, name: str) -> str | None:
     """Return the condition that the service does not honor. If there is none, delete the object and return None."""
     first = objects.put_new(name, {"probe": "1"})
     if first is None:
@@ -260,7 +260,7 @@ def _broken(objects: Objects, name: str) -> str | None:
     return None if objects.delete(name, second) else "refuses a deletion whose If-Match holds"
 
 
-def _clear(objects: Objects, name: str) -> None:
+def _delete_probe(objects: Objects, name: str) -> None:
     with suppress(StoreError):  # the caller raises a more useful error
         probe = objects.get(name)
         if probe:
@@ -273,12 +273,12 @@ StampedNotes = dict[str, tuple[str, int]]
 """Annotations by name, each as (value, counter of the ownership when it was written). The highest counter wins."""
 
 
-def said(word: str) -> str:
+def percent_encoded(text: str) -> str:
     """Percent-encode everything except printable ASCII, so that the word is safe in a header but stays readable."""
-    return quote(word, safe=_PRINTABLE)
+    return quote(text, safe=_PRINTABLE)
 
 
-def heard(fields: ObjectFields, name: str) -> str:
+def percent_decoded(fields: ObjectFields, name: str) -> str:
     """Decode this field; "" if it is missing. Raises BadRowField if it is not UTF-8."""
     try:
         return text(name, unquote(fields.get(name, ""), errors="strict"))
@@ -290,7 +290,7 @@ def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
     """Encode a value as a string; "" for a value that need not be stored."""
     if cell in (None, "", []):
         return ""
-    return said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
+    return percent_encoded(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
 def stamped(fields: ObjectFields) -> StampedNotes:

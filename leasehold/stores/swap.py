@@ -125,7 +125,7 @@ def place_of(lease: Lease) -> str:
 
 
 @frozen
-class SwapPlaces:
+class LeasePlaces:
     """The number of leases in each place of a swap.
 
     Attributes:
@@ -149,11 +149,11 @@ class SwapPlaces:
         return f"{total} leases: {places}; {bound[self.way]}"
 
 
-def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
+def places_of(direction: Way, leases: Collection[Lease]) -> LeasePlaces:
     """Count these joined leases by their places."""
     places = [parted(lease)[:2] for lease in leases]
     moving = places.count((FROM, True)) + places.count((TO, True))
-    return SwapPlaces(way, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
+    return LeasePlaces(direction, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
 
 
 def current_and_left(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
@@ -164,8 +164,8 @@ def current_and_left(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Le
     leases = tuple(rows)
     over = any(row.key == CONTROL and row.note(OVER) is not None for row in leases)
     leases = tuple(row for row in leases if row.key != CONTROL)
-    left = tuple(row for row in leases if over and marked(row))
-    return (tuple(row for row in leases if not marked(row)) if over else leases), left
+    leftovers = tuple(row for row in leases if over and marked(row))
+    return (tuple(row for row in leases if not marked(row)) if over else leases), leftovers
 
 
 def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
@@ -174,8 +174,8 @@ def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
     moved = sum(map(marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL), None)
     if control is not None and (goal := control.note(OVER)) is not None:
-        left = f"; {moved} rows that it left here are not shown" if moved else ""
-        return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{left}",)
+        leftovers = f"; {moved} rows that it left here are not shown" if moved else ""
+        return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers}",)
     sentences = []
     if moved:
         sentences.append(
@@ -272,7 +272,7 @@ class SwapStore:
         listings = [table.list() for table in self._tables]
         rows = [{row.key: row for row in listing.leases} for listing in listings]
         control = rows[TO].pop(CONTROL, None)
-        self._heed(control, certain=False)
+        self._read_control(control, certain=False)
         ended = rows[FROM].pop(CONTROL, None)
         if ended is not None and ended.note(OVER) == self._goal_name and (control is None or control.note(OVER)):
             refuse_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
@@ -330,14 +330,14 @@ class SwapStore:
         now = self._clock()
         if now - self._looked >= self._look_seconds:
             try:
-                self._heed(*self._tables[TO].get([CONTROL]), certain=True)
+                self._read_control(*self._tables[TO].get([CONTROL]), certain=True)
                 self._looked = now
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
         return self._goal
 
-    def _heed(self, control: Lease | None = None, *, certain: bool) -> None:
+    def _read_control(self, control: Lease | None = None, *, certain: bool) -> None:
         if control is not None:
             self.way = way_of(control)
             self._goal, self._closed = wish_of(control), self.way == "closed"
@@ -354,7 +354,7 @@ class SwapStore:
                 # table only while it is in the other (W6).
                 if (existing := self._pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
-                self._heed(*self._tables[TO].get([CONTROL]), certain=True)
+                self._read_control(*self._tables[TO].get([CONTROL]), certain=True)
                 side = TO if self._closed else FROM
                 outcome = self._tables[side].write(write)
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(lease.key)
@@ -371,7 +371,7 @@ class SwapStore:
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
         side, was_marked, seen = parted(write.lease)
         if was_marked:
-            return self._onward(write)
+            return self._write_after_move(write)
         # Check the direction before the write. Afterwards, the check could hide that another worker takes the lease.
         goes = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._wish() == 1 - side
         # An unmarked row with the version or the owner as seen is current, so the other table need not be read.
@@ -406,7 +406,7 @@ class SwapStore:
         try:
             # `me` is not the owner, so the condition is the version.
             mark = self._tables[side].write(writes.ReleaseLease(held, "", MARK + me))
-            arrived = self._through(side, mark.lease, me) if isinstance(mark, Done) else None
+            arrived = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
             self._moving.discard(held.key)
         return self._lost(held.key) if arrived is None else Done(arrived)
@@ -420,21 +420,21 @@ class SwapStore:
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
         mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
-        arrived = self._through(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
+        arrived = self._complete_move(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
         return self._lost(seen.key) if arrived is None else Done(arrived)
 
-    def _through(self, side: int, row: Lease, taker: str | None) -> Lease | None:
+    def _complete_move(self, side: int, row: Lease, taker: str | None) -> Lease | None:
         """Complete the move of a lease that was just marked; return None if another worker did."""
         pair = RowPair((None, None)).put(side, row)
         for _ in range(ATTEMPTS):
-            if (arrived := self._arrived(pair, taker)) is not None:
+            if (arrived := self._copy_and_claim(pair, taker)) is not None:
                 return arrived
             pair = self._pair(row.key)
             if pair.row is None or pair.row.owner != row.owner or pair.side != side:
                 return None
-        raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _onward(self, write: writes.LeaseChange) -> Outcome:
+    def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
         """Apply the write to a lease that was seen marked: complete its move, and write in the other table."""
         key, seen = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
@@ -460,15 +460,15 @@ class SwapStore:
                     taker = None
                 case _:
                     return Lost(key, lease)
-            arrived = self._arrived(pair, taker, notes)
+            arrived = self._copy_and_claim(pair, taker, notes)
             if arrived is None:
                 continue
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
                 return Done(arrived)
             return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _arrived(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+    def _copy_and_claim(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
         """Copy a marked row to the other table and claim it there (W3, W4).
 
         Args:
@@ -531,7 +531,7 @@ class SwapStore:
                 continue
             if isinstance(self._tables[side].write(writes.DeleteLease(row)), Done):
                 return Done(write.lease)
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _lost(self, key: str) -> Lost:
         return Lost(key, self._pair(key).lease)
@@ -562,7 +562,7 @@ def way_of(control: Lease) -> Way:
     return ways.get(wish_of(control), "")
 
 
-def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
+def checked_control(control: Lease, names: tuple[str, str]) -> Lease:
     """Return the control row. Raises StoreError if it belongs to another swap."""
     if (goal := control.note(OVER)) is not None:
         raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
@@ -609,8 +609,8 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | No
         created = tables[TO].write(writes.CreateLease(control))
         rows = (created.lease,) if created.lease else ()
     if not rows:
-        raise OutcomeUnknown("the swap's control row came and went; try again")
-    return of_this_swap(rows[0], names)
+        raise OutcomeUnknown("the swap's control row was created and deleted in between; try again")
+    return checked_control(rows[0], names)
 
 
 def tables_apart(store: str, to: str, option: str) -> None:

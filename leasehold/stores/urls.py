@@ -115,7 +115,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
         url.encode()  # raises for a lone surrogate
         parts = urlsplit(url)
     except AttributeError:
-        raise ValueError(f"{kind} URL: {type(url).__name__} is no str; write scheme://place") from None
+        raise ValueError(f"{kind} URL: {type(url).__name__} is not a str; write scheme://place") from None
     except ValueError:
         raise ValueError(f"{kind} URL: it cannot be read as a URL; write scheme://place") from None
     if parts.scheme not in schemes:

@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease, Notes, Position, Version
 
 def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
     if not isinstance(value, str):
-        raise TypeError(f"{attribute.name}: {value!r} is no str")
+        raise TypeError(f"{attribute.name}: {value!r} is not a str")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -372,9 +372,9 @@ def counted(lease: Lease, epoch: int) -> Lease:
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
 
-def merged(notes: Notes, more: Notes) -> Notes:
-    """Return `notes` updated with `more`, sorted by name."""
-    return tuple(sorted({**dict(notes), **dict(more)}.items()))
+def merged(notes: Notes, changes: Notes) -> Notes:
+    """Return `notes` updated with `changes`, sorted by name."""
+    return tuple(sorted({**dict(notes), **dict(changes)}.items()))
 
 
 def applied(write: Write, stored: Lease | None) -> Lease | None:
@@ -399,43 +399,45 @@ def created(lease: Lease) -> Lease:
 
 
 def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
-    seen = write.lease
-    as_seen = stored.version == seen.version and stored.owner == seen.owner
+    expected = write.lease
+    as_seen = stored.version == expected.version and stored.owner == expected.owner
     match write:
         case ClaimLease(me=me, notes=notes):
-            return _owned_by(stored, me, notes) if stored.version == seen.version else None
+            return _owned_by(stored, me, notes) if stored.version == expected.version else None
         case StealLease(me=me, notes=notes):
-            still_next = seen.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, notes) if still_next and stored.owner == seen.owner else None
+            still_next = expected.next_owner != me or stored.next_owner == me
+            return _owned_by(stored, me, notes) if still_next and stored.owner == expected.owner else None
         case RenewLease(notes=notes):
-            if not as_seen or (stored.ended and not seen.ended):
+            if not as_seen or (stored.ended and not expected.ended):
                 return None
-            return _weighed(stored, seen).written(stored.epoch + 1, merged(stored.notes, notes))
+            return _weighed(stored, expected).written(stored.epoch + 1, merged(stored.notes, notes))
         case CheckpointLease(position=position):
             if not (as_seen and _movable(stored, position)):
                 return None
-            row = _next(evolve(_weighed(stored, seen), checkpoint=position))
+            row = _next(evolve(_weighed(stored, expected), checkpoint=position))
             return _unowned(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # If the owner has moved the checkpoint as far or ended the shard, the former owner has nothing newer.
             before = _movable(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if before else None
         case ReleaseLease(me=me, to=to):
-            fits = stored.owner == me if seen.owner == me else stored.version == seen.version
+            fits = stored.owner == me if expected.owner == me else stored.version == expected.version
             return _next(evolve(_unowned(stored), owner=to)) if fits else None
         case RequestLease(me=me):
-            willing = stored.owner == seen.owner and stored.yields and not stored.ended and not stored.leaving
+            willing = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
             return (
-                evolve(stored, next_owner=me) if willing and stored.next_owner in {None, me, seen.next_owner} else None
+                evolve(stored, next_owner=me)
+                if willing and stored.next_owner in {None, me, expected.next_owner}
+                else None
             )
         case WithdrawRequest(me=me):
-            mine = stored.owner == seen.owner and stored.next_owner == me and not stored.leaving
+            mine = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
             return evolve(stored, next_owner=None) if mine else None
         case GiveLease(position=position):
             next_owner_stays = (
                 stored.next_owner is not None
-                and stored.next_owner == seen.next_owner
-                and stored.leaving == seen.leaving
+                and stored.next_owner == expected.next_owner
+                and stored.leaving == expected.leaving
             )
             if not (next_owner_stays and as_seen and _movable(stored, position)):
                 return None
@@ -446,12 +448,12 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             return _owned_by(stored, me) if as_seen else None
         case AnnotateLease(name=name, value=value):
             annotated = evolve(stored, notes=merged(stored.notes, ((name, value),)))
-            return annotated if stored.owner == seen.owner else None
+            return annotated if stored.owner == expected.owner else None
         case ResetLease(position=position, notes=notes):
-            if stored.owner is not None or stored.version != seen.version:
+            if stored.owner is not None or stored.version != expected.version:
                 return None
             row = evolve(_unowned(stored), checkpoint=position, notes=merged(stored.notes, notes))
-            row = evolve(row, parents=seen.parents, hash_range=seen.hash_range)
+            row = evolve(row, parents=expected.parents, hash_range=expected.hash_range)
             return counted(row, max(stored.epoch + 1, write.epoch))
         case _:
             assert_never(write)
@@ -470,8 +472,8 @@ def _unowned(lease: Lease) -> Lease:
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
-def _weighed(stored: Lease, seen: Lease) -> Lease:
-    return stored if seen.weight in {None, stored.weight} else evolve(stored, weight=seen.weight)
+def _weighed(stored: Lease, expected: Lease) -> Lease:
+    return stored if expected.weight in {None, stored.weight} else evolve(stored, weight=expected.weight)
 
 
 def _movable(stored: Lease, position: Position) -> bool:

@@ -23,7 +23,7 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import changes
-from leasehold_lab.simulator.mishaps import DEATHS, READINGS, Mishap
+from leasehold_lab.simulator.call_faults import DEATHS, READINGS, CallFault
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -44,7 +44,7 @@ class MoveScenario:
     """An owner of two leases, a worker that starts and takes one of them, and the faults of their writes."""
 
     starts: float
-    mishaps: tuple[Mishap, ...] = ()
+    call_faults: tuple[CallFault, ...] = ()
 
     def told(self) -> SimulatedHistory:
         """The history of this scenario."""
@@ -52,7 +52,7 @@ class MoveScenario:
         members = (Member(GIVER, config), Member(TAKER, config, starts=self.starts))
         network, owners = Network(stall=0.0, unanswered=0.0), (GIVER, GIVER)
         scenario = Scenario(1, owners, members, SECONDS, calm=CALM, network=network, reading=True, full=True)
-        return run(evolve(scenario, mishaps=self.mishaps))
+        return run(evolve(scenario, call_faults=self.call_faults))
 
 
 def breaches(story: MoveScenario) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
 
 
 def _one_more(story: MoveScenario) -> Iterator[MoveScenario]:
-    last = max((mishap.number for mishap in story.mishaps), default=-1)
+    last = max((mishap.number for mishap in story.call_faults), default=-1)
     for number, fault in product(writes_of(story.told()), FAULTS):
         if number > last:
-            yield evolve(story, mishaps=(*story.mishaps, Mishap(number, fault)))
+            yield evolve(story, call_faults=(*story.call_faults, CallFault(number, fault)))
 
 
 @app.command()

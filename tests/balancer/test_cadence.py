@@ -395,16 +395,16 @@ def test_readings_are_folded_by_our_own_clock() -> None:
         Bulletin(7, 2, 1), acts_read=2, acts_still=0.0, looks_still=0.0, warned=0.0
     )
     board = evolve(TABLE[0], notes=row("", "w-0", bulletin="7 3 1").notes)
-    later, _ = watch.look((board,), began=6.0, ended=9.0, asked=("s-00",))
+    later, _ = watch.look((board,), began=6.0, ended=9.0, requested_keys=("s-00",))
     assert later.history.hearing == BulletinState(
         Bulletin(7, 3, 1), acts_read=2, acts_still=0.0, looks_still=5.0, warned=5.0
     )
     assert later.history.full_still == 5.0
-    earlier, _ = later.look((evolve(board, notes=TABLE[0].notes),), began=9.0, ended=9.0, asked=("s-00",))
+    earlier, _ = later.look((evolve(board, notes=TABLE[0].notes),), began=9.0, ended=9.0, requested_keys=("s-00",))
     assert earlier.history.hearing is not None
     assert earlier.history.hearing.latest == Bulletin(7, 3, 1)
     for rows in ((), (evolve(board, owner="w-9"),)):
-        turned, _ = later.look(rows, began=10.0, ended=10.0, asked=("s-00",))
+        turned, _ = later.look(rows, began=10.0, ended=10.0, requested_keys=("s-00",))
         assert turned.history.hearing is not None
         assert turned.history.hearing.turned
     assert Watch().look(TABLE, began=0.0, ended=1.0)[0].history.hearing is None
@@ -442,7 +442,7 @@ def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afte
     watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
     watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
     for owner, began, turned in (("b", 20.0, False), ("c", 30.0, True), ("c", 40.0, True)):
-        watch, _ = watch.look((row("s-0", owner),), began, began + 1.0, asked=("s-0",))
+        watch, _ = watch.look((row("s-0", owner),), began, began + 1.0, requested_keys=("s-0",))
         assert watch.history.hearing is not None
         assert watch.history.hearing.turned == turned
 

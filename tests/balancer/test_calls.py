@@ -23,7 +23,15 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Look
-from leasehold.balancer.bulletin import CALL_MOST, BulletinTracker, Summons, call_of, digits_of, going_on, note_of_call
+from leasehold.balancer.bulletin import (
+    CALL_MOST,
+    BulletinTracker,
+    LookoutCall,
+    call_of,
+    note_of_call,
+    prolonged_notes,
+    worker_digits,
+)
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Bulletin, History, Lease, Me
@@ -80,17 +88,17 @@ def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else()
 def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> None:
     """C7: If every join and death sent all workers to the table, work would grow with the square of the fleet."""
     quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
-    assert look(READER, TABLE, called(f"{digits_of(LAST)}=s-x")) == quiet
+    assert look(READER, TABLE, called(f"{worker_digits(LAST)}=s-x")) == quiet
     assert look(READER, TABLE, called()) == quiet
-    assert look(READER, TABLE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(0.0), "cheaper than two rows alone"
-    assert look(READER, MORE, called(f"{digits_of(READER)}=s-x,s-y")) == Look(
+    assert look(READER, TABLE, called(f"{worker_digits(READER)}=s-x,s-y")) == Look(0.0), "cheaper than two rows alone"
+    assert look(READER, MORE, called(f"{worker_digits(READER)}=s-x,s-y")) == Look(
         0.5, keys=(BOARD_KEY, "s-x", "s-y"), stale_ok=True
     )
-    at_once = called(f"{digits_of(READER)}=s-x")
+    at_once = called(f"{worker_digits(READER)}=s-x")
     assert at_once.hearing is not None
     at_once = evolve(at_once, hearing=evolve(at_once.hearing, looks_still=0.0))
     assert look(READER, TABLE, at_once).seconds == 0.05
-    for word in ("*", digits_of(READER)):
+    for word in ("*", worker_digits(READER)):
         assert look(READER, TABLE, called(word)) == Look(0.0)
         assert look(READER, TABLE, called(word, acts_read=3)) == quiet, "it has listed the table since"
     assert look("new", TABLE, called()) == Look(0.0), "a worker without a lease cannot be called"
@@ -116,7 +124,7 @@ def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
 
 def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> None:
     """C6: The called worker read only those rows, and must not claim what they do not show."""
-    history = called(f"{digits_of(READER)}=s-x,s-y,s-00")
+    history = called(f"{worker_digits(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
     assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}
     assert plan(FREE, None, Me(LAST, history=history), CONFIG) == ()
@@ -151,7 +159,7 @@ def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
     for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
         hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=still)
         assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == duty
-    assert going_on(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
+    assert prolonged_notes(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
         ("bulletin", "8 2 1"),
         ("call", f"8 7 {','.join(ROWS)} 4f2a91c0=s-3"),
     )
@@ -176,12 +184,12 @@ def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
 def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
     ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
     parsed = call_of(text)
-    assert parsed == Summons(
+    assert parsed == LookoutCall(
         looks,
         min(int(seconds), 10**6),
         "s-0",
         ("s-1",),
-        names={digits_of(name): tuple(dict.fromkeys(keys)) for name, keys in sorted(names.items())},
+        names={worker_digits(name): tuple(dict.fromkeys(keys)) for name, keys in sorted(names.items())},
     )
 
 

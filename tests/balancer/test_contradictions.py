@@ -12,7 +12,7 @@ from leasehold.balancer.contradictions import (
     SETTLED,
     Contradiction,
     contradictions,
-    noted,
+    reported,
     restarts,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
@@ -69,7 +69,7 @@ def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, dat
         steps = restarts(shards, leases, found, incarnation, start)
         keys = [(step.stored or step.lease or Lease("")).key for step in steps]
         assert len(set(keys)) == len(keys), "one step for a key"
-        assert not (steps and all(not each.mendable for each in found)), "another stream's leases stay as they are"
+        assert not (steps and all(not each.restartable for each in found)), "another stream's leases stay as they are"
 
 
 @given(grown, st.sampled_from(("", NEW)))
@@ -115,7 +115,7 @@ def test_the_sentences_say_what_to_do() -> None:
             "ended and open",
             "",
             "0",
-            "lease 0 says SHARD_END, and its shard is open and has no children: it is read by nobody; if the stream "
+            "lease 0 is at SHARD_END, but its shard is open and has no children, so nothing reads it; if the stream "
             f"was made anew, {do}",
         ),
     )
@@ -172,4 +172,4 @@ def test_a_lease_that_an_operator_reset_is_of_the_present_stream() -> None:
 def test_a_note_of_workers_is_told_until_it_is_settled() -> None:
     """Operators who see only the table see the annotation, and only until the contradiction is settled."""
     rows = (Lease("b", notes=((CONTRADICTION, "is wrong"),)), Lease("a", notes=((CONTRADICTION, SETTLED),)), Lease("c"))
-    assert noted(rows) == ("is wrong",)
+    assert reported(rows) == ("is wrong",)

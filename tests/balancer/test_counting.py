@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.census import signers
+from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import late_owners, slow_owners, take_census
 from leasehold.balancer.model import SHARD_END, History, Lease, Me
@@ -95,4 +95,4 @@ def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
 def test_workers_of_ours_are_known_by_the_name_behind_the_process(note: str | None, owner: str, ours: bool) -> None:
     """A worker whose id contains a slash does not count as a stranger that comes last in every line (M15)."""
     lease = Lease("0", owner=owner, notes=(("process", note),) if note else ())
-    assert (owner in signers([lease])) is ours
+    assert (owner in our_workers([lease])) is ours

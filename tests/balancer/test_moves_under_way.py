@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.actions import Claim, Release, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.handoff import asked_again, handed_counts, handoffs, live_moves
+from leasehold.balancer.handoff import handed_counts, handoffs, live_moves, renewed_request
 from leasehold.balancer.model import SHARD_END, Lease, Me
 
 CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
@@ -76,7 +76,7 @@ def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
 def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
     """A next owner that was late by a second still gets its lease, and balance is reached."""
     found = evolve(ASKED, next_owner=None)
-    assert asked_again(ASKED, found) == RequestHandoff(found, "ann", "H4")
+    assert renewed_request(ASKED, found) == RequestHandoff(found, "ann", "H4")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
 )
 def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
     """A worker does not request a lease that it no longer lacks, or that it can take without asking."""
-    assert asked_again(ASKED, found) is None
+    assert renewed_request(ASKED, found) is None
 
 
 def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:

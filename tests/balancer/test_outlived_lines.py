@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import births, readable
+from leasehold.balancer.lineage import children_to_create, readable
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import plan
 
@@ -141,7 +141,7 @@ def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataO
                 table[key] = evolve(table[key], checkpoint=LATER)
                 continue
             children = [shard for shard in listed if key in shard.parents]
-            for birth in births(table[key], children, table, shards, FROM_LATEST):
+            for birth in children_to_create(table[key], children, table, shards, FROM_LATEST):
                 create(birth.lease)
             table[key] = evolve(table[key], checkpoint=SHARD_END)
         if table == before and turn >= PARTIAL_ROUNDS:

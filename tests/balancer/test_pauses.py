@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from leasehold.balancer.bulletin import NOTE, BulletinTracker
 from leasehold.balancer.config import Config
-from leasehold.balancer.counting import PATIENCE_MAX, slow_owners, take_census
+from leasehold.balancer.counting import GAP_EXPIRY_MAX, slow_owners, take_census
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
@@ -86,7 +86,7 @@ def test_however_often_the_store_pauses_patience_has_a_cap(
     last = next(t for t in signs["a"] if t >= over)
     signs["a"] = [t for t in signs["a"] if t <= last]
     died, _ = lived(signs, pauses, last + 100 * CONFIG.lease_seconds)
-    assert died <= last + PATIENCE_MAX * CONFIG.lease_seconds + 2 * EVERY
+    assert died <= last + GAP_EXPIRY_MAX * CONFIG.lease_seconds + 2 * EVERY
     if len(pauses) <= 1:
         assert died <= last + 1.05 * CONFIG.lease_seconds + 2 * EVERY
 

@@ -5,9 +5,9 @@ from hashlib import blake2b
 import pytest
 from attrs import evolve
 
-from leasehold.balancer import births, readable, slow_owners
+from leasehold.balancer import children_to_create, readable, slow_owners
 from leasehold.balancer.actions import Claim, Create, Look, Release, Renew, RequestHandoff
-from leasehold.balancer.chance import drawn, drawn_owner, order_under
+from leasehold.balancer.chance import draw, draw_owner, order_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
     LATEST,
@@ -82,7 +82,7 @@ def test_the_draw_is_specified_to_the_byte() -> None:
     field = blake2b(b"a-1\x004", digest_size=16).digest()
     digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
     leases = [Lease(key) for key in digests]
-    assert [lease.key for lease in drawn(leases, Me("a-1", 4), 3)] == sorted(digests, key=lambda key: digests[key])
+    assert [lease.key for lease in draw(leases, Me("a-1", 4), 3)] == sorted(digests, key=lambda key: digests[key])
     assert digests["s-0"].hex() == "9d3cf3f16e45f9e0"
     assert (
         order_under("\ud800")(Lease("\ud800"))[0]
@@ -93,14 +93,14 @@ def test_the_draw_is_specified_to_the_byte() -> None:
 def test_workers_and_turns_draw_apart() -> None:
     """Workers that all try the same lease first lose all but one of their writes, turn after turn."""
     leases = [Lease(f"s-{place}") for place in range(50)]
-    first = {drawn(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
+    first = {draw(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
     assert len(first) > 10
 
 
 def test_owners_are_drawn_as_often_as_they_have_leases() -> None:
     """Drawing in two steps is equivalent to drawing over all leases, so small owners do not lose leases too often."""
     counts = {"a": 30, "b": 10}
-    drawn_a = sum(drawn_owner(counts, Me("c", turn)) == "a" for turn in range(400))
+    drawn_a = sum(draw_owner(counts, Me("c", turn)) == "a" for turn in range(400))
     assert 270 < drawn_a < 330
 
 
@@ -117,7 +117,7 @@ PARENT = Lease("0", owner="a", checkpoint=LATEST)
 def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
     """L3: A crash after SHARD_END and before the children are created would leave them without a lease."""
     children = [Shard("2", parents=("0",)), Shard("1", parents=("0",), hash_range=(0, 9))]
-    assert births(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
+    assert children_to_create(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
         Create(Lease("1", parents=("0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)), "L3"),
         Create(Lease("2", parents=("0",), checkpoint=TRIM_HORIZON), "L3"),
     )
@@ -126,7 +126,7 @@ def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
 def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
     """L3: The library promises that every lease, including those of later shards, starts at that time."""
     config = Config(rules=KclRust(), initial_position=at_timestamp(200))
-    (create,) = births(PARENT, [Shard("1", parents=("0",))], {}, {"1"}, config)
+    (create,) = children_to_create(PARENT, [Shard("1", parents=("0",))], {}, {"1"}, config)
     assert create.lease.checkpoint == at_timestamp(200)
 
 
@@ -136,7 +136,7 @@ def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
 def test_a_merge_child_waits_for_its_other_parent(leases: dict[str, Lease], listed: set[str], born: bool) -> None:
     """L3: If the other parent is neither leased nor done, its records would never be requested."""
     child = Shard("2", parents=("0", "1"))
-    assert bool(births(PARENT, [child], leases, listed, Config())) == born
+    assert bool(children_to_create(PARENT, [child], leases, listed, Config())) == born
 
 
 def test_a_child_is_read_only_after_its_parents() -> None:

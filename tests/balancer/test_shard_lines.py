@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.family import apart, holes_after, problems
-from leasehold.balancer.lineage import births, readable, ripe
+from leasehold.balancer.family import holes_after, problems, unrelated
+from leasehold.balancer.lineage import children_to_create, deletable, readable
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,
@@ -40,10 +40,10 @@ def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> 
     """A child whose parent's row cannot be read does not start where its first records are skipped."""
     line = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
     others = [shard("8"), shard("9", "8")]
-    assert apart([*line, *others], ["1"]) == tuple(others)
-    assert apart([*others, *line], ["x"]) == tuple(others)
-    assert apart([*line, *others], ["8"]) == tuple(line)
-    assert apart([*line, *others, shard("4")], ["1", "8"]) == (shard("4"),)
+    assert unrelated([*line, *others], ["1"]) == tuple(others)
+    assert unrelated([*others, *line], ["x"]) == tuple(others)
+    assert unrelated([*line, *others], ["8"]) == tuple(line)
+    assert unrelated([*line, *others, shard("4")], ["1", "8"]) == (shard("4"),)
 
 
 def test_partitions_of_a_stream_are_all_kin() -> None:
@@ -51,14 +51,14 @@ def test_partitions_of_a_stream_are_all_kin() -> None:
     hub = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
     other = [Shard("g:0", stream="g")]
     roots = [shard("0"), shard("1")]
-    assert apart([*hub, *other, *roots], ["h:1"]) == (*other, *roots)
-    assert apart([*hub, *other, *roots], ["0"]) == (*hub, *other, roots[1])
+    assert unrelated([*hub, *other, *roots], ["h:1"]) == (*other, *roots)
+    assert unrelated([*hub, *other, *roots], ["0"]) == (*hub, *other, roots[1])
 
 
 def test_where_every_row_is_read_nothing_is_kin() -> None:
     """Nothing prevents creation in a table that is in order."""
     listed = [shard("0"), shard("1", "0")]
-    assert apart(listed, []) == tuple(listed)
+    assert unrelated(listed, []) == tuple(listed)
 
 
 # Finished leases (L8)
@@ -73,26 +73,26 @@ def owners(*names: str, yields: bool = True) -> list[Lease]:
 def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
     """If it were deleted early, there would be no proof that its children start at their beginning."""
     begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
-    assert ripe([DONE, begun, *owners("a")], "a") == {"0"}
-    assert ripe([DONE, begun, waiting, *owners("a")], "a") == frozenset()
-    assert ripe([DONE, waiting, begun, *owners("a")], "a") == frozenset()
-    assert ripe([DONE, evolve(waiting, checkpoint=LATEST), *owners("a")], "a") == {"0"}
-    assert ripe([DONE, evolve(waiting, checkpoint=at_timestamp(7)), *owners("a")], "a") == frozenset()
+    assert deletable([DONE, begun, *owners("a")], "a") == {"0"}
+    assert deletable([DONE, begun, waiting, *owners("a")], "a") == frozenset()
+    assert deletable([DONE, waiting, begun, *owners("a")], "a") == frozenset()
+    assert deletable([DONE, evolve(waiting, checkpoint=LATEST), *owners("a")], "a") == {"0"}
+    assert deletable([DONE, evolve(waiting, checkpoint=at_timestamp(7)), *owners("a")], "a") == frozenset()
 
 
 def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
     """While parents are left, it is deleted after them, so that they do not look unread."""
     child = Lease("1", parents=("0",), checkpoint=SHARD_END)
     grandchild = Lease("2", parents=("1",), checkpoint=READ)
-    assert ripe([DONE, child, grandchild, *owners("a")], "a") == {"0"}
-    assert ripe([child, grandchild, *owners("a")], "a") == {"1"}
+    assert deletable([DONE, child, grandchild, *owners("a")], "a") == {"0"}
+    assert deletable([child, grandchild, *owners("a")], "a") == {"1"}
 
 
 def test_a_lease_without_children_or_unfinished_is_left() -> None:
     """A stream that has ended, or is being read, keeps its row."""
-    assert ripe([DONE, *owners("a")], "a") == frozenset()
+    assert deletable([DONE, *owners("a")], "a") == frozenset()
     unfinished = Lease("0", owner="a", checkpoint=READ)
-    assert ripe([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
+    assert deletable([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
 
 
 def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
@@ -105,12 +105,12 @@ def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
             *owners(*names),
             *owners("0-kcl", yields=False),
         ]
-        turns = [name for name in [*names, "0-kcl", "e"] if ripe(table, name)]
+        turns = [name for name in [*names, "0-kcl", "e"] if deletable(table, name)]
         digest = digest_under("")
         behind = [name for name in sorted(names, key=digest) if digest(name) > digest(key)]
         assert turns == [(behind or sorted(names, key=digest))[0]]
     nobody = [DONE, Lease("1", parents=("0",), checkpoint=READ)]
-    assert ripe(nobody, "a") == frozenset()
+    assert deletable(nobody, "a") == frozenset()
 
 
 # New leases (L3, L7)
@@ -125,7 +125,7 @@ def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
         (Config(rules=KclRust(), initial_position=at), at),
         (Config(rules=KclRust(), initial_position=LATEST), TRIM_HORIZON),
     ):
-        (create,) = births(parent, [shard("1", "0")], {}, {"1"}, config)
+        (create,) = children_to_create(parent, [shard("1", "0")], {}, {"1"}, config)
         assert create.lease.checkpoint == start
 
 
@@ -180,7 +180,7 @@ def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -
 def test_a_new_lease_names_its_stream() -> None:
     """In a table of several streams, a lease without a stream would be read by no worker."""
     qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
-    (create,) = births(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
+    (create,) = children_to_create(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
     assert create.lease == Lease(
         "orders:1", stream="orders", shard="1", parents=("orders:0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)
     )

@@ -119,7 +119,7 @@ def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
     rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     watch, _ = watch.look(rows, began=6, ended=7)
-    watch, leases = watch.look([rows[0]], began=11, ended=12, asked=["s-1", "s-2"])
+    watch, leases = watch.look([rows[0]], began=11, ended=12, requested_keys=["s-1", "s-2"])
     assert leases == tuple(leases)
     assert tuple(leases) == leases
     assert [(lease.key, lease.idle) for lease in leases] == [("s-1", 10), ("s-3", 5)]
@@ -225,7 +225,7 @@ def test_holes_are_counted_on_full_readings_alone() -> None:
     """Three reads of a few rows do not pass for three looks at the stream (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
     watch, _ = Watch().look([row], began=0, ended=1)
-    watch, _ = watch.look([row], began=2, ended=3, asked=["s-1"])
+    watch, _ = watch.look([row], began=2, ended=3, requested_keys=["s-1"])
     assert watch.history.holes == (Hole("", 10, HASH_KEYS[1], times=1),)
     watch, _ = watch.look([row], began=4, ended=5)
     assert watch.history.holes == (Hole("", 10, HASH_KEYS[1], times=2),)
@@ -287,7 +287,7 @@ def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=1.5, ended=2)
     assert watch.history.full_apart == 0.5
-    watch, _ = watch.look([ROW], began=9, ended=10, asked=["s-1"])
+    watch, _ = watch.look([ROW], began=9, ended=10, requested_keys=["s-1"])
     assert (watch.history.full_apart, watch.history.full_still) == (0.5, 7)
 
 
@@ -297,7 +297,7 @@ def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
     watch, led = Watch(), []
     for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):
         watch, _ = watch.look([row], began, began + 1, reports=Reports("j", (("j", stamp),)))
-        few, _ = watch.look([], began + 5, began + 6, asked=["s-2"])
+        few, _ = watch.look([], began + 5, began + 6, requested_keys=["s-2"])
         led.append((watch.history.led, few.history.led))
     none, _ = watch.look([given], 40, 41)
     assert led == [((), ()), ((("j", 0),), (("j", 4),)), ((("j", 0),), (("j", 4),)), ((("j", 9),), (("j", 14),))]
@@ -312,7 +312,7 @@ def test_a_lease_without_a_row_is_remembered_until_it_has_one_again_or_no_shard(
     assert [lease.key for lease in watch.history.gone] == ["0", "1"]
     watch, _ = watch.look([second], 4.0, 5.0)
     assert [lease.key for lease in watch.history.gone] == ["0"]
-    watch, _ = watch.look([], 6.0, 7.0, asked=["1"])
+    watch, _ = watch.look([], 6.0, 7.0, requested_keys=["1"])
     assert [lease.key for lease in watch.history.gone] == ["0", "1"]
     watch = watch.recalling({"0": evolve(first, epoch=9), "1": evolve(second, epoch=2)}, None)
     assert [(lease.key, lease.epoch) for lease in watch.history.gone] == [("0", 9), ("1", 3)]

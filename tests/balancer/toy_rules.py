@@ -4,7 +4,7 @@ from attrs import field, frozen
 
 from leasehold.balancer.actions import Action, Claim, Steal
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import drawn
+from leasehold.balancer.chance import draw
 from leasehold.balancer.model import Me
 from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 
@@ -24,8 +24,8 @@ class Toy(RuleSet):
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
         """Return all that this worker takes in one turn."""
         if census.available:
-            return tuple(Claim(lease, "T1") for lease in drawn(census.available, me, self.most))
+            return tuple(Claim(lease, "T1") for lease in draw(census.available, me, self.most))
         fuller = {owner for owner, count in census.counts.items() if count >= len(census.mine) + 2}
         return tuple(
-            Steal(lease, min(fuller), "T2") for lease in drawn(census.held_by({min(fuller, default="")}), me, 1)
+            Steal(lease, min(fuller), "T2") for lease in draw(census.held_by({min(fuller, default="")}), me, 1)
         )

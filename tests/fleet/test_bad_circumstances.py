@@ -150,7 +150,7 @@ def test_strange_blobs_stop_nobody(
     assert held == ["2"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     mend = "until it is mended no lease is made for shards of its line, and none is deleted"
-    assert warnings == [f"row 3: sequencenumber 'x' is no decimal sequence number; {mend}"]
+    assert warnings == [f"row 3: sequencenumber 'x' is not a decimal sequence number; {mend}"]
     broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))
 

@@ -37,10 +37,10 @@ from leasehold.stores.sessions.rows import (
     joined,
     lease_fields,
     lease_row,
+    remarks_fields,
+    remarks_of,
     session_fields,
     session_of,
-    told_fields,
-    told_of,
 )
 from leasehold.stores.urls import date_of, endpoint_of, store_address
 
@@ -154,12 +154,12 @@ def _session_rows(found: object) -> None:
     assert_said(row if isinstance(row, Malformed) else None)
     if isinstance(row, Malformed) or isinstance(owner, Malformed):
         return
-    read = joined(row, owner, told_of(told))
+    read = joined(row, owner, remarks_of(told))
     if _read(read.lease) is not None:
         again = joined(
             cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
             cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
-            told_of(evolve(told, fields=told_fields(told_of(told)))),
+            remarks_of(evolve(told, fields=remarks_fields(remarks_of(told)))),
         )
         assert token_of(again.lease) == token_of(read.lease)
 
@@ -178,7 +178,7 @@ def _session_cell(found: object) -> None:
 
 
 def _direct(body: bytes) -> None:
-    told = aws_calls._told(body)
+    told = aws_calls._parse(body)
     assert told is None or isinstance(told, dict)
 
 

@@ -163,8 +163,8 @@ def test_properties_that_are_taken() -> None:
         ),
         ({"streamName": ""}, "streamName: it is missing"),
         ({"streamArn": "clicks"}, "streamArn: 'clicks' is no ARN of a stream"),
-        ({"maxRecords": "many"}, "maxRecords: 'many' is no whole number from 1 on"),
-        ({"maxRecords": "0"}, "maxRecords: '0' is no whole number from 1 on"),
+        ({"maxRecords": "many"}, "maxRecords: 'many' is not a whole number from 1 on"),
+        ({"maxRecords": "0"}, "maxRecords: '0' is not a whole number from 1 on"),
         (
             {"callProcessRecordsEvenForEmptyRecordList": "yes"},
             "callProcessRecordsEvenForEmptyRecordList: 'yes' is neither true nor false",

@@ -24,7 +24,7 @@ from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import unowned
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Misdeed, Mishap
+from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READINGS, CallableFault, CallEvent, CallFault
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
@@ -173,7 +173,9 @@ STORIES = (
         10.75,
         evolve(PLAIN, acknowledges="late", reshapes=(Reshape(10.0, "split"),)),
     ),
-    CallStory("burying", 8.5, 13.0, evolve(PLAIN, misdeeds=(Misdeed(HERO, "handler", "poison", 8.5, 4.5),))),
+    CallStory(
+        "burying", 8.5, 13.0, evolve(PLAIN, callable_faults=(CallableFault(HERO, "handler", "poison", 8.5, 4.5),))
+    ),
 )
 
 
@@ -184,13 +186,13 @@ def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int,
             yield number, call
 
 
-def mishaps(story: CallStory, *, whole: bool = False) -> Iterator[Mishap]:
+def call_faults(story: CallStory, *, whole: bool = False) -> Iterator[CallFault]:
     """Return every fault of the first call of each name; if `whole`, of every call, and every exception."""
     seen: set[str] = set()
     for number, call in calls_of(story, undisturbed(story)):
         if whole or call.what not in seen:
             seen.add(call.what)
-            yield from (Mishap(number, fault) for fault in faults_of(call.what, whole=whole))
+            yield from (CallFault(number, fault) for fault in faults_of(call.what, whole=whole))
 
 
 def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
@@ -222,15 +224,15 @@ def _denials(what: str) -> Iterator[str]:
     return (f"deny {name}" for name, (starts, _) in DENIED.items() if what.startswith(starts))
 
 
-def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:
+def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
     """Return the history of the scenario with this fault; records count from where reading was to begin."""
-    history = run(evolve(story.scenario, mishaps=befalling))
+    history = run(evolve(story.scenario, call_faults=befalling))
     first = {shard: _first_due(history, shard) for shard in history.parents}
     history.sent = [sent for sent in history.sent if sent.number >= first[sent.key]]
     return history
 
 
-def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
+def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
     """Return every breach of a law in the scenario with this fault.
 
     These are the judge's breaches, and shards that are read late or never.
@@ -238,7 +240,7 @@ def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
     history = told(story, *befalling)
     limits = Limits(
         dict.fromkeys((HERO, PEER), CONFIG.lease_seconds),
-        misdeeds=True,
+        callable_faults=True,
         notice_seconds=0.0,
         acknowledged=story.scenario.acknowledges != "return",
     )
@@ -270,7 +272,7 @@ def undisturbed(story: CallStory) -> SimulatedHistory:
 
 def forsaken(history: RunHistory) -> Iterator[str]:
     """Return the leases that a process stopped reading as lost although it held them: its own write was the last."""
-    for event in history.told("lease-lost"):
+    for event in history.of_kinds("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
         last = earlier[-1]
         own = last.process == event.process and last.after is not None and last.after.owner == event.worker
@@ -303,7 +305,7 @@ def _first_due(history: RunHistory, shard: str) -> int:
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
 
 
-def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:
+def tried(asked: tuple[int, CallFault]) -> tuple[str, ...]:
     """Return the breaches of the scenario at this index with this fault, each described in full."""
     story, mishap = STORIES[asked[0]], asked[1]
     found = breaches(story, mishap)
@@ -314,10 +316,10 @@ def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:
     return tuple(f"{where}: {each}" for each in found)
 
 
-def planned(*, whole: bool) -> Iterable[tuple[int, Mishap]]:
+def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
     """Return all faults of all scenarios, by the scenario's index."""
     return chain.from_iterable(
-        ((place, mishap) for mishap in mishaps(story, whole=whole)) for place, story in enumerate(STORIES)
+        ((place, mishap) for mishap in call_faults(story, whole=whole)) for place, story in enumerate(STORIES)
     )
 
 

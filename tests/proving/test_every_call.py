@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from every_call import CALM, CONFIG, STORIES, CallStory, mishaps, told, tried, undisturbed, unread
+from every_call import CALM, CONFIG, STORIES, CallStory, call_faults, told, tried, undisturbed, unread
 
 from leasehold_lab.simulator.question import unlogged
 
@@ -23,7 +23,7 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
 def test_no_single_fault_does_harm(place: int, first: int) -> None:
     """Whatever way one call fails in, no record is lost, and every shard keeps a reader."""
-    asked = [(place, mishap) for mishap in mishaps(STORIES[place])]
+    asked = [(place, mishap) for mishap in call_faults(STORIES[place])]
     assert len(asked) > 40
     asked = asked[(place + first) % EACH :: EACH]
     assert [said for each in asked for said in tried(each)] == []

@@ -56,14 +56,14 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
         but(lambda actions, table, _me: (*actions, *(Renew(lease, "X") for lease in table[:1]))),
         "the order of the listing matters",
     ),
-    "a lease taken off the list": (laws.input_is_left_alone, forgetful, "the plan changed its input"),
+    "a lease taken off the list": (laws.input_is_unchanged, forgetful, "the plan changed its input"),
     "everything twice": (
-        laws.each_key_is_spoken_of_once,
+        laws.each_lease_has_at_most_one_action,
         but(lambda actions, _table, _me: (*actions, *actions)),
         "more than one action",
     ),
     "a theft that is called a claim": (
-        laws.living_are_robbed_by_name,
+        laws.takes_from_living_owners_name_them,
         but(
             lambda actions, _table, _me: (
                 Claim(each.lease, "X") if isinstance(each, Steal) else each for each in actions
@@ -72,12 +72,12 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
         "which its living owner",
     ),
     "no renewals": (
-        laws.renewals_are_those_of_the_plan,
+        laws.renewals_match_the_plan,
         but(lambda actions, _table, _me: (each for each in actions if not isinstance(each, Renew))),
         "the plan renews other leases than are due",
     ),
     "a lease let go": (
-        laws.balance_is_left_alone,
+        laws.balanced_fleet_is_unchanged,
         but(lambda _actions, table, me: (Release(lease, "X") for lease in table if lease.owner == me.worker)),
         "moves leases of a balanced fleet",
     ),
@@ -110,13 +110,13 @@ def test_a_planner_that_fails_on_one_row_is_found() -> None:
         return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))
 
     with pytest.raises(ZeroDivisionError):
-        laws.plan_is_always_made.check(but(stumbling), Kcl(), examples=2000)
+        laws.every_table_gives_a_plan.check(but(stumbling), Kcl(), examples=2000)
 
 
 def test_every_law_has_a_planted_fault() -> None:
     """A new law without a planted fault would be trusted untested."""
     assert {law for law, *_ in PLANTED.values()} == {*laws.LAWS, laws.equal_readings_make_disjoint_plans} - {
-        laws.plan_is_always_made
+        laws.every_table_gives_a_plan
     }
 
 

@@ -12,7 +12,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteEvent
 from leasehold_lab.judge.explanations import judge
-from leasehold_lab.simulator.mishaps import HARMLESS, POISON, Deviation, Misdeed, Whose, poisonous
+from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, Deviation, Whose, poisonous
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Scenario
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 WORKERS = ("a-0", "a-1")
 CONFIG = Config(initial_position=TRIM_HORIZON)
 SECONDS, SETTLED = 180.0, 150.0
-LIMITS = Limits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, misdeeds=True)
+LIMITS = Limits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, callable_faults=True)
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ def told(whose: Whose, what: Deviation, seconds: float = 25.0) -> RunHistory:
     """Run a worker of four shards whose callable does this for a while, and one whose callable works."""
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
-    misdeeds = (Misdeed(WORKERS[0], whose, what, 20.0, seconds),)
-    return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, misdeeds=misdeeds))
+    faults = (CallableFault(WORKERS[0], whose, what, 20.0, seconds),)
+    return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, callable_faults=faults))
 
 
 @pytest.mark.parametrize("whose", ["handler", "observer", "measure"])
@@ -47,39 +47,39 @@ def test_both_laws_hold_whatever_a_callable_does(whose: Whose, what: Deviation) 
     assert judge(told(whose, what), LIMITS) == ()
 
 
-def poisoned(*more: Misdeed) -> RunHistory:
+def poisoned(*more: CallableFault) -> RunHistory:
     """Run a fleet whose handlers fail on poisonous records for a while, along with other events.
 
     At first the handlers hang, so that batches are long and hold poison between other records.
     """
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
-    hang = tuple(Misdeed(worker, "handler", "hang", 20.0, 20.0) for worker in WORKERS)
-    poison = tuple(Misdeed(worker, "handler", "poison", 40.0, 60.0) for worker in WORKERS)
-    misdeeds = (*more, *hang, *poison)
-    return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, misdeeds=misdeeds))
+    hang = tuple(CallableFault(worker, "handler", "hang", 20.0, 20.0) for worker in WORKERS)
+    poison = tuple(CallableFault(worker, "handler", "poison", 40.0, 60.0) for worker in WORKERS)
+    faults = (*more, *hang, *poison)
+    return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, callable_faults=faults))
 
 
 def test_poison_is_buried_and_nothing_else_is() -> None:
     """Records next to a poisoned one are handled as usual, and no poisoned record is skipped."""
     history = poisoned()
     assert judge(history, LIMITS) == ()
-    dead_lettered = {(event.shard, event.place) for event in history.told("dead-lettered")}
-    finished = {(event.shard, event.place) for event in history.told("finished")}
-    taken = {(event.shard, event.place) for event in history.told("record")}
+    dead_lettered = {(event.shard, event.place) for event in history.of_kinds("dead-lettered")}
+    finished = {(event.shard, event.place) for event in history.of_kinds("finished")}
+    taken = {(event.shard, event.place) for event in history.of_kinds("record")}
     assert dead_lettered
     assert all(poisonous(str(number)) for _, (number, _) in dead_lettered)
     assert dead_lettered | finished == taken
-    together = Counter((event.t, event.shard) for event in history.told("record"))
+    together = Counter((event.t, event.shard) for event in history.of_kinds("record"))
     assert max(together.values()) > 3 * POISON, "long batches were searched"
 
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
     """No checkpoint passes a record that reached neither its handler nor the dead letters."""
-    history = poisoned(Misdeed(WORKERS[0], "dead letter", what, 40.0, 30.0))
+    history = poisoned(CallableFault(WORKERS[0], "dead letter", what, 40.0, 30.0))
     assert judge(history, LIMITS) == ()
-    assert {event.process.partition("#")[0] for event in history.told("dead-lettered")} == set(WORKERS)
+    assert {event.process.partition("#")[0] for event in history.of_kinds("dead-lettered")} == set(WORKERS)
 
 
 def test_a_handler_that_hangs_for_long_is_told_as_unread() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from leasehold.balancer.census import signers
+from leasehold.balancer.census import our_workers
 from leasehold_lab.simulator.question import SimulationQuestion, answer, fleet_of
 from leasehold_lab.simulator.run import run
 
@@ -42,7 +42,7 @@ def test_another_library_does_not_sign() -> None:
     history = run(fleet_of(BESIDE_KCL).scenario)
     rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
     members = fleet_of(BESIDE_KCL).scenario.members
-    assert signers(rows.values()) <= {member.worker for member in members if not member.foreign}
+    assert our_workers(rows.values()) <= {member.worker for member in members if not member.foreign}
 
 
 def test_a_checkpoint_is_a_renewal() -> None:

@@ -40,7 +40,7 @@ def _scenario(seed: int) -> Scenario:
     seconds = scenario.seconds + 2 * PEACE  # each lease of the old stream is released and taken again
     stays = Member("z", scenario.members[0].config)  # at least one worker must be there at the end
     scenario = evolve(scenario, members=(*scenario.members, stays))
-    return evolve(scenario, reshapes=(*early, Reshape(at, "anew"), *again), misdeeds=(), seconds=seconds)
+    return evolve(scenario, reshapes=(*early, Reshape(at, "anew"), *again), callable_faults=(), seconds=seconds)
 
 
 def _handed(history: SimulatedHistory) -> list[ReadingEvent]:

@@ -55,7 +55,7 @@ def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
     """Claim the lease in TO while FROM's row still satisfies writes of its owner and of other workers (W2)."""
 
     def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
-        arrived = self._arrived(RowPair((None, None)).put(side, held), me)
+        arrived = self._copy_and_claim(RowPair((None, None)).put(side, held), me)
         mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))
         return Done(arrived) if arrived and isinstance(mark, Done) else self._lost(held.key)
 
@@ -86,7 +86,7 @@ def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
         claim = self._tables[goal].write(ClaimLease(there, taker or "", notes))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
-    patched.setattr(SwapStore, "_arrived", arrived)
+    patched.setattr(SwapStore, "_copy_and_claim", arrived)
 
 
 def reading_one_row(patched: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_blobs_of_strangers_and_peers_in_the_prefix(objects: BlobObjects) -> Non
     listing = store.list()
     rows = [(lease.key, lease.owner, lease.checkpoint) for lease in listing.leases]
     assert rows == [("0", None, TRIM_HORIZON), ("1", None, Position("17")), ("2", "ann", TRIM_HORIZON)]
-    assert listing.malformed == (Malformed("3", "sequencenumber", "'x' is no decimal sequence number"),)
+    assert listing.malformed == (Malformed("3", "sequencenumber", "'x' is not a decimal sequence number"),)
     done(store.write(ClaimLease(listing.leases[1], "bob")))
     kept = objects.get(f"{PREFIX}/ownership/1")
     assert kept is not None

@@ -138,7 +138,7 @@ def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(CONNECTION_STRING, signed)
     assert client_of("acc/c", None).account_name == "acc"
     monkeypatch.setenv(CONNECTION_STRING, "nonsense")
-    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it is no storage connection string$"):
+    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it is not a storage connection string$"):
         client_of("acc/c", None)
     monkeypatch.setenv(CONNECTION_STRING, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X"))
     with pytest.raises(StoreError, match="credentials") as refused:

@@ -143,9 +143,9 @@ def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: S
     ("spoil", "field", "why"),
     [
         ("checkpoint = 'EARLIEST'", "checkpoint", "'EARLIEST' is neither a sentinel nor a decimal sequence number"),
-        ("counter = -1", "counter", "-1 is no whole number"),
+        ("counter = -1", "counter", "-1 is not a whole number"),
         ("parents = '['", "parents", "'[' is not JSON"),
-        ("weight = 'NaN'", "weight", "nan is no throughput in KB/s, from 0 to 976562500000"),
+        ("weight = 'NaN'", "weight", "nan is not a throughput in KB/s, from 0 to 976562500000"),
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:

@@ -422,7 +422,7 @@ def test_an_answer_about_something_else_is_no_answer(store: DynamoStore, line: L
     """A write is Done only if its own response says so."""
     write, body = ANSWERS[name]
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(body)))
-    with pytest.raises(OutcomeUnknown, match="an answer cannot be read"):
+    with pytest.raises(OutcomeUnknown, match="a response cannot be parsed"):
         store.write(write)
 
 

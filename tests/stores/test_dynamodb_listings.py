@@ -111,7 +111,7 @@ def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
     store = DynamoStore.__new__(DynamoStore)
     store._table, store._create, store._clients = "leases", True, Clients(client, client)  # noqa: SLF001  likewise
     store._prefix, store._rows, store._listed = "", RowDecoder(), 0  # noqa: SLF001  likewise
-    with pytest.raises(OutcomeUnknown, match="leases: an answer cannot be read"):
+    with pytest.raises(OutcomeUnknown, match="leases: a response cannot be parsed"):
         store.list()
 
 

@@ -169,7 +169,7 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
         ({"checkpointSubSequenceNumber": None}, "checkpointSubSequenceNumber", "is missing"),
         ({"leaseCounter": None}, "leaseCounter", "is missing"),
         ({"leaseCounter": {"S": "7"}}, "leaseCounter", "is of type S, and should be of type N"),
-        ({"leaseCounter": {"N": "1.5"}}, "leaseCounter", "'1.5' is no whole number"),
+        ({"leaseCounter": {"N": "1.5"}}, "leaseCounter", "'1.5' is not a whole number"),
         ({"leaseOwner": {"N": "1"}}, "leaseOwner", "is of type N, and should be of type S"),
         (
             {"checkpoint": {"S": "EARLIEST"}},
@@ -178,8 +178,12 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
         ),
         ({"checkpoint": {"S": ""}}, "checkpoint", "'' is neither a sentinel nor a decimal sequence number"),
         ({"parentShardId": {"S": "s-0"}}, "parentShardId", "is of type S, and should be of type SS"),
-        ({"startingHashKey": {"S": "1"}}, "endingHashKey", "None is no decimal hash key"),
-        ({"startingHashKey": {"S": "x"}, "endingHashKey": {"S": "9"}}, "startingHashKey", "'x' is no decimal hash key"),
+        ({"startingHashKey": {"S": "1"}}, "endingHashKey", "None is not a decimal hash key"),
+        (
+            {"startingHashKey": {"S": "x"}, "endingHashKey": {"S": "9"}},
+            "startingHashKey",
+            "'x' is not a decimal hash key",
+        ),
         (
             {"startingHashKey": {"S": "9"}, "endingHashKey": {"S": "1"}},
             "startingHashKey",
@@ -187,12 +191,12 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
         ),
         ({"throughputKBps": {"S": "fast"}}, "throughputKBps", "is of type S, and should be of type N"),
         ({"lh_a": {"N": "1"}}, "lh_a", "is of type N, and should be of type S"),
-        ({"leaseOwner": {"S": 7}}, "leaseOwner", "7 is no text"),
+        ({"leaseOwner": {"S": 7}}, "leaseOwner", "7 is not a string"),
         ({"leaseOwner": {}}, "leaseOwner", "is of type none, and should be of type S"),
         ({"leaseOwner": "ann"}, "leaseOwner", "is of type none, and should be of type S"),
-        ({"leaseCounter": {"N": 7}}, "leaseCounter", "7 is no text"),
+        ({"leaseCounter": {"N": 7}}, "leaseCounter", "7 is not a string"),
         ({"parentShardId": {"SS": ["s-0", ""]}}, "parentShardId", "is empty"),
-        ({"throughputKBps": {"N": "-1"}}, "throughputKBps", "'-1' is no throughput in KB/s, from 0 to 976562500000"),
+        ({"throughputKBps": {"N": "-1"}}, "throughputKBps", "'-1' is not a throughput in KB/s, from 0 to 976562500000"),
     ],
 )
 def test_an_item_that_is_no_whole_lease_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:

@@ -317,7 +317,7 @@ def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.Monkey
     objects, store = opened(OURS)
     lease = owned(objects, store)
     monkeypatch.setattr(ObjectMemory, "put_over", lambda *_asked: None)
-    with pytest.raises(StoreError, match="64 conditional writes in a row were refused"):
+    with pytest.raises(StoreError, match="64 conditional writes in a row were rejected"):
         store.write(StealLease(lease, "bob"))
 
 

@@ -10,7 +10,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
-from leasehold_lab.contract.actors import asked, done, lost, owned, stored, unowned
+from leasehold_lab.contract.actors import done, lost, owned, requested, stored, unowned
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_request(store: MemoryStore) -> None:
 
 def test_release_frees_or_gives(store: MemoryStore) -> None:
     """A drained lease goes to its next owner, and begins at the record where its giver stopped."""
-    seen = asked(store)
+    seen = requested(store)
     released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
     assert (released.owner, released.checkpoint) == ("bob", Position("41"))
     freed = done(execute(store, Release(released, "M12"), "bob"))
@@ -88,7 +88,7 @@ def test_release_frees_or_gives(store: MemoryStore) -> None:
 
 def test_giving_without_news_keeps_the_checkpoint(store: MemoryStore) -> None:
     """An owner that had read nothing can still hand off."""
-    seen = done(store.write(CheckpointLease(asked(store), Position("40"))))
+    seen = done(store.write(CheckpointLease(requested(store), Position("40"))))
     released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
     assert released == evolve(stored(store), owner="bob", checkpoint=Position("40"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.stores.requests import SkewWarning, age, bare
+from leasehold.stores.requests import SkewWarning, age, unquoted_etag
 
 
 def test_an_age_allows_for_the_seconds_it_is_told_in() -> None:
@@ -12,7 +12,7 @@ def test_an_age_allows_for_the_seconds_it_is_told_in() -> None:
 
 def test_an_etag_is_the_same_bare_and_quoted() -> None:
     """Listings return it bare and other responses quoted; the lease must not look renewed when only that differs."""
-    assert [bare(etag) for etag in ('"0x8D"', "0x8D", '"X-1X"')] == ["0x8D", "0x8D", "X-1X"]
+    assert [unquoted_etag(etag) for etag in ('"0x8D"', "0x8D", '"X-1X"')] == ["0x8D", "0x8D", "X-1X"]
 
 
 @pytest.mark.parametrize("now", [1_000_060.0, 999_940.0])

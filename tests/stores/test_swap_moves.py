@@ -13,7 +13,7 @@ from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, LOOK_SECONDS, TO, WISH, SwapStore, announced
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
-from leasehold_lab.contract.actors import asked, done, lost, owned, stored
+from leasehold_lab.contract.actors import done, lost, owned, requested, stored
 
 NAMES = ("memory://from", "memory://to")
 
@@ -69,7 +69,7 @@ def send(goal: Goal) -> None:
 def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
     """The mark would drop the request, and the worker that made it would wait and then steal."""
     store = joined(goal := Goal())
-    seen = asked(store)
+    seen = requested(store)
     send(goal)
     now = done(store.write(RenewLease(seen)))
     assert (now.version[:5], now.next_owner) == ("from:", "bob")

@@ -10,7 +10,7 @@ from waiters import Clock
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing, Malformed
@@ -222,12 +222,12 @@ def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_no
     (contradiction,) = ours.worker.discovery.contradictions
     assert (contradiction.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
     assert caplog.messages.count(contradiction.what) == 1
-    assert noted(store.list().leases) == (contradiction.what,)
+    assert reported(store.list().leases) == (contradiction.what,)
     source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
     ours.worker.hurry()
     ours.turn_due = clock.now
     ours.run(60)
-    assert (ours.worker.discovery.contradictions, noted(store.list().leases)) == ((), ())
+    assert (ours.worker.discovery.contradictions, reported(store.list().leases)) == ((), ())
 
 
 def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:

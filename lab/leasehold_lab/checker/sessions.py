@@ -341,7 +341,7 @@ class CheckedWorker:
         self.held[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
         return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Return everything that decides what the worker does, as a string."""
         store = self.store
         pages = [
@@ -359,11 +359,11 @@ def numbered(lease: Lease) -> int:
     return int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
 
 
-class At(NamedTuple):
+class WorkerState(NamedTuple):
     """A worker in a state: its snapshot and description, its action, the responses so far, and the tick it began in."""
 
     snapshot: bytes
-    told: str
+    description: str
     action: tuple[str, str] = ("", "")
     answers: tuple[Any, ...] = ()
     tick: int = 0
@@ -387,7 +387,7 @@ class SessionState(NamedTuple):
     """A whole state. `late` has the writes that may still arrive, and `left` the faults that may still happen."""
 
     rows: TableRows
-    workers: tuple[At, ...]
+    workers: tuple[WorkerState, ...]
     true_leases: tuple[tuple[str, TrueLease], ...]
     readers: tuple[tuple[str, int, int, bool], ...] = ()
     late: tuple[CellRequest, ...] = ()
@@ -398,7 +398,7 @@ class SessionState(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """The identity of the state: states with the same key have the same future."""
         workers = tuple(
-            (worker.told, worker.action, worker.answers, worker.tick, worker.alive) for worker in self.workers
+            (worker.description, worker.action, worker.answers, worker.tick, worker.alive) for worker in self.workers
         )
         return (
             self.rows,
@@ -506,7 +506,7 @@ class SessionModel:
         worker.moves += 1
         return current._replace(workers=_put(current.workers, number, snapshot_of(worker)))
 
-    def _worker(self, name: str, moves: int) -> At:
+    def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
         return snapshot_of(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
 
@@ -524,8 +524,10 @@ class SessionModel:
             else:
                 yield from self._answered(state, number)
             if left.get("crash"):
-                dead = at._replace(alive=False, action=("", ""), answers=(), told="dead", snapshot=b"")
-                after = state._replace(workers=_put(state.workers, number, dead), left=_less(state.left, "crash"))
+                dead = at._replace(alive=False, action=("", ""), answers=(), description="dead", snapshot=b"")
+                after = state._replace(
+                    workers=_put(state.workers, number, dead), left=_without_calls(state.left, "crash")
+                )
                 gone = after._replace(readers=tuple(reader for reader in after.readers if reader[1] != number))
                 yield f"w{number} crashes", gone, ""
                 if left.get("restart"):
@@ -533,13 +535,13 @@ class SessionModel:
                     process: CheckedWorker = pickle.loads(again.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     anew = gone._replace(workers=_put(gone.workers, number, snapshot_of(process)))
-                    yield f"w{number} is started again", anew._replace(left=_less(anew.left, "restart")), ""
+                    yield f"w{number} is started again", anew._replace(left=_without_calls(anew.left, "restart")), ""
         for place, request in enumerate(state.late):
             rows, _ = carried_out(state.rows, request)
             rest = state.late[:place] + state.late[place + 1 :]
-            yield f"late: {_said(request)}", state._replace(rows=rows, late=rest), ""
+            yield f"late: {_request_text(request)}", state._replace(rows=rows, late=rest), ""
         if left.get("tick"):
-            yield "time passes", state._replace(tick=state.tick + 1, left=_less(state.left, "tick")), ""
+            yield "time passes", state._replace(tick=state.tick + 1, left=_without_calls(state.left, "tick")), ""
 
     def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         at = state.workers[number]._replace(action=option, answers=(), tick=state.tick)
@@ -547,8 +549,8 @@ class SessionModel:
         outcome = self._run(at, state.tick)
         return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
 
-    def _run(self, at: At, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
-        run_key = (at.told, at.action, at.answers, at.tick, now)
+    def _run(self, at: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
+        run_key = (at.description, at.action, at.answers, at.tick, now)
         if run_key not in self._outcomes:
             worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
@@ -574,18 +576,22 @@ class SessionModel:
             if isinstance(answer, tuple)
             else "done"
         )
-        yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {brief}")
+        yield self._with_response(
+            state._replace(rows=rows), number, answer, f"w{number} {_request_text(request)}: {brief}"
+        )
         left = dict(state.left)
         if request.verb in ("list", "read"):
             return
         if left.get(APPLIED) and rows != state.rows:
-            less = state._replace(rows=rows, left=_less(state.left, APPLIED))
-            yield self._told(less, number, LOST, f"w{number} {_said(request)}: applied, not answered")
+            less = state._replace(rows=rows, left=_without_calls(state.left, APPLIED))
+            yield self._with_response(less, number, LOST, f"w{number} {_request_text(request)}: applied, not answered")
         if left.get(LATE):
-            on_its_way = state._replace(late=(*state.late, request), left=_less(state.left, LATE))
-            yield self._told(on_its_way, number, LOST, f"w{number} {_said(request)}: on its way, not answered")
+            on_its_way = state._replace(late=(*state.late, request), left=_without_calls(state.left, LATE))
+            yield self._with_response(
+                on_its_way, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
+            )
 
-    def _told(self, state: SessionState, number: int, answer: Any, what: str) -> tuple[str, SessionState, str]:  # noqa: ANN401
+    def _with_response(self, state: SessionState, number: int, answer: Any, what: str) -> tuple[str, SessionState, str]:  # noqa: ANN401
         at = state.workers[number]
         at = at._replace(answers=(*at.answers, answer))
         after = state._replace(workers=_put(state.workers, number, at))
@@ -596,7 +602,7 @@ class SessionModel:
         return what, ended, broken
 
     def _ended(
-        self, state: SessionState, number: int, worker: At, events: list[SessionEvent]
+        self, state: SessionState, number: int, worker: WorkerState, events: list[SessionEvent]
     ) -> tuple[SessionState, str]:
         """End an action, and judge its events."""
         began = state.workers[number].tick
@@ -681,7 +687,7 @@ class SessionModel:
                 return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
 
-    def _alone(self, rows: TableRows, at: At, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:
+    def _alone(self, rows: TableRows, at: WorkerState, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:
         """Let one worker do this while no other does anything."""
         answers: list[Any] = []
         for _ in count():
@@ -760,20 +766,20 @@ def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") ->
     return int(broken)
 
 
-def snapshot_of(worker: CheckedWorker) -> At:
+def snapshot_of(worker: CheckedWorker) -> WorkerState:
     """Return the worker between two actions, in the form that a state keeps."""
-    return At(pickle.dumps(worker), worker.told())
+    return WorkerState(pickle.dumps(worker), worker.description())
 
 
-def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
+def _put(workers: tuple[WorkerState, ...], number: int, at: WorkerState) -> tuple[WorkerState, ...]:
     return (*workers[:number], at, *workers[number + 1 :])
 
 
-def _less(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
+def _without_calls(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, many - (name == fault)) for name, many in left)
 
 
-def _said(request: CellRequest) -> str:
+def _request_text(request: CellRequest) -> str:
     return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
 
 

@@ -18,13 +18,13 @@ from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
     READS,
-    At,
     CellRequest,
     CheckedCells,
     CheckedWorker,
     SessionEvent,
     SessionModel,
     SessionState,
+    WorkerState,
     report_of,
     snapshot_of,
 )
@@ -104,7 +104,7 @@ class SwappingWorker(CheckedWorker):
             pass
         return []
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Return everything that decides what the worker does, as a string."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
@@ -115,7 +115,7 @@ class SwappingWorker(CheckedWorker):
 class SwapModel(SessionModel):
     """A setting to explore, in which leases are in FROM and bound for TO."""
 
-    def _worker(self, name: str, moves: int) -> At:
+    def _worker(self, name: str, moves: int) -> WorkerState:
         return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
 
     def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:

@@ -155,18 +155,18 @@ def judge(case: Case) -> CheckVerdict:
         steps = (
             next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
         )
-        faults["livelock"] = f"from {_told(fleet, states[0])}: " + "; ".join(steps)
+        faults["livelock"] = f"from {_described(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):
         if not followers and unowned(state):
-            faults.setdefault("unowned", _told(fleet, state))
+            faults.setdefault("unowned", _described(fleet, state))
         if not followers and _uneven(case, state):
-            faults.setdefault("uneven", _told(fleet, state))
+            faults.setdefault("uneven", _described(fleet, state))
 
     # S5: a balanced fleet does nothing.
     for start in starts if not fleet.crashes else ():
         if not unowned(start) and not _uneven(case, start) and fleet.steps(start):
-            faults["restless"] = _told(fleet, start)
+            faults["restless"] = _described(fleet, start)
             break
 
     # S6: if every worker can be seen and none fails, no order of events costs more than the least moves.
@@ -175,7 +175,7 @@ def judge(case: Case) -> CheckVerdict:
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
             least = _least(case, start)
             if moves > least:
-                faults["overshoot"] = f"{_told(fleet, start)}: {moves} moves, least {least}"
+                faults["overshoot"] = f"{_described(fleet, start)}: {moves} moves, least {least}"
                 break
 
     alone = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
@@ -210,7 +210,7 @@ def _owners(fleet: FleetModel, state: State) -> list[str | None]:
     return [None if owner == NOBODY else fleet.workers[owner] for owner in state.owners]
 
 
-def _told(fleet: FleetModel, state: State) -> str:
+def _described(fleet: FleetModel, state: State) -> str:
     return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_owners(fleet, state)))
 
 

@@ -80,7 +80,7 @@ def command(
                 print(json.dumps(described), flush=True)  # a reader at the other end of a pipe waits for it
                 wait_for_the_end()
             with _page(running) as page:
-                _tell(running, page)
+                _print_streams(running, page)
                 wait_for_the_end()
 
 
@@ -103,7 +103,7 @@ def _page(running: DevServices) -> Iterator[str]:
         yield f"Who holds what, as a page: {page.url}/"
 
 
-def _tell(running: DevServices, page: str) -> None:
+def _print_streams(running: DevServices, page: str) -> None:
     *others, last = running.services
     print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
     for name, stream in running.streams.items():

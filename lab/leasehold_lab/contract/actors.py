@@ -47,16 +47,16 @@ def placed(store: Store, lease: Lease) -> Lease:
     return row if lease.owner is None else done(store.write(ClaimLease(row, lease.owner)))
 
 
-def unowned(store: Store, key: str = KEY, at: Position = TRIM_HORIZON) -> Lease:
+def unowned(store: Store, key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
     """Create a free lease with this checkpoint."""
-    return placed(store, Lease(key, checkpoint=at))
+    return placed(store, Lease(key, checkpoint=checkpoint))
 
 
-def owned(store: Store, owner: str = "ann", key: str = KEY, at: Position = TRIM_HORIZON) -> Lease:
+def owned(store: Store, owner: str = "ann", key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
     """Create a lease with this checkpoint and claim it for this worker."""
-    return placed(store, Lease(key, owner=owner, checkpoint=at))
+    return placed(store, Lease(key, owner=owner, checkpoint=checkpoint))
 
 
-def asked(store: Store) -> Lease:
+def requested(store: Store) -> Lease:
     """Return a lease of ann's that bob has requested."""
     return done(store.write(RequestLease(owned(store, "ann"), "bob")))

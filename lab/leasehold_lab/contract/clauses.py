@@ -32,7 +32,7 @@ from leasehold.stores.writes import (
     WithdrawRequest,
     Write,
 )
-from leasehold_lab.contract.actors import FULL, KEY, asked, done, facts, lost, owned, stored, unowned
+from leasehold_lab.contract.actors import FULL, KEY, done, facts, lost, owned, requested, stored, unowned
 
 STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (
     lambda store, lease: store.write(ClaimLease(lease, "ann")),
@@ -70,7 +70,7 @@ class Ownership:
 
     def test_creating_twice_leaves_the_first(self, store: Store) -> None:
         """Creating a lease that exists changes nothing, so a second worker that starts cannot reset a checkpoint."""
-        first = owned(store, at=Position("41"))
+        first = owned(store, checkpoint=Position("41"))
         assert facts(lost(store.write(CreateLease(Lease(KEY))))) == facts(first)
         assert stored(store) == first
 
@@ -241,7 +241,7 @@ class Checkpoints:
     def test_a_checkpoint_moves_forward(self, store: Store) -> None:
         """A checkpoint moves forward: numbers are compared as numbers, not as strings, and sentinels by meaning."""
         for number, (before, after) in enumerate(FORWARD):
-            seen = owned(store, key=f"shard-{number}", at=before)
+            seen = owned(store, key=f"shard-{number}", checkpoint=before)
             assert done(store.write(CheckpointLease(seen, after))).checkpoint == after, (before, after)
 
     def test_a_checkpoint_never_moves_back(self, store: Store) -> None:
@@ -249,12 +249,12 @@ class Checkpoints:
         for number, (after, before) in enumerate(FORWARD):
             if before == NOON:
                 continue  # any starting position may replace any other
-            seen = owned(store, key=f"shard-{number}", at=before)
+            seen = owned(store, key=f"shard-{number}", checkpoint=before)
             assert lost(store.write(CheckpointLease(seen, after))) == seen, (before, after)
 
     def test_checkpointing_the_same_position_is_a_renewal(self, store: Store) -> None:
         """A checkpoint at the stored position renews the lease, as of an idle shard."""
-        seen = owned(store, at=Position("41", 3))
+        seen = owned(store, checkpoint=Position("41", 3))
         assert facts(done(store.write(CheckpointLease(seen, Position("41", 3))))) == facts(seen)
 
     def test_a_checkpoint_wants_version_and_owner_as_seen(self, store: Store) -> None:
@@ -268,21 +268,21 @@ class Checkpoints:
 
     def test_the_end_drops_the_owner(self, store: Store) -> None:
         """The checkpoint at the end frees the lease, so that it no longer counts as load."""
-        seen = owned(store, at=Position("41"))
+        seen = owned(store, checkpoint=Position("41"))
         now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1", "c-2"))))
         assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END, owner=None, yields=False))
         assert now.version != seen.version
 
     def test_the_end_keeps_the_owner_if_told(self, store: Store) -> None:
         """With `keep_owner` the end keeps the owner, because the rule set `kcl` counts ended leases as KCL 2.x does."""
-        seen = owned(store, at=Position("41"))
+        seen = owned(store, checkpoint=Position("41"))
         now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1",), keep_owner=True)))
         assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END))
         assert done(store.write(RenewLease(now))).owner == "ann"
 
     def test_the_end_is_final(self, store: Store) -> None:
         """After the end every checkpoint is rejected, so that no late writer reopens the shard."""
-        seen = owned(store, at=Position("41"))
+        seen = owned(store, checkpoint=Position("41"))
         ended = done(store.write(CheckpointLease(seen, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
             assert lost(store.write(CheckpointLease(ended, position))) == ended
@@ -309,7 +309,7 @@ class Checkpoints:
 
     def test_a_late_checkpoint_only_moves_forward(self, store: Store) -> None:
         """A late checkpoint only moves forward, so that a slow drain cannot undo the new owner's work."""
-        now = owned(store, at=Position("100", 3))
+        now = owned(store, checkpoint=Position("100", 3))
         for position in (Position("99", 9), Position("100", 3), Position("100", 2), LATEST):
             assert lost(store.write(CheckpointLate(now, position))) == now
 
@@ -344,7 +344,7 @@ class Checkpoints:
 
     def test_notes_survive_every_other_write(self, store: Store) -> None:
         """Annotations survive every other write, so a pinned start or a sealed end does not vanish."""
-        row = done(store.write(AnnotateLease(asked(store), "a", "1")))
+        row = done(store.write(AnnotateLease(requested(store), "a", "1")))
         row = done(store.write(RenewLease(store.get([KEY])[0])))
         row = done(store.write(CheckpointLease(row, Position("41"))))
         row = done(store.write(GiveLease(row, Position("42"))))
@@ -392,7 +392,7 @@ class Handoff:
 
     def test_giving_moves_owner_and_checkpoint_together(self, store: Store) -> None:
         """Giving changes owner and checkpoint in one write, so the next owner starts where the giver stopped."""
-        seen = asked(store)
+        seen = requested(store)
         now = done(store.write(GiveLease(seen, Position("41", 3))))
         assert facts(now) == facts(evolve(seen, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
         assert now.version != seen.version
@@ -400,7 +400,7 @@ class Handoff:
 
     def test_giving_wants_everything_as_seen(self, store: Store) -> None:
         """Giving needs the current version, owner and next owner, so no lease goes to a worker that withdrew."""
-        seen = asked(store)
+        seen = requested(store)
         moved = done(store.write(RenewLease(seen)))
         assert lost(store.write(GiveLease(seen, Position("41")))) == moved
         assert lost(store.write(GiveLease(evolve(moved, owner="cat"), Position("41")))) == moved
@@ -412,12 +412,12 @@ class Handoff:
 
     def test_giving_never_moves_the_checkpoint_back(self, store: Store) -> None:
         """Giving never moves the checkpoint back, so the next owner repeats nothing."""
-        seen = done(store.write(CheckpointLease(asked(store), Position("41", 3))))
+        seen = done(store.write(CheckpointLease(requested(store), Position("41", 3))))
         assert lost(store.write(GiveLease(seen, Position("41", 2)))) == seen
 
     def test_accepting_is_a_write(self, store: Store) -> None:
         """Accepting a gift is a write, so that the giver cannot take it back afterwards."""
-        gift = done(store.write(GiveLease(asked(store), Position("41"))))
+        gift = done(store.write(GiveLease(requested(store), Position("41"))))
         now = done(store.write(ClaimLease(gift, "bob")))
         assert facts(now) == facts(gift)
         assert lost(store.write(TakeBackLease(gift, "ann"))) == now
@@ -425,14 +425,14 @@ class Handoff:
 
     def test_what_nobody_accepted_is_taken_back(self, store: Store) -> None:
         """A gift that its next owner did not accept can be taken back, for that worker may be dead."""
-        gift = done(store.write(GiveLease(asked(store), Position("41"))))
+        gift = done(store.write(GiveLease(requested(store), Position("41"))))
         now = done(store.write(TakeBackLease(gift, "ann")))
         assert facts(now) == facts(evolve(gift, owner="ann"))
         assert lost(store.write(ClaimLease(gift, "bob"))) == now
 
     def test_a_request_is_withdrawn_only_by_its_heir(self, store: Store) -> None:
         """A request is withdrawn only in the name of its next owner."""
-        seen = asked(store)
+        seen = requested(store)
         assert lost(store.write(WithdrawRequest(seen, "cat"))) == seen
         now = done(store.write(WithdrawRequest(seen, "bob")))
         assert facts(now) == facts(evolve(seen, next_owner=None))
@@ -441,14 +441,14 @@ class Handoff:
 
     def test_a_withdrawal_wants_the_owner_as_seen(self, store: Store) -> None:
         """A withdrawal needs the current owner, so a delayed one does not cancel a second request."""
-        seen = asked(store)
+        seen = requested(store)
         stolen = done(store.write(StealLease(seen, "cat")))
         now = done(store.write(RequestLease(stolen, "bob")))
         assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
 
     def test_stealing_after_my_request_wants_it_to_stand(self, store: Store) -> None:
         """A steal after a request needs that request to stand, so that only the lease's next owner steals it."""
-        seen = asked(store)
+        seen = requested(store)
         other = done(store.write(RequestLease(seen, "cat")))
         assert lost(store.write(StealLease(seen, "bob"))) == other
         now = done(store.write(StealLease(other, "cat")))
@@ -456,12 +456,12 @@ class Handoff:
 
     def test_a_claim_removes_any_request(self, store: Store) -> None:
         """A claim removes any request, which was meant for the former owner."""
-        seen = asked(store)
+        seen = requested(store)
         assert done(store.write(ClaimLease(seen, "dan"))).next_owner is None
 
     def test_a_release_removes_any_request(self, store: Store) -> None:
         """A release removes any request, which was meant for the former owner."""
-        freed = done(store.write(ReleaseLease(asked(store), "ann")))
+        freed = done(store.write(ReleaseLease(requested(store), "ann")))
         assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
         assert done(store.write(ClaimLease(freed, "cat"))).next_owner is None
 
@@ -489,14 +489,14 @@ class Resets:
 
     def test_a_reset_wants_a_lease_that_nobody_owns(self, store: Store) -> None:
         """A reset needs a free lease, because an owner would continue, and checkpoint over the reset."""
-        seen = owned(store, at=Position("41"))
+        seen = owned(store, checkpoint=Position("41"))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == seen
         assert lost(store.write(ResetLease(evolve(seen, owner=None), TRIM_HORIZON))) == seen
         assert stored(store) == seen
 
     def test_a_reset_wants_the_version_as_seen(self, store: Store) -> None:
         """A reset needs the current version, so that a lease read and released in the meantime is not read again."""
-        seen = unowned(store, at=Position("41"))
+        seen = unowned(store, checkpoint=Position("41"))
         now = done(store.write(ReleaseLease(done(store.write(ClaimLease(seen, "ann"))), "ann")))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == now
         done(store.write(ClaimLease(now, "bob")))
@@ -512,7 +512,7 @@ class Resets:
 
     def test_an_owner_of_before_is_refused_after_a_reset(self, store: Store) -> None:
         """After a reset the writes of the former owner are lost, even if it slept through the reset."""
-        seen = owned(store, at=Position("41"))
+        seen = owned(store, checkpoint=Position("41"))
         now = done(store.write(ResetLease(done(store.write(ReleaseLease(seen, "bob"))), TRIM_HORIZON)))
         assert lost(store.write(RenewLease(seen))) == now
         assert lost(store.write(CheckpointLease(seen, Position("42")))) == now
@@ -595,7 +595,7 @@ class Races:
 
     def test_the_heir_or_the_giver(self, store: Store) -> None:
         """A gift is either accepted or taken back."""
-        gift = done(store.write(GiveLease(asked(store), Position("41"))))
+        gift = done(store.write(GiveLease(requested(store), Position("41"))))
         won = winners(store, [ClaimLease(gift, "bob"), TakeBackLease(gift, "ann")] * 16)
         assert won == [stored(store)]
 

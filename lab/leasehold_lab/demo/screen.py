@@ -132,7 +132,7 @@ class Screen:
             yield line
 
 
-def told(verdict: RunVerdict) -> list[tuple[str, str]]:
+def verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
     """Return names and values, in reading order."""
     disordered = any(fault.what == "out of order" for fault in verdict.faults)
     allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
@@ -157,6 +157,6 @@ def summary(verdict: RunVerdict) -> str:
 def concluded(verdict: RunVerdict) -> RenderableType:
     """Return the verdict as a table with its sentence."""
     table = Table.grid(padding=(0, 2))
-    for name, value in told(verdict):
+    for name, value in verdict_rows(verdict):
         table.add_row(name, value)
     return Group("", table, "", Text(summary(verdict), style="bold green" if verdict.ok else "bold red"))

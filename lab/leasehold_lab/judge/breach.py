@@ -46,7 +46,7 @@ class Limits:
         moves: When to begin counting moves, and how many more than the least number are allowed. None if this is not
             judged.
         groups: How workers form groups.
-        misdeeds: Whether unforeseen exceptions are allowed.
+        callable_faults: Whether unforeseen exceptions are allowed.
         notice_seconds: How long a worker may take to stop after its right to a lease is over.
         duplicates: Whether a record may be dispatched again after its shard changed hands.
         wait_seconds: How much of a record's wait for its dispatch may lie outside the reach of all faults. Unless this
@@ -63,7 +63,7 @@ class Limits:
     counts_ended: bool = False
     moves: tuple[float, int] | None = None
     groups: Groups = None
-    misdeeds: bool = False
+    callable_faults: bool = False
     notice_seconds: float = 6.0
     duplicates: bool = True
     wait_seconds: float = math.inf

@@ -236,7 +236,7 @@ class RunHistory:
     end: float = 0.0
     answers: list[WriteAnswer] = field(factory=list)
 
-    def told(self, *events: str) -> Iterator[ReadingEvent]:
+    def of_kinds(self, *events: str) -> Iterator[ReadingEvent]:
         """Yield the events of these kinds, in order of time."""
         yield from sorted((event for event in self.events if event.event in events), key=lambda each: each.t)
 

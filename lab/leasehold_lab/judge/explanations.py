@@ -106,7 +106,7 @@ class Explanations:
     def waits(self) -> Iterator[RecordWait]:
         """Yield the wait of each record whose times are known."""
         first: dict[tuple[str, str], ReadingEvent] = {}
-        for event in self._history.told("record"):
+        for event in self._history.of_kinds("record"):
             first.setdefault((event.key, event.digest), event)
         for sent in self._history.sent:
             dispatched = first.get((sent.key, sent.digest))
@@ -147,7 +147,7 @@ class Explanations:
                 yield Breach("unread", wait.until, f"{why}, {within}")
         last: dict[tuple[str, RecordPlace], ReadingEvent] = {}
         named: set[tuple[str, str]] = set()
-        for record in self._history.told("record"):
+        for record in self._history.of_kinds("record"):
             before = last.get((record.shard, record.place))
             last[record.shard, record.place] = record
             # If the process did not let go in between, the laws of records report the repetition.
@@ -180,12 +180,12 @@ class Explanations:
 def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
     """Check rule 4, and that no unforeseen exception was raised."""
     yield from Explanations(run.history, run.tenures, run.limits).breaches()
-    if not run.limits.misdeeds:
+    if not run.limits.callable_faults:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
 
 
 LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
-    records.all_that_was_sent,
+    records.everything_sent_was_dispatched,
     records.again_only_where_due,
     records.in_order_within_a_key,
     records.parents_before_children,
@@ -193,11 +193,11 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     nothing_unexplained,
     rights.one_holder_at_a_time,
     rights.nothing_unfinished_is_checkpointed,
-    rights.only_holders_hand_over,
+    rights.only_holders_dispatch,
     rights.everything_held_is_read,
-    rights.answers_agree,
+    rights.responses_agree,
     rights.finished_stays_finished,
-    rights.writers_hand_over,
+    rights.only_writers_dispatch,
     rights.at_rest,
     rights.no_needless_move,
 )

@@ -16,7 +16,7 @@ from leasehold_lab.judge.events import ReadingEvent, RecordPlace
 from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
-def all_that_was_sent(run: JudgedRun) -> Iterator[Breach]:
+def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
     """Check law 1, except for records that no worker could know of, and that processes dispatch only what they read."""
     # If no worker plans at the end, the last records may have had no reader.
     due = run.limits.settled is None or run.planners

@@ -104,7 +104,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Check law 3, if handlers report when they have finished."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
-    for event in run.history.told("finished", "dead-lettered", "acknowledged"):
+    for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
     if not finished and not run.limits.acknowledged:
         return
@@ -128,7 +128,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
                 yield Breach("unfinished", write.t, f"{why}, and no handler has finished {late[1]}")
 
 
-def only_holders_hand_over(run: JudgedRun) -> Iterator[Breach]:
+def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
     """Check law 4: replay the writes and check, for each batch, that its process had a right to dispatch it."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
@@ -158,7 +158,7 @@ def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
     if not any(event.event == "read" for event in run.history.events):
         return
     active: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in run.history.told("read", "record", "finished", "dead-lettered"):
+    for event in run.history.of_kinds("read", "record", "finished", "dead-lettered"):
         active[event.process, event.shard].append(event.t)
     for span in ownership_spans(run):
         inside = [t for t in active[span.process, span.key] if span.begin < t < span.end]
@@ -232,7 +232,7 @@ KEEPS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 """Writes after which the writer holds the lease."""
 
 
-def answers_agree(run: JudgedRun) -> Iterator[Breach]:
+def responses_agree(run: JudgedRun) -> Iterator[Breach]:
     """Check laws 6 to 9 and 11, lease by lease, and yield the first breach of each law and lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
@@ -345,7 +345,7 @@ def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> It
             return
 
 
-def writers_hand_over(run: JudgedRun) -> Iterator[Breach]:
+def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
     """Check law 10, and yield the first breach of each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:

@@ -126,7 +126,7 @@ class JudgedRun:
     @cached_property
     def records(self) -> tuple[ReadingEvent, ...]:
         """Every dispatch of a record, in order of time."""
-        return tuple(self.history.told("record"))
+        return tuple(self.history.of_kinds("record"))
 
     @cached_property
     def numbers(self) -> Mapping[RecordId, int]:
@@ -176,7 +176,7 @@ class JudgedRun:
             if reached and living and not let_go:
                 continue
             for made in (write for write in at_latest if write.t >= t):
-                lineage = self.line_above(made.key)
+                lineage = self.self_and_ancestors(made.key)
                 newcomer = any(life.process == made.process and life.start >= t - lease for life in self.lives)
                 shards |= lineage if newcomer and deleted.key in lineage else set()
         return frozenset(shards)
@@ -192,7 +192,7 @@ class JudgedRun:
         deleted = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
         return any(write.key == shard and write.t <= min(t, start + lease) for write in deleted)
 
-    def line_above(self, shard: str) -> set[str]:
+    def self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
         lineage, todo = set[str](), [shard]
         while todo:

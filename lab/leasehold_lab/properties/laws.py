@@ -2,7 +2,7 @@
 
     laws.check(plan, MyRules())                                  every law, on examples that Hypothesis draws
     laws.comes_to_rest.check(plan, st.builds(MyRules, ...))      one law, over the options too
-    laws.living_are_robbed_by_name(plan, Scene(...))             one law on one case
+    laws.takes_from_living_owners_name_them(plan, Scene(...))    one law on one case
 
 A broken law raises LawBroken with the case, the planned actions, and what is wrong with them. `plan` is any function
 with the signature of the seam: leasehold's own, a wrapper around it, or a client of a program in another language.
@@ -23,7 +23,7 @@ from leasehold.balancer.model import Me
 from leasehold.balancer.plan import look_again, renewals
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.shares import uneven
-from leasehold_lab.properties.simulation import LawBroken, Planner, settled, told
+from leasehold_lab.properties.simulation import LawBroken, Planner, formatted, settled
 from leasehold_lab.properties.strategies import (
     Scene,
     SmallFleet,
@@ -96,7 +96,7 @@ def _law(cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]]) 
     return made
 
 
-def _asked(plan: Planner, scene: Scene) -> tuple[Action, ...]:
+def _planned(plan: Planner, scene: Scene) -> tuple[Action, ...]:
     return plan(scene.leases, scene.shards, scene.me, scene.config)
 
 
@@ -111,16 +111,16 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
         return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
 
     other = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
-    first, second = _asked(plan, scene), _asked(plan, other)
+    first, second = _planned(plan, scene), _planned(plan, other)
     if first != second:
-        raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {told(second)}")
+        raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {formatted(second)}")
     due = renewals(scene.leases, scene.me, scene.config)
     if due != renewals(other.leases, scene.me, scene.config):
         raise LawBroken("the order of the listing matters to renewals", scene, due)
 
 
 @_law(scenes)
-def input_is_left_alone(plan: Planner, scene: Scene) -> None:
+def input_is_unchanged(plan: Planner, scene: Scene) -> None:
     """Planning does not change its input.
 
     If it wrote an owner into a record that is counted again later, every later count would be wrong.
@@ -133,25 +133,25 @@ def input_is_left_alone(plan: Planner, scene: Scene) -> None:
 
 
 @_law(scenes)
-def each_key_is_spoken_of_once(plan: Planner, scene: Scene) -> None:
+def each_lease_has_at_most_one_action(plan: Planner, scene: Scene) -> None:
     """A plan has at most one action per lease, including alternates.
 
     If it had two writes to one row, both for the same version, the second would be rejected, or undo the first.
     """
-    actions = _asked(plan, scene)
+    actions = _planned(plan, scene)
     twice = [key for key, count in Counter(_keys(actions)).items() if count > 1]
     if twice:
         raise LawBroken(f"{', '.join(sorted(twice))}: more than one action", scene, actions)
 
 
 @_law(scenes)
-def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
+def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
     """A plan takes from a living owner only by a Steal or RequestHandoff naming it, and deletes only ended leases.
 
     Any other write would stop a worker that did nothing wrong.
     """
     dead = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
-    actions = _asked(plan, scene)
+    actions = _planned(plan, scene)
     for action in _with_alternates(actions):
         lease = action.lease
         alive = lease.owner not in {None, scene.me.worker} and lease.key not in dead and lease in scene.leases
@@ -159,39 +159,39 @@ def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
             if (action.from_owner, alive) != (lease.owner, True):
                 whose = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
                 raise LawBroken(
-                    f"{told((action,))} from {action.from_owner}, but it belongs to {whose}", scene, actions
+                    f"{formatted((action,))} from {action.from_owner}, but it belongs to {whose}", scene, actions
                 )
         elif alive and not (isinstance(action, Delete) and lease.ended):
-            raise LawBroken(f"{told((action,))}, which its living owner {lease.owner} holds", scene, actions)
+            raise LawBroken(f"{formatted((action,))}, which its living owner {lease.owner} holds", scene, actions)
 
 
 @_law(scenes)
-def plan_is_always_made(plan: Planner, scene: Scene) -> None:
+def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
     """Every table gives a plan, and the next look at the table follows within a cycle.
 
     Otherwise one odd row would stop a worker from renewing all its other leases.
     """
-    actions = _asked(plan, scene)
+    actions = _planned(plan, scene)
     look = look_again(actions, scene.leases, scene.me, scene.config)
     if not 0 <= look.seconds <= scene.config.cycle_seconds:
         raise LawBroken(f"the next look comes after {look.seconds:g} s", scene, actions)
 
 
 @_law(scenes)
-def renewals_are_those_of_the_plan(plan: Planner, scene: Scene) -> None:
+def renewals_match_the_plan(plan: Planner, scene: Scene) -> None:
     """Between two plans, a worker renews the same leases as with a plan.
 
     A lease renewed at only one of the two cadences would expire at the other.
     """
-    actions = _asked(plan, scene)
+    actions = _planned(plan, scene)
     otherwise = set(_keys([action for action in actions if not isinstance(action, Renew)]))
     due = [renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in otherwise]
     if [action for action in actions if isinstance(action, Renew)] != due:
-        raise LawBroken("the plan renews other leases than are due", scene, actions, f"due: {told(due)}")
+        raise LawBroken("the plan renews other leases than are due", scene, actions, f"due: {formatted(due)}")
 
 
 @_law(balanced_fleets)
-def balance_is_left_alone(plan: Planner, fleet: SmallFleet) -> None:
+def balanced_fleet_is_unchanged(plan: Planner, fleet: SmallFleet) -> None:
     """Once the leases are evenly distributed, plans contain only renewals.
 
     A fleet that never comes to rest moves leases forever, and each move repeats records.
@@ -235,12 +235,12 @@ def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
 
 LAWS: tuple[Law, ...] = (
     order_does_not_matter,
-    input_is_left_alone,
-    each_key_is_spoken_of_once,
-    living_are_robbed_by_name,
-    plan_is_always_made,
-    renewals_are_those_of_the_plan,
-    balance_is_left_alone,
+    input_is_unchanged,
+    each_lease_has_at_most_one_action,
+    takes_from_living_owners_name_them,
+    every_table_gives_a_plan,
+    renewals_match_the_plan,
+    balanced_fleet_is_unchanged,
     comes_to_rest,
 )
 """The laws that every rule set keeps."""

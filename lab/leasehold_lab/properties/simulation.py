@@ -105,7 +105,7 @@ def simulate(
         settled=end - REST_CYCLES * cycle,
         even=rules.evens_out,
         groups=rules.groups,
-        misdeeds=handler is not None,
+        callable_faults=handler is not None,
     )
     return _simulated(Trial(scenario, limits), fleet.since, cycle)
 
@@ -119,7 +119,7 @@ def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simul
     tested = trial(seed, rules)
     tested = evolve(tested, scenario=evolve(tested.scenario, handler=handler))
     if handler is not None:
-        tested = evolve(tested, limits=evolve(tested.limits, misdeeds=True))
+        tested = evolve(tested, limits=evolve(tested.limits, callable_faults=True))
     return _simulated(tested, 0.0, Config(rules).cycle_seconds)
 
 
@@ -158,7 +158,7 @@ class LawBroken(AssertionError):
     def __init__(self, wrong: str, case: Scene | SmallFleet, actions: Iterable[Action], more: str = "") -> None:
         who = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
         table = "\n        ".join(map(brief, case.leases)) or "none"
-        planned = told(actions)
+        planned = formatted(actions)
         super().__init__(
             f"{wrong}\n{who}rules   {brief(case.config.rules)}\nleases  {table}"
             + (f"\nplan    {planned}" if planned else "")
@@ -166,7 +166,7 @@ class LawBroken(AssertionError):
         )
 
 
-def told(actions: Iterable[Action]) -> str:
+def formatted(actions: Iterable[Action]) -> str:
     """Format each action with its rule, as in `T1 Claim s-0`."""
     return "; ".join(f"{action.rule} {type(action).__name__} {action.lease.key}" for action in actions)
 
@@ -220,7 +220,7 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
                     moves, claims = moves + (owner is not None), claims + (owner is None)
                     table[action.lease.key] = evolve(action.lease, owner=after, idle=fleet.idle)
                     change = f"{owner or 'nobody'} -> {after or 'nobody'}"
-                    story.append(f"turn {turn}  {told((action,))} by {worker}: {change}")
+                    story.append(f"turn {turn}  {formatted((action,))} by {worker}: {change}")
         last = "\n".join(story[-STORY_LINES:])
         if len(story) > passed:
             waited = 0.0

@@ -11,7 +11,7 @@ from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.plugins import known_rule_sets
 from leasehold_lab.judge.breach import Limits
-from leasehold_lab.simulator.mishaps import HARMLESS, Misdeed
+from leasehold_lab.simulator.call_faults import HARMLESS, CallableFault
 from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, balanced
 
 CALM = 120.0
@@ -114,7 +114,7 @@ def limits_of(scenario: Scenario) -> Limits:
         settled=scenario.seconds - STILL,
         even=even,
         counts_ended=any(member.config.rules.counts_ended for member in scenario.members),
-        misdeeds=bool(scenario.misdeeds),
+        callable_faults=bool(scenario.callable_faults),
         acknowledged=scenario.acknowledges != "return",
     )
 
@@ -188,8 +188,8 @@ def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
     if not _chance(draw, 1 / 3):
         return scenario
     names = sorted({member.worker for member in scenario.members})
-    misdeeds = tuple(
-        Misdeed(
+    callable_faults = tuple(
+        CallableFault(
             draw.choice(names),
             draw.choice(("handler", "handler", "observer", "measure")),
             draw.choice(HARMLESS),
@@ -198,7 +198,7 @@ def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
         )
         for _ in range(draw.randint(1, 3))
     )
-    return evolve(scenario, misdeeds=misdeeds)
+    return evolve(scenario, callable_faults=callable_faults)
 
 
 def _poisoned(seed: int, scenario: Scenario) -> Scenario:
@@ -207,9 +207,13 @@ def _poisoned(seed: int, scenario: Scenario) -> Scenario:
     if not _chance(draw, 1 / 4) or scenario.acknowledges != "return":
         return scenario
     names = sorted({member.worker for member in scenario.members})
-    poison = tuple(Misdeed(name, "handler", "poison", 0.0, draw.uniform(1.0, CALM)) for name in names)
-    letter = Misdeed(draw.choice(names), "dead letter", draw.choice(HARMLESS), draw.uniform(0.0, CALM - 60.0), 20.0)
-    return evolve(scenario, misdeeds=(*scenario.misdeeds, *((letter,) if _chance(draw, 0.5) else ()), *poison))
+    poison = tuple(CallableFault(name, "handler", "poison", 0.0, draw.uniform(1.0, CALM)) for name in names)
+    letter = CallableFault(
+        draw.choice(names), "dead letter", draw.choice(HARMLESS), draw.uniform(0.0, CALM - 60.0), 20.0
+    )
+    return evolve(
+        scenario, callable_faults=(*scenario.callable_faults, *((letter,) if _chance(draw, 0.5) else ()), *poison)
+    )
 
 
 def _emptied(seed: int, scenario: Scenario) -> Scenario:
@@ -224,7 +228,7 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
         return scenario
     at, places = draw.uniform(25.0, CALM - 30.0), tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2))))
     forgetful = {
-        misdeed.worker for misdeed in scenario.misdeeds if misdeed.what in {"exit", "interrupt", "broken pipe"}
+        fault.worker for fault in scenario.callable_faults if fault.what in {"exit", "interrupt", "broken pipe"}
     }
     witnessed = any(
         member.starts + REMEMBERED <= at < min(member.ends, member.plans) - REMEMBERED

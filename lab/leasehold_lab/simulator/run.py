@@ -328,7 +328,7 @@ def traffic(history: SimulatedHistory) -> Traffic:
     )
 
 
-EVENTS = ("reshapes", "emptyings", "misdeeds")
+EVENTS = ("reshapes", "emptyings", "callable_faults")
 FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
@@ -359,14 +359,14 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     for what in EVENTS:
         events = getattr(scenario, what)
         for place in range(len(events)):
-            without_one: dict[str, Any] = {what: (*events[:place], *events[place + 1 :])}
-            yield evolve(scenario, **without_one)
+            fewer_events: dict[str, Any] = {what: (*events[:place], *events[place + 1 :])}
+            yield evolve(scenario, **fewer_events)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
     for fault, none in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
         if getattr(network, fault):
-            without_it: dict[str, Any] = {fault: none}
-            yield evolve(scenario, network=evolve(network, **without_it))
+            without_fault: dict[str, Any] = {fault: none}
+            yield evolve(scenario, network=evolve(network, **without_fault))
     for place, member in enumerate(members):
         if member.naps:
             calmer = evolve(member, naps=member.naps[1:])

@@ -17,7 +17,7 @@ from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.fields import KB
-from leasehold_lab.simulator.mishaps import Misdeed, Mishap
+from leasehold_lab.simulator.call_faults import CallableFault, CallFault
 
 MemberEnding = Literal["crash", "leave"]
 Reshaping = Literal["split", "merge", "double", "anew", "expire", "reset"]
@@ -192,9 +192,9 @@ class Scenario:
         swaps: When the leases are moved to a second table, back, there again, and so on; if empty, there is one table.
         dated: Whether listings show how long ago each row was written, and bulletins cost requests, as with blobs.
         full: Whether each renewal and each read is recorded, which only a judge needs.
-        misdeeds: What the users' callables do besides their work.
+        callable_faults: What the users' callables do besides their work.
         handler: A handler that also receives every batch. Its exceptions and results are treated as in a real worker.
-        mishaps: The faults of single calls, which happen only if `full`.
+        call_faults: The faults of single calls, which happen only if `full`.
         handling_seconds: How long a handler takes.
         bench_seconds: The cooldown: how long a worker leaves a lease that it cannot read to others.
         start: The checkpoint of the first rows.
@@ -224,9 +224,9 @@ class Scenario:
     sessions: bool = False
     swaps: tuple[float, ...] = ()
     full: bool = False
-    misdeeds: tuple[Misdeed, ...] = ()
+    callable_faults: tuple[CallableFault, ...] = ()
     handler: Handler | None = None
-    mishaps: tuple[Mishap, ...] = ()
+    call_faults: tuple[CallFault, ...] = ()
     handling_seconds: float = 0.0
     bench_seconds: float = 60.0
     start: Position = TRIM_HORIZON

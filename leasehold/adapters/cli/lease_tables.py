@@ -12,7 +12,7 @@ from rich.text import Text
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.report.watching import SeenMove, WatchedTable, held, shares
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
 from leasehold.stores.fields import kilobytes
@@ -78,7 +78,7 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     if len(wrong) > SAID:
         wrong[SAID:] = [f"and {len(wrong) - SAID} more sentences: --json has all"]
     wrong += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
-    wrong += noted(table.leases)
+    wrong += reported(table.leases)
     if table.swap is None:
         wrong += table.swapping
     else:

@@ -17,7 +17,7 @@ from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import latest_notes, noted_latest
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import births
+from leasehold.balancer.lineage import children_to_create
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Store
@@ -117,7 +117,7 @@ def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, to
         # Another parent of a merge has no lease. A listing shows whether it is still to be read or is gone.
         listed = source.shards()
     ids = frozenset(shard.id for shard in listed or ())
-    for create in births(parent, children, leases, ids, config):
+    for create in children_to_create(parent, children, leases, ids, config):
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():
             return False

@@ -28,7 +28,7 @@ from leasehold.adapters.worker.progress import (
     progress_of,
     told_within,
 )
-from leasehold.balancer.contradictions import noted_on
+from leasehold.balancer.contradictions import reported_on
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
@@ -279,7 +279,7 @@ def statuses_of(
             watched=watch.seconds,
             watch=watch.leases.get(key, LeaseWatch()),
             waits=not readable(lease, rows),
-            contradiction=noted_on(lease),
+            contradiction=reported_on(lease),
         )
         for key, lease in rows.items()
     }

@@ -314,7 +314,7 @@ class _Understanding:
         if (value := self._text(key)) is None:
             return None
         if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < least:
-            raise ValueError(f"{key}: {printable(value)!r} is no whole number from {least} on")
+            raise ValueError(f"{key}: {printable(value)!r} is not a whole number from {least} on")
         return int(value)
 
     def _flag(self, key: str) -> bool:

@@ -229,16 +229,16 @@ class Conversation:
 
     # How both are handled
 
-    def _ask(self, action: ChildAction, told: dict[str, Any]) -> None:
+    def _ask(self, action: ChildAction, message: dict[str, Any]) -> None:
         if self.over or not self._begun:
             raise ConversationError(f"{action}: the conversation {'is over' if self.over else 'has not begun'}")
         if self.asking is not None:
             raise ConversationError(f"{action}: {self.asking} is not answered yet")
         self.asking = action
-        self._say(told)
+        self._say(message)
 
-    def _say(self, told: dict[str, Any]) -> None:
-        text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    def _say(self, message: dict[str, Any]) -> None:
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         # Node treats these two as line ends. They only occur in strings, where JSON allows the escapes.
         self._out.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
 
@@ -265,12 +265,12 @@ class Conversation:
         self.over = answered in FINAL
         return Answered(answered)
 
-    def _checkpoint(self, asked: _Asked) -> CheckpointWanted | None:
+    def _checkpoint(self, request: _Asked) -> CheckpointWanted | None:
         """Answer a request that needs no write, or return the event that asks for one."""
         if not self._begun or self.asking in NO_CHECKPOINT:
-            self._say(asked.answer("InvalidStateException"))
+            self._say(request.answer("InvalidStateException"))
             return None
-        last, number, sub = self.delivered, asked.sequence, asked.sub or 0
+        last, number, sub = self.delivered, request.sequence, request.sub or 0
         position: Position | None = None  # stays None if the request is out of range
         if number is None:
             position = SHARD_END if self._ending else last
@@ -281,12 +281,12 @@ class Conversation:
             elif self.acknowledged.order <= requested.order <= last.order:
                 position = requested
         if position is None:
-            self._say(asked.answer("IllegalArgumentException"))
+            self._say(request.answer("IllegalArgumentException"))
             return None
         if position.order == self.acknowledged.order:
-            self._say(asked.answer(None))
+            self._say(request.answer(None))
             return None
-        self._wanted = asked, position
+        self._wanted = request, position
         return CheckpointWanted(position)
 
 
@@ -317,17 +317,17 @@ def _message(line: bytes) -> _Asked | str:
     if unknown := document.keys() - keys:
         raise ValueError(f"the unknown key {min(unknown)!r}")
     if action == "status":
-        return _text(document, "responseFor") or ""
-    number, sub = _text(document, "sequenceNumber"), _text(document, "subSequenceNumber")
+        return _as_string(document, "responseFor") or ""
+    number, sub = _as_string(document, "sequenceNumber"), _as_string(document, "subSequenceNumber")
     try:
         return _Asked(number, None if sub is None else int(sub))
     except ValueError:
-        raise ValueError("subSequenceNumber is no whole number") from None
+        raise ValueError("subSequenceNumber is not a whole number") from None
 
 
-def _text(told: dict[str, Any], key: str) -> str | None:
+def _as_string(message: dict[str, Any], key: str) -> str | None:
     """Return a string or a whole number as a string. Node writes numbers as strings, and other languages may not."""
-    value = told.get(key)
+    value = message.get(key)
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

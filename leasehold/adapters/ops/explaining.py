@@ -20,9 +20,9 @@ from leasehold.adapters.json_form import action_json, lease_json
 from leasehold.adapters.report.watching import WatchedTable, alive, held, moved, shares
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
-from leasehold.balancer.census import Known, Whole, signers
+from leasehold.balancer.census import FullReading, KnownLeases, our_workers
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
@@ -226,7 +226,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}
     more = (*more, *{progress.owner for progress in aside.values()})  # these workers may hold no leases
     named = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(more)
-    signed, targets = signers(table.leases), shares(living, config.rules.groups, more)
+    signed, targets = our_workers(table.leases), shares(living, config.rules.groups, more)
     working = [lease for lease in living if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
@@ -237,7 +237,8 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
     owned = held(working)
-    table_index = Known(Whole(table.leases), {})  # built once for all plans, or each plan would scan every lease
+    # Built once for all plans, or each plan would scan every lease.
+    table_index = KnownLeases(FullReading(table.leases), {})
     results = []
     for worker in sorted(named):
         actions = plan(table_index, None, Me(worker, 0, table.history), config)
@@ -327,8 +328,8 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     if lease.ended or progress is None:
         return () if lease.ended else ("its row tells nothing of its reading",)
     now = max(now, progress.at)
-    teller = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
-    lines = [f"{teller} told of its reading {now - progress.at:.1f} s ago"]
+    source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
+    lines = [f"{source} told of its reading {now - progress.at:.1f} s ago"]
     lag_sentence = (
         "how far behind it was, nobody knows"
         if progress.behind is None
@@ -376,7 +377,7 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     if table.swap is not None:
         place, _, goal = place_of(lease).partition(">")
         lines.append(f"it is on its way from {place} to {goal}" if goal else f"of both tables, {place} has it")
-    return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
+    return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported([lease]))
 
 
 def _should(

@@ -22,12 +22,12 @@ from leasehold.stores.swap import (
     OVER_AT,
     TO,
     WISH,
-    SwapPlaces,
+    LeasePlaces,
     SwapStore,
     Way,
+    checked_control,
     knowing,
     marked,
-    of_this_swap,
     parted,
     places_of,
     swap_is_over,
@@ -46,7 +46,7 @@ SETTLE_SECONDS = 10.0
 
 def observed(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
     """Return both tables as one, to be read. Raises StoreError if no swap from FROM to TO is in progress."""
-    of_this_swap(control_of(tables), names)
+    checked_control(control_of(tables), names)
     return SwapStore(tables, names[TO])
 
 
@@ -69,16 +69,16 @@ def opened(store: str, to: str | None = None) -> Store:
             failed.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
         )
         tables, names = (source, target), (name_of(store), name_of(to))
-        over = swap_is_over(tables, names)
-        joined: Store = target if over else observed(tables, names)
-        if over:
+        finished = swap_is_over(tables, names)
+        joined: Store = target if finished else observed(tables, names)
+        if finished:
             source.close()
         failed.pop_all()
     return joined
 
 
 @frozen
-class SwapProgress(SwapPlaces):
+class SwapProgress(LeasePlaces):
     """The progress of a swap.
 
     Attributes:
@@ -137,12 +137,12 @@ def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
     return f"workers that do not know TO own leases of FROM: {names}; start them again with --to TO"
 
 
-def sent(tables: tuple[Store, Store], way: Way) -> None:
+def sent(tables: tuple[Store, Store], direction: Way) -> None:
     """Set the direction in which the fleet moves leases. Raises StoreError if the swap is ending or has ended."""
     control = control_of(tables)
-    if way == "from" and way_of(control) == "closed":
+    if direction == "from" and way_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
-    if not isinstance(tables[TO].write(AnnotateLease(control, WISH, way)), Done):
+    if not isinstance(tables[TO].write(AnnotateLease(control, WISH, direction)), Done):
         raise StoreError("another changed the swap's control row in the same moment; run it again")
 
 
@@ -174,8 +174,8 @@ def ended(
     for _ in followed(tables, store, goal_name, pause):
         pass
     # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
-    over = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
-    tables[FROM].write(CreateLease(over))  # fails if an earlier run of the command has written it
+    finished = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
+    tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(control_of(tables)))
 
 

@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.status import (
 )
 from leasehold.adapters.sources.protocol import Source
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import History, Lease
 from leasehold.balancer.rules.shares import Groups, favoured
@@ -32,7 +32,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.swap import (
-    SwapPlaces,
+    LeasePlaces,
     SwapStore,
     current_and_left,
     marked,
@@ -95,7 +95,7 @@ class WatchedTable:
     lags: Mapping[str, LeaseLag] = Factory(dict)
     moves: tuple[SeenMove, ...] = ()
     trouble: str = ""
-    swap: SwapPlaces | None = None
+    swap: LeasePlaces | None = None
     swapping: tuple[str, ...] = ()
     left: tuple[Lease, ...] = ()
 
@@ -285,7 +285,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         },
         "workers": workers,
         "leases": leases,
-        "contradictions": list(noted(table.leases)),
+        "contradictions": list(reported(table.leases)),
         "malformed": [[row.key, row.field, row.why] for row in table.malformed],
         "swapping": list(table.swapping),
         **({} if table.swap is None else {"swap": asdict(table.swap)}),

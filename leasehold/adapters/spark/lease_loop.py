@@ -122,7 +122,7 @@ class LeaseLoop:
             raise self._fault
         for problem in self._member.discovery.contradictions:
             # The next listing replaces an old one.
-            if problem.of_stream and problem.kind != "old listing" and not (problem.mendable and self._anew):
+            if problem.of_stream and problem.kind != "old listing" and not (problem.restartable and self._anew):
                 raise SourceError(f"{problem.what} (of a query: option lease.ifRecreated)")
 
     def wait(self, seconds: float) -> None:

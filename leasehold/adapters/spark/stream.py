@@ -28,7 +28,7 @@ from leasehold.adapters.spark.replay import ReplayContext, delivered_keys, repla
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.contradictions import INCARNATION, made_later
+from leasehold.balancer.contradictions import INCARNATION, created_later
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped
@@ -120,12 +120,12 @@ class Run:
             # Cache the answer, because these annotations change when the leases start over, but the offsets do not.
             if self._former is None and offset.keys:
                 notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
-                self._former = next((note for note in notes if note and made_later(current, note)), "")
+                self._former = next((note for note in notes if note and created_later(current, note)), "")
             former = self._former or current
         if current in {"", former}:
             # Return the same object if possible, otherwise perhaps thousands of ranges would be sorted for each batch.
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
-        if not made_later(current, former):
+        if not created_later(current, former):
             raise SourceError(
                 f"offset: the checkpointLocation is of {former}, and the query reads {current}; give it its own"
             )

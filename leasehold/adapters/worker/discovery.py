@@ -35,12 +35,12 @@ from leasehold.balancer.contradictions import (
     Contradiction,
     Restart,
     contradictions,
-    made_later,
-    noted_on,
+    created_later,
+    reported_on,
     restarts,
 )
-from leasehold.balancer.family import apart, problems
-from leasehold.balancer.lineage import HOLE_CONFIDENCE, ripe
+from leasehold.balancer.family import problems, unrelated
+from leasehold.balancer.lineage import HOLE_CONFIDENCE, deletable
 from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped
@@ -172,14 +172,14 @@ class Discovery:
             if message not in self._said:  # not at every turn
                 log.warning("%s", message)
         self._said = frozenset(messages) or self._said
-        return None if shards is None or self.refusing else apart(shards, unread)
+        return None if shards is None or self.refusing else unrelated(shards, unread)
 
     def unheard(self, leases: Iterable[Lease]) -> bool:
         """Return whether another worker annotated one of these rows with a contradiction that is new to this one."""
         if self.refusing:
             return False
         seen = {contradiction.key for contradiction in self.contradictions}
-        return any(noted_on(lease) for lease in leases if lease.key not in seen)
+        return any(reported_on(lease) for lease in leases if lease.key not in seen)
 
     @property
     def refusing(self) -> bool:
@@ -265,7 +265,7 @@ class Discovery:
 
     def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
         # Once for each finished lease: if a listing did not help, do not repeat it at every turn.
-        before, self._ripe = self._ripe, ripe(leases, worker)
+        before, self._ripe = self._ripe, deletable(leases, worker)
         return not self._ripe <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
@@ -285,7 +285,7 @@ class Discovery:
                     if not before:
                         raise
                     present = before
-            if present != self._bound and made_later(self._bound, present):
+            if present != self._bound and created_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
             passing = isinstance(fault, SourceUnavailable) or self._rejections.may_pass(fault)
@@ -382,14 +382,14 @@ class Recreated:
         """
         faults, discovery = self._discovery.contradictions, self._discovery
         self.beginning |= self._start is not None and any(contradiction.kind == "made anew" for contradiction in faults)
-        mendable = [contradiction for contradiction in faults if contradiction.mendable]
-        if self._start is None or not mendable:
+        restartable = [contradiction for contradiction in faults if contradiction.restartable]
+        if self._start is None or not restartable:
             # A contradiction due to an old listing is not a fault of the table; the next listing clears it.
             self._note([contradiction for contradiction in faults if contradiction.kind != "old listing"], leases)
             return False
         if not discovery.current or (discovery.refusing and holdings):
             return False  # wait for a later look, once the listing is current and nothing is held here
-        steps = restarts(discovery.listed, leases, mendable, discovery.incarnation, self._start)
+        steps = restarts(discovery.listed, leases, restartable, discovery.incarnation, self._start)
         try:
             for done, step in enumerate(steps):
                 if not isinstance(self._taken(step), Done):

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Protocol, TypeVar
 
 from leasehold.balancer.actions import RequestHandoff
-from leasehold.balancer.handoff import asked_again
+from leasehold.balancer.handoff import renewed_request
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
@@ -79,7 +79,7 @@ class Handoffs:
         """Return the requests to repeat, given the leases as they are now (H4)."""
         with self._lock:
             pairs = [(self._asked[lease.key], lease) for lease in found if lease.key in self._asked]
-        requests = (asked_again(requested, lease) for requested, lease in pairs)
+        requests = (renewed_request(requested, lease) for requested, lease in pairs)
         return tuple(request for request in requests if request is not None)
 
     def gave(self, lease: Lease, now: float) -> None:

@@ -20,7 +20,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.actions import Look, Renew
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.counting import patience_with, slow_owners
+from leasehold.balancer.counting import expires_above_gap, slow_owners
 from leasehold.balancer.lookout import OUTAGE_SECONDS, bulletin_row, heartbeat, heartbeat_seconds, scaled
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import renewals
@@ -240,7 +240,7 @@ class SlowPeers:
                     owner,
                     gap,
                     config.lease_seconds,
-                    patience_with(gap, config),
+                    expires_above_gap(gap, config),
                 )
 
 

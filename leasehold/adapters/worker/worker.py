@@ -39,7 +39,7 @@ from leasehold.adapters.worker.silence import StreamSilence
 from leasehold.adapters.worker.spans import WorkerSpans
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import going_on
+from leasehold.balancer.bulletin import prolonged_notes
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import NOT_STARTED
@@ -197,7 +197,7 @@ class Worker:
         self.table.awake(now)
         going = self.table.listing_seconds(now)
         look, pause = (
-            evolve(self._look, notes=going_on(self._look.notes, going)),
+            evolve(self._look, notes=prolonged_notes(self._look.notes, going)),
             renew_pause(self.table.watch, self.config),
         )
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)

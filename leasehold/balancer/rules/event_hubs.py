@@ -18,7 +18,7 @@ from attrs.validators import in_
 
 from leasehold.balancer.actions import Action, Claim, Steal
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import drawn, drawn_owner
+from leasehold.balancer.chance import draw, draw_owner
 from leasehold.balancer.model import Me
 from leasehold.balancer.rule_set import FleetSeconds, RuleSet
 
@@ -110,7 +110,7 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
     high, mine = low + (more > 0), len(census.mine)
     if mine >= high:  # E3
         return ()
-    free = drawn(census.available, me, high - mine if greedy else 1)
+    free = draw(census.available, me, high - mine if greedy else 1)
     if free:
         return tuple(Claim(lease, rule="E3") for lease in free)
     if mine >= low:
@@ -182,12 +182,12 @@ def _holding(census: Census, *, above: int) -> set[str]:
 
 def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
     """Claim one available partition, drawn by worker and turn."""
-    return tuple(Claim(lease, rule=rule) for lease in drawn(census.available, me, 1))
+    return tuple(Claim(lease, rule=rule) for lease in draw(census.available, me, 1))
 
 
 def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> tuple[Action, ...]:
     """Steal one partition, as if drawn from all that the owners in `victims` hold."""
     if not victims:
         return ()
-    from_owner = drawn_owner({owner: census.counts[owner] for owner in victims}, me)
-    return tuple(Steal(lease, from_owner=from_owner, rule=rule) for lease in drawn(census.held_by({from_owner}), me, 1))
+    from_owner = draw_owner({owner: census.counts[owner] for owner in victims}, me)
+    return tuple(Steal(lease, from_owner=from_owner, rule=rule) for lease in draw(census.held_by({from_owner}), me, 1))

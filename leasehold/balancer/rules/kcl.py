@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from leasehold.balancer.actions import Action, Claim, Steal
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import digest_under, drawn
+from leasehold.balancer.chance import digest_under, draw
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 
@@ -53,12 +53,12 @@ class Kcl(RuleSet):
         old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
         if old:  # K5: ignores the target, and ends the turn even if the worker may not take any
             room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
-            return _claims(drawn(old, me, room), "K5")
+            return _claims(draw(old, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()
         if census.free or census.expired:  # K7: no lease is stolen while any is free
-            return _claims(drawn(census.available, me, needed), "K7")
+            return _claims(draw(census.available, me, needed), "K7")
         return _steals(census, me, self, needed)
 
 
@@ -83,7 +83,7 @@ def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...
         return ()
     # If no worker is above the target, take one lease from a worker at the target, provided that we lack two.
     limit = min(needed, surplus) or (1 if needed > 1 else 0)
-    leases = drawn(census.held_by({from_owner}), me, min(limit, rules.max_steals))
+    leases = draw(census.held_by({from_owner}), me, min(limit, rules.max_steals))
     return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in leases)
 
 
@@ -134,7 +134,7 @@ class KclRust(RuleSet):
         mine = len(census.mine)
         room = len(census.leases) if self.max_leases is None else self.max_leases - mine
         if census.free or census.expired:  # R1
-            leases = drawn(census.available, me, min(self.leases_to_acquire, room))
+            leases = draw(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
         if highest < mine + 2 or room < 1:  # R2: with a difference of less than two, the lease would only change places
@@ -143,5 +143,5 @@ class KclRust(RuleSet):
         fullest = (owner for owner, count in census.counts.items() if count == highest)
         from_owner = min(fullest, key=lambda owner: (digest(owner), owner))
         return tuple(
-            Steal(lease, from_owner=from_owner, rule="R2") for lease in drawn(census.held_by({from_owner}), me, 1)
+            Steal(lease, from_owner=from_owner, rule="R2") for lease in draw(census.held_by({from_owner}), me, 1)
         )

@@ -41,7 +41,7 @@ from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
 
-from leasehold.balancer.census import Census, Known, indexed
+from leasehold.balancer.census import Census, KnownLeases, indexed
 from leasehold.balancer.model import Lease
 
 BAND = 0.1
@@ -61,7 +61,7 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     leases because of loads, the other would take them back.
     """
     limit = len(leases) // UNKNOWN
-    if not isinstance(leases, Known) and all(lease.weight is None for lease in leases[: limit + 1]):
+    if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
         return 0  # no worker measures, so skip the remaining leases
     indexed_leases = indexed(leases)
     measured, load = indexed_leases.measured()
@@ -71,7 +71,7 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     # Too little traffic to start moving leases. Half as much is enough if counts already differ because of loads.
     if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
-    ours = indexed_leases.signers(math.inf)
+    ours = indexed_leases.our_workers(math.inf)
     if ours and not ours >= counts.keys():
         return 0  # some workers sign their leases and others do not
     return (floor + 1) // 2
@@ -251,14 +251,14 @@ class _LoadBalancer:
 
         The gain is half of the decrease in the sum of squared loads.
         """
-        most = gap - BAND * self.mean
+        best_gain = gap - BAND * self.mean
         if self.spare[donor] <= 0:
             # Its count is as low as it may be, so it gives only leases that leave it above the mean.
-            most = min(most, self.loads[donor] - self.mean)
+            best_gain = min(best_gain, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)
             for lease in self.held[donor]
-            if 0 < (weight := weight_of(lease, self.unknown)) < most
+            if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
         gain, _, best = max(gains, default=(0, "", None), key=lambda one: one[:2])
         return best if gain >= (BAND * self.mean) ** 2 / 4 else None

@@ -52,7 +52,7 @@ from attrs.validators import instance_of
 
 from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Census
-from leasehold.balancer.chance import digest_under, drawn
+from leasehold.balancer.chance import digest_under, draw
 from leasehold.balancer.handoff import handed_counts, live_moves
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
@@ -192,11 +192,11 @@ class Minimal(RuleSet):
             lack, keys = shares.lacking[worker], list[str]()
             while waiting and len(keys) < lack:
                 keys.append(waiting.popleft().key)
-            left = lack - len(keys)
-            needed += left
+            remaining = lack - len(keys)
+            needed += remaining
             if not foreign and keys:
                 called[worker] = keys
-            if not foreign and left > shares.tolerance and not shares.loaded(worker):
+            if not foreign and remaining > shares.tolerance and not shares.loaded(worker):
                 stealers.add(worker)
         requested = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
         for lease in requested if stealers or census.moving else ():
@@ -235,17 +235,17 @@ class _Turn:
             shares = self.shares
             others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
             median = others[(len(others) - 1) // 2] if others else 0
-            if inherited := drawn(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
+            if inherited := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
                 return tuple(Claim(lease, "M12") for lease in inherited)
         if free:
-            return _one_of([Claim(lease, "M5") for lease in drawn(free, self.me, 1 + ALTERNATES)])
+            return _one_of([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
         # A joiner draws a few donors and any of their leases but the last. So joiners rarely choose the same lease, and
         # no donor loses its last one. It would have to take another to be seen, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
         spare = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in few})
-        return _one_of([_steal(lease, "M5") for lease in drawn(spare, self.me, 1 + ALTERNATES)])
+        return _one_of([_steal(lease, "M5") for lease in draw(spare, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks, starting at its place in the line (M6)."""
@@ -325,7 +325,7 @@ class _Turn:
         """Do what another worker should have done long ago, one lease per turn (M9)."""
         shares, full = self.shares, self._held >= self.shares.limit
         if overdue:
-            return () if full else tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
+            return () if full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
         if not full and highest >= self._held + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
@@ -345,12 +345,16 @@ def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
     return Steal(lease, from_owner, rule)
 
 
-def _one_of(ways: Sequence[Taking]) -> tuple[Action, ...]:
+def _one_of(actions: Sequence[Taking]) -> tuple[Action, ...]:
     """Return the first action, with the others of its kind as alternates.
 
     Requests and other actions are not mixed, because a worker waits only for the result of requests.
     """
-    if not ways:
+    if not actions:
         return ()
-    asks = isinstance(ways[0], RequestHandoff)
-    return (evolve(ways[0], alternates=tuple(way for way in ways[1:] if isinstance(way, RequestHandoff) == asks)),)
+    asks = isinstance(actions[0], RequestHandoff)
+    return (
+        evolve(
+            actions[0], alternates=tuple(action for action in actions[1:] if isinstance(action, RequestHandoff) == asks)
+        ),
+    )

@@ -53,7 +53,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from leasehold.balancer.census import Census, signers
+from leasehold.balancer.census import Census, our_workers
 from leasehold.balancer.chance import digest_under, order_under
 from leasehold.balancer.handoff import live_moves
 from leasehold.balancer.model import History, Lease, Me
@@ -192,13 +192,13 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
     surplus = sum(max(count - floor, 0) for count in counts.values())
     members = Counter(path_of(worker, groups) for worker in counts)
     above = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
-    kept = wanting = spare = 0
+    staying = wanting = spare = 0
     for group, size in members.items():
         least, fraction = divmod(extras * size, len(counts))
-        kept += min(least, above[group])
+        staying += min(least, above[group])
         spare += least
         wanting += fraction > 0 and above[group] > least
-    return surplus - kept - min(extras - spare, wanting)
+    return surplus - staying - min(extras - spare, wanting)
 
 
 def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
@@ -277,7 +277,7 @@ class Shares:
     def non_bulletin_workers(self) -> frozenset[str]:
         """The workers that write no bulletin (KCL 2.x), or none if `apart` is false."""
         others = frozenset(self.census.counts) - {self.census.worker} if self.apart else frozenset()
-        return others - signers(self.census.leases) if others else others
+        return others - our_workers(self.census.leases) if others else others
 
     def place(self, worker: str) -> int:
         """Return how many leases the workers before this one lack.

@@ -313,7 +313,7 @@ class DirectCalls:
         if certificate or not verify or proxies.proxy_url_for(request.url):
             raise _StrangeError("a proxy, a certificate of its own, or no check of certificates is set")
         if request.method != "POST" or (parts.path, parts.query, parts.username) != ("/", "", None):
-            raise _StrangeError(f"it is no plain POST: {request.method} {parts.path}")
+            raise _StrangeError(f"it is not a plain POST: {request.method} {parts.path}")
         default = {"http": 80, "https": 443}[parts.scheme]
         host = parts.netloc if parts.port not in {None, default} else parts.netloc.removesuffix(f":{default}")
         headers = {
@@ -368,4 +368,4 @@ def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:
-        raise _StrangeError(f"{module} has a hand in it")
+        raise _StrangeError(f"{module} takes part in it")

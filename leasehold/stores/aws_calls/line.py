@@ -205,7 +205,7 @@ def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[Http
     except OSError as fault:
         raise _Unanswered(str(fault)) from fault
     if not first:
-        raise _Unanswered("it was closed without an answer")
+        raise _Unanswered("it was closed without a response")
     try:
         return _read(connection, first)
     except TimeoutError as late:
@@ -228,7 +228,7 @@ def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     size = headers.get("content-length", "")
     plain = status.startswith(_WITH_BODY) and "transfer-encoding" not in headers and size.isascii() and size.isdigit()
     if size.isdigit() and len(size) > _DIGITS:
-        raise CutOff(f"it tells of {size} bytes")
+        raise CutOff(f"it announces {size} bytes")
     if not plain or text.lower().count("\r\ncontent-length:") > 1:
         # The standard library reads every form of response.
         with HTTPResponse(cast("socket.socket", _Come(connection, begun)), method="POST") as response:
@@ -238,7 +238,7 @@ def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
             return HttpAnswer(response.status, fields, response.read()), True
     body, rest = bytearray(int(size)), begun[end + 4 :]
     if (filled := len(rest)) > len(body):
-        raise CutOff("more came than it told")
+        raise CutOff("more bytes arrived than it announced")
     with memoryview(body) as view:
         view[:filled] = rest
         while filled < len(view):

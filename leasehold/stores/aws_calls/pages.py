@@ -54,7 +54,7 @@ class RowTexts(Sequence[Any]):
         try:
             items: list[Any] = self.parse(self.array)
         except ValueError as fault:
-            raise LookupError(f"rows that are no JSON: {fault}") from fault
+            raise LookupError(f"rows that are not JSON: {fault}") from fault
         return items
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ def call_directly(client: "DynamoDBClient") -> None:
             body = orjson.dumps(question)
         except TypeError:  # a value that JSON cannot represent
             return by_boto(**question)
-        read = _page if operation == "Scan" else _told
+        read = _page if operation == "Scan" else _parse
         return calls.call(operation, body, _FORM, read=read, by_boto=partial(by_boto, **question), again=again)
 
     def close_all() -> None:
@@ -55,12 +55,12 @@ def call_directly(client: "DynamoDBClient") -> None:
 
 
 def _page(body: bytes | bytearray) -> dict[str, Any] | None:
-    page = None if any(letters in body for letters in BINARY) else page_of(bytes(body), orjson.loads)
-    return page if page is not None and None not in page.values() else _told(body)
+    page = None if any(text in body for text in BINARY) else page_of(bytes(body), orjson.loads)
+    return page if page is not None and None not in page.values() else _parse(body)
 
 
-def _told(body: bytes | bytearray) -> dict[str, Any] | None:
-    if any(letters in body for letters in BINARY):
+def _parse(body: bytes | bytearray) -> dict[str, Any] | None:
+    if any(text in body for text in BINARY):
         return None
     try:
         content = orjson.loads(body)

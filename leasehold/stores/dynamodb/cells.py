@@ -233,7 +233,7 @@ def items_of(
             rows = page["Responses"].get(table, ())
             ours = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
             if not ours or any({name: item.get(name) for name in pending[0]} not in pending for item in rows):
-                raise OutcomeUnknown(f"{table}: an answer is about rows that were not asked for")
+                raise OutcomeUnknown(f"{table}: a response is about rows that were not requested")
             items.extend(rows)
             unread = page.get("UnprocessedKeys", {}).get(table)
             pending[:] = unread["Keys"] if unread else ()

@@ -31,7 +31,7 @@ from leasehold.stores.fields import (
     checked,
     lease_of,
     readable,
-    shown,
+    shortened_repr,
 )
 from leasehold.stores.fields import name as named
 from leasehold.stores.fields import text as texted
@@ -239,7 +239,7 @@ class RowDecoder:
             head, digits, tail, lease = cached
             notes = tuple(NOTE + name for name, _ in lease.notes)
             row = _again(item, lease, notes, _rest(page.item(head + digits + tail), notes))
-        row = row or self._told(item, read)
+        row = row or self._lease_or_none(item, read)
         if row is None:
             return
         read.leases.append(row)
@@ -252,13 +252,13 @@ class RowDecoder:
 
     def _read_item(self, item: Item, read: RowsRead) -> None:
         """Convert a row whose JSON is parsed already."""
-        named = item.get(KEY)
-        value = named.get("S") if type(named) is dict else None
+        annotation_names = item.get(KEY)
+        value = annotation_names.get("S") if type(annotation_names) is dict else None
         key = value if type(value) is str else ""
         rest = self._rests.get(key)
         row = None if rest is None else _again(item, self._leases[key], *rest)
         if row is None:
-            row = self._told(item, read)
+            row = self._lease_or_none(item, read)
             if row is None:
                 return
             notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
@@ -266,7 +266,7 @@ class RowDecoder:
         self._leases[row.key] = row
         read.leases.append(row)
 
-    def _told(self, item: Item, read: RowsRead) -> Lease | None:
+    def _lease_or_none(self, item: Item, read: RowsRead) -> Lease | None:
         """Return the lease of a row; add a row without a lease to one of the other lists and return None."""
         if self._application is not None and item.get(APPLICATION) != self._application:
             raise LookupError("it has rows of another application")
@@ -292,7 +292,7 @@ def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -
         for place, attribute in enumerate(attributes):
             value, (name, before) = item.get(attribute), lease.notes[place]
             if type(value) is not dict or value.get("S") != before:
-                string = texted(attribute, _found(item, attribute, "S"))
+                string = texted(attribute, _field_value(item, attribute, "S"))
                 notes = (*notes[:place], (name, string), *notes[place + 1 :])
     except BadRowField:
         return None
@@ -317,20 +317,20 @@ def to_reports(items: Iterable[Item]) -> Reports:
     are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
-    stamps = {key: _said(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
-    leader = _said(rows.get("Leader", {}), "ownerName", "S")
+    stamps = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
+    leader = _typed_value(rows.get("Leader", {}), "ownerName", "S")
     return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in stamps.items() if stamp)))
 
 
 def _name(item: Item) -> str:
     """Return the key of an item, for errors. The key of a table is always of type S."""
-    return _said(item, KEY, "S") or shown(item.get(KEY))
+    return _typed_value(item, KEY, "S") or shortened_repr(item.get(KEY))
 
 
-def _said(item: Item, name: str, kind: str) -> str | None:
+def _typed_value(item: Item, name: str, kind: str) -> str | None:
     """Return the value of this attribute, or None if it is missing or of another type."""
     try:
-        return texted(name, _found(item, name, kind))
+        return texted(name, _field_value(item, name, kind))
     except BadRowField:
         return None
 
@@ -341,9 +341,9 @@ def _lease(item: Item) -> Lease:
     taker, leaver, willing = (_text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner"))
     owner = leaver or taker
     yields = owner is not None and owner == willing
-    parents: Any = _found(item, "parentShardId", "SS") if "parentShardId" in item else ()
+    parents: Any = _field_value(item, "parentShardId", "SS") if "parentShardId" in item else ()
     if not isinstance(parents, Collection):
-        raise BadRowField("parentShardId", f"{shown(parents)} is no set of texts")
+        raise BadRowField("parentShardId", f"{shortened_repr(parents)} is not a list of strings")
     prefix = _prefix(values["key"], values["stream"], values["shard"] or values["key"])
     lease = lease_of(
         values,
@@ -354,7 +354,7 @@ def _lease(item: Item) -> Lease:
         yields=yields,
         leaving=leaver is not None,
         notes=tuple(
-            (name.removeprefix(NOTE), texted(name, _found(item, name, "S")))
+            (name.removeprefix(NOTE), texted(name, _field_value(item, name, "S")))
             for name in sorted(item)
             if name.startswith(NOTE)
         ),
@@ -366,7 +366,9 @@ def _cell(item: Item, field: RowField) -> str | None:
     """Return the stored value, or None if it is missing. A counter is required: every lease has one (rule 1)."""
     if _LETTERS[field.kind] == "S":
         return _text(item, field.item)
-    return texted(field.item, _found(item, field.item, "N")) if field.kind == "count" or field.item in item else None
+    return (
+        texted(field.item, _field_value(item, field.item, "N")) if field.kind == "count" or field.item in item else None
+    )
 
 
 def _text(item: Item, name: str) -> str | None:
@@ -374,10 +376,10 @@ def _text(item: Item, name: str) -> str | None:
     value: Any = item.get(name, {"NULL": True})
     if isinstance(value, Mapping) and "NULL" in value:
         return None
-    return texted(name, _found(item, name, "S"))
+    return texted(name, _field_value(item, name, "S"))
 
 
-def _found(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the response may contain anything
+def _field_value(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the response may contain anything
     if name not in item:
         raise BadRowField(name, "is missing")
     value: Any = item[name]

@@ -67,7 +67,7 @@ from leasehold.stores.dynamodb.rows import (
     to_reports,
 )
 from leasehold.stores.dynamodb.writes import Request, check_answer, request_of
-from leasehold.stores.fields import insist
+from leasehold.stores.fields import valid_lease
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Patience
 from leasehold.stores.urls import endpoint_of, without_credentials
@@ -205,7 +205,7 @@ def translated(table: str) -> Iterator[None]:
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
     except ODD_ANSWER as odd:
-        raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
+        raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(odd)}") from odd
 
 
 def code_of(error: ClientError) -> str:
@@ -340,16 +340,16 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
     return description
 
 
-def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") -> None:
+def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = "") -> None:
     """Check the key of a table, which differs if many applications share it. Raises StoreError if it is another one.
 
     Args:
         table: The name of the table.
-        found: Its description.
+        description: Its description.
         prefix: The prefix of one application, if many share the table.
     """
-    keys = [(key["AttributeName"], key["KeyType"]) for key in found["KeySchema"]]
-    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in found["AttributeDefinitions"]}
+    keys = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
+    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
     alone, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
     if keys in (alone, shared) and all(kinds[name] == "S" for name, _ in keys):
         if keys == alone and prefix:
@@ -367,29 +367,29 @@ def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") ->
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
-def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
+def pages_of(look: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
     """Yield the pages of scans or queries. If there are several, fetch them concurrently.
 
     Args:
         look: Makes the call.
-        questions: The arguments of each scan or query.
+        requests: The arguments of each scan or query.
     """
 
-    def fetched(asked: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
+    def fetched(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
         # With a short lease the client does not retry, but one throttled page must not fail the whole listing.
-        page = unless_throttled(look, asked)
+        page = unless_throttled(look, request)
         last = page.get("LastEvaluatedKey")
-        return page["Items"], {**asked, "ExclusiveStartKey": last} if last else None
+        return page["Items"], {**request, "ExclusiveStartKey": last} if last else None
 
     # Items need ten times the memory of leases, so at most one page of each question is held here.
-    if len(questions) == 1:
-        next_request: dict[str, Any] | None = questions[0]
+    if len(requests) == 1:
+        next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
             items, next_request = fetched(next_request)
             yield items
         return
-    with ThreadPoolExecutor(len(questions), thread_name_prefix="leasehold-listing") as pool:
-        pending = {pool.submit(fetched, asked) for asked in questions}
+    with ThreadPoolExecutor(len(requests), thread_name_prefix="leasehold-listing") as pool:
+        pending = {pool.submit(fetched, request) for request in requests}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
@@ -450,7 +450,7 @@ class DynamoStore:
         except StoreError as fault:
             if not (self._create and is_missing(fault)):
                 raise
-        log.error("table %s was deleted under this process, which makes it anew", self._table)
+        log.error("table %s was deleted while in use; creating it again", self._table)
         prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
         return self._scan()
 
@@ -483,7 +483,7 @@ class DynamoStore:
 
         for item in items_of(ask, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
-                leases[row.key] = insist(row)
+                leases[row.key] = valid_lease(row)
         return tuple(leases[key] for key in requested if key in leases)
 
     def write(self, write: Write) -> Outcome:
@@ -504,11 +504,11 @@ class DynamoStore:
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
                 raise OutcomeUnknown(f"{self._table}: an answer is about {row.key!r} in place of {key!r}")
-            return Lost(key, insist(row)) if row else self._refused(key)
+            return Lost(key, valid_lease(row)) if row else self._refused(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
         written: Item = reply.get("Attributes") or request["Item"]
-        return Done(insist(to_lease(written) or Malformed(key, "entityType", "is no lease")))
+        return Done(valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
@@ -577,9 +577,9 @@ def open_url(
 ) -> DynamoStore:
     """Open the store in this table. Raises ValueError if the name or an option is invalid."""
     if not place:
-        raise ValueError("store URL: dynamodb:// wants a table's name")
+        raise ValueError("store URL: dynamodb:// needs a table name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
-        raise ValueError(f"store URL: {place!r} is no table's name: 3 to 255 letters, digits, _ . or -")
+        raise ValueError(f"store URL: {place!r} is not a table name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")

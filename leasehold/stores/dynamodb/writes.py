@@ -80,7 +80,7 @@ def check_answer(request: Request, reply: Mapping[str, Any]) -> None:
     row: Mapping[str, Any] = reply.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
         if row and ("Item" in request or not _has(row, request["Key"])):
-            raise LookupError("it is not about the row that was asked for")
+            raise LookupError("it is not about the requested row")
         return
     names, values = request.get("ExpressionAttributeNames", {}), request["ExpressionAttributeValues"]
     assigned = _ASSIGNED.findall(update.partition("REMOVE")[0])
@@ -88,7 +88,7 @@ def check_answer(request: Request, reply: Mapping[str, Any]) -> None:
     if _COUNT in update and _SEEN in request["ConditionExpression"]:
         expected["leaseCounter"] = number(int(values[":seen"]["N"]) + 1)
     if not _has(row, {**request["Key"], **expected}):
-        raise LookupError("it is not about the row that was asked for, or not what was written there")
+        raise LookupError("it is not about the requested row, or not what was written there")
 
 
 def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool:

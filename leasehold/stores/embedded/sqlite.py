@@ -30,11 +30,11 @@ from leasehold.stores.fields import (
     CellKind,
     cells,
     checked,
-    insist,
     lease_of,
     listing_of,
     readable,
-    shown,
+    shortened_repr,
+    valid_lease,
 )
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome
@@ -96,7 +96,7 @@ def _lease(row: Row | Mapping[str, Any]) -> Lease:
     for field in FIELDS:
         if column := field.column:
             if not isinstance(row[column], _TYPES[field.kind]):
-                raise BadRowField(column, f"{shown(row[column])} is not of the type this column holds")
+                raise BadRowField(column, f"{shortened_repr(row[column])} is not of the type this column holds")
             values[field.name] = checked(field, column, row[column])
     return counted(lease_of(values, _COLUMNS), values["epoch"])
 
@@ -170,7 +170,7 @@ class SqliteStore:
             if self._replaced():
                 if not self._create and _inode(self._path) is None:
                     raise StoreError(f"{self._path}: the file was removed, and it is not created here")
-                log.error("%s was removed or replaced under this process, which opens it anew", self._path)
+                log.error("%s was removed or replaced while in use; opening it again", self._path)
                 self._connection.close()
                 self._connection = self._open()
             yield self._connection
@@ -211,7 +211,7 @@ class SqliteStore:
 
     def _stored(self, key: str) -> Lease | None:
         row = self._connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
-        return insist(to_lease(row)) if row else None
+        return valid_lease(to_lease(row)) if row else None
 
     @property
     def capabilities(self) -> Capabilities:

@@ -30,7 +30,7 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Patience
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -132,7 +132,7 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
     try:
         client = ContainerClient.from_connection_string(secret, container, **options)
     except ValueError as bad:
-        raise StoreError(f"{CONNECTION_STRING}: it is no storage connection string") from bad
+        raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from bad
     without_credentials(client.url.partition("?")[0])
     if client.account_name != account:
         raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
@@ -197,7 +197,7 @@ class BlobObjects:
             # `dated.now` is the date of the blob's own page, because the next page is fetched only after it.
             objects = tuple(_stored(blob, dated.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
-                raise LookupError("it lists blobs that were not asked for")
+                raise LookupError("it lists blobs that were not requested")
             return objects
 
     def get(self, name: str) -> Stored | None:
@@ -247,7 +247,7 @@ class BlobObjects:
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
         with asking(self._container):
             try:
-                return bare(str(write()["etag"]))
+                return unquoted_etag(str(write()["etag"]))
             except HttpResponseError as refused:
                 if _code(refused) in _REFUSED:
                     return None
@@ -272,7 +272,7 @@ class _Dated:
 def _stored(blob: BlobProperties, service_now: float) -> Stored:
     # The names of metadata are not case-sensitive. In listings, empty values are None.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
-    return Stored(blob.name, bare(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
+    return Stored(blob.name, unquoted_etag(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
 
 
 def _code(error: HttpResponseError) -> str:
@@ -291,7 +291,7 @@ def asking(container: ContainerClient) -> Iterator[None]:
     except HttpResponseError as error:
         status = error.status_code or 0
         if unanswered(status):
-            raise OutcomeUnknown(f"container {name!r}: no usable answer (HTTP {status})") from error
+            raise OutcomeUnknown(f"container {name!r}: no usable response (HTTP {status})") from error
         if status in _UNSIGNED:
             raise StoreError(f"container {name!r}: the service refused: {_code(error)}; {_SIGN_IN}") from error
         if _code(error) == "ContainerNotFound":
@@ -303,4 +303,4 @@ def asking(container: ContainerClient) -> Iterator[None]:
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({why})") from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         # A response of unexpected form, such as a proxy's page.
-        raise OutcomeUnknown(f"container {name!r}: an answer cannot be read: {said(odd)}") from odd
+        raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {said(odd)}") from odd

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
+from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shortened_repr, text, weight, whole
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
@@ -174,5 +174,5 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
 
 def _numbered(number: str, offset: str = "") -> Position:
     if not (number.isascii() and number.isdigit()):
-        raise BadRowField("sequencenumber", f"{shown(number)} is no decimal sequence number")
+        raise BadRowField("sequencenumber", f"{shortened_repr(number)} is not a decimal sequence number")
     return position("sequencenumber", number, 0, text("offset", offset))

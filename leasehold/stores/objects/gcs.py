@@ -99,7 +99,7 @@ class GcsObjects:
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
             for scheme in ("https://", "http://"):
                 self._session.mount(scheme, DeadlineAdapter())
-            self._session.hooks["response"].append(self._hear)
+            self._session.hooks["response"].append(self._update_clock)
             options = {"api_endpoint": endpoint} if endpoint else None
             self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
@@ -119,7 +119,7 @@ class GcsObjects:
                 raise
             if not self._project:
                 raise StoreError(
-                    f"{self._where}: there is none, and none can be made without a project; add ?project=… to the URL"
+                    f"{self._where}: it does not exist, and creating it needs a project; add ?project=… to the URL"
                 ) from absent
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
@@ -139,7 +139,7 @@ class GcsObjects:
         def listed() -> tuple[Stored, ...]:
             objects = tuple(self._stored(blob) for blob in self._listed(prefix=prefix))
             if not all(stored.name.startswith(prefix) for stored in objects):
-                raise LookupError("it lists objects that were not asked for")
+                raise LookupError("it lists objects that were not requested")
             return objects
 
         return self._read(listed)
@@ -212,9 +212,9 @@ class GcsObjects:
         written = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
         return Stored(blob.name, str(blob.generation), fields, written)
 
-    def _hear(self, answer: requests.Response, **_more: object) -> None:
+    def _update_clock(self, response: requests.Response, **_more: object) -> None:
         """Take the service's clock from the Date header of a response, for the thread that waits for it."""
-        self._heard.now = now = date_of(answer.headers.get("date"))
+        self._heard.now = now = date_of(response.headers.get("date"))
         if now is not None:
             self._skew.saw(now)
 
@@ -256,20 +256,20 @@ class GcsObjects:
         except GoogleAPICallError as error:
             status = int(error.code or 0)
             if unanswered(status):
-                raise OutcomeUnknown(f"{self._where}: no usable answer (HTTP {status})") from error
+                raise OutcomeUnknown(f"{self._where}: no usable response (HTTP {status})") from error
             advice = _ADVICE.get(status, printable(text_of(error, 200)))
             raise StoreError(f"{self._where}: the service refused (HTTP {status}): {advice}") from error
         except GoogleAuthError as error:
             if error.retryable:
-                raise OutcomeUnknown(f"{self._where}: the service of identities gave no usable answer") from error
+                raise OutcomeUnknown(f"{self._where}: the identity service gave no usable response") from error
             raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
             # A response of unexpected form, such as a proxy's page.
-            raise OutcomeUnknown(f"{self._where}: an answer cannot be read: {said(odd)}") from odd
+            raise OutcomeUnknown(f"{self._where}: a response cannot be parsed: {said(odd)}") from odd
 
 
 def _checked(blob: storage.Blob, name: str) -> storage.Blob:
     """Return the blob. Raises LookupError if the response was about another object, or has no generation."""
     if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `blob.name` is the requested name
-        raise LookupError("it is not about the object that was asked for")
+        raise LookupError("it is not about the requested object")
     return blob

@@ -20,10 +20,10 @@ from leasehold.stores.requests import (
     Part,
     Parts,
     StampedNotes,
-    heard,
     owned,
     owner_fields,
-    said,
+    percent_decoded,
+    percent_encoded,
     spelled,
     stamped,
     stamps,
@@ -72,7 +72,7 @@ class ObjectLayout:
             field.name: checked(
                 field,
                 field.object,
-                heard(fields, field.object) if field.kind == "text" else fields.get(field.object),
+                percent_decoded(fields, field.object) if field.kind == "text" else fields.get(field.object),
             )
             for field in _CHECKPOINT
         }
@@ -87,13 +87,13 @@ class ObjectLayout:
                     latest[name] = note
         notes = tuple(sorted((name, text) for name, (text, _) in latest.items()))
         counter = whole("counter", ownership.get("counter", "0"))
-        return owned(lease_of({"key": key, **values}, _NAMES, epoch=counter, notes=notes), parts, heard)
+        return owned(lease_of({"key": key, **values}, _NAMES, epoch=counter, notes=notes), parts, percent_decoded)
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
-            **owner_fields(before, after, lambda _field, word: said(word)),
+            **owner_fields(before, after, lambda _field, word: percent_encoded(word)),
             "counter": str(counter),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": _stamp(stored, before, after, counter),

@@ -33,7 +33,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Patience
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ class S3Objects:
         listed: list[Stored | str] = []
         with self._asking():
             for page in self._pages(prefix):
-                now = self._heard(page)
+                now = self._service_time(page)
                 for row in page.get("Contents", []):
                     cached = self._known.get(row["Key"])
-                    if cached is None or cached.etag != bare(row["ETag"]):
+                    if cached is None or cached.etag != unquoted_etag(row["ETag"]):
                         listed.append(row["Key"])
                     else:
                         listed.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
@@ -132,7 +132,7 @@ class S3Objects:
             return None
         response, body = reply
         written = response["LastModified"].timestamp()
-        return Stored(name, bare(response["ETag"]), _fields(body), age(self._heard(response), written))
+        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), written))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetched() -> "tuple[GetObjectOutputTypeDef, bytes]":
@@ -228,11 +228,11 @@ class S3Objects:
                 if _code(refused) in _REFUSED:
                     return None
                 raise
-        return bare(response["ETag"])
+        return unquoted_etag(response["ETag"])
 
-    def _heard(self, answer: Mapping[str, Any]) -> float:
+    def _service_time(self, response: Mapping[str, Any]) -> float:
         """Return the service's time from a response's Date header; 0 without one, so that objects have no age."""
-        now = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        now = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
         self._skew.saw(now)
@@ -247,7 +247,7 @@ class S3Objects:
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if unanswered(status):
-                raise OutcomeUnknown(f"{where}: no usable answer (HTTP {status})") from error
+                raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
         except _OUR_FAULT as fault:
@@ -256,15 +256,15 @@ class S3Objects:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as odd:
             # A response of unexpected form, such as a proxy's page.
-            raise OutcomeUnknown(f"{where}: an answer cannot be read: {said(odd)}") from odd
+            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(odd)}") from odd
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
     """Raise LookupError if this is not a page of the listing. boto3 parses an unrelated page as an empty one."""
     if not page.get("Name") or (page.get("Prefix") or "") != prefix:
-        raise LookupError("it is not the listing that was asked for")
+        raise LookupError("it is not the requested listing")
     if not all(row["Key"].startswith(prefix) for row in page.get("Contents", [])):
-        raise LookupError("it lists objects that were not asked for")
+        raise LookupError("it lists objects that were not requested")
 
 
 def _client(

@@ -24,7 +24,7 @@ from threading import Lock
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.fields import insist, listing_of, readable
+from leasehold.stores.fields import listing_of, readable, valid_lease
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome
@@ -93,7 +93,7 @@ class EtagStore:
                 key = self._layout.key(stored.name, part)
                 if key is not None:
                     listed[key] = listed.get(key, Parts()).having(part, stored)
-        self._see(before, {key: listed.get(key, _NOTHING) for key in before.keys() | listed.keys()})
+        self._cache(before, {key: listed.get(key, _NOTHING) for key in before.keys() | listed.keys()})
         return listing_of(self._row(key, parts) for key, parts in sorted(listed.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -130,7 +130,7 @@ class EtagStore:
                         with self._seeing:
                             self._seen.pop(lease.key, None)
                         return Done(lease)
-                raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were refused")
+                raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were rejected")
             case _:
                 return self._change(write)
 
@@ -173,7 +173,7 @@ class EtagStore:
             if outcome := self._attempt(write, parts, fresh=True):
                 return outcome
             parts = None  # read all objects: another worker may have written the notes object
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _fits(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
@@ -234,7 +234,7 @@ class EtagStore:
             now = self._lease(key, parts)
             if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
                 return None
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were rejected")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Replace the object in `parts`; return None if it is no longer the stored one."""
@@ -264,27 +264,27 @@ class EtagStore:
             if parts.ownership and old and new and old.owner == new.owner:
                 del doubtful[key]  # same owner: use the cached checkpoint
         current |= self._fetched(doubtful, rest)
-        self._see(before, current)
+        self._cache(before, current)
         return current
 
-    def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
+    def _fetched(self, known: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
         """Return these leases with the given objects as stored now, read concurrently."""
-        pairs = [(key, part) for part in which for key in found]
+        pairs = [(key, part) for part in which for key in known]
         names = [self._layout.name(key, part) for key, part in pairs]
         mapper = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        updated = dict(found)
+        updated = dict(known)
         for (key, part), stored in zip(pairs, mapper(self._objects.get, names), strict=True):
             updated[key] = updated[key].having(part, stored)
         return updated
 
-    def _see(self, before: Mapping[str, Parts], found: Mapping[str, Parts]) -> None:
+    def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
         """Cache what was read, except for leases that were written since `before` was copied from the cache.
 
         The read may be older than such a write. With it in the cache, the owner's next result could contain a
         checkpoint before its own last one.
         """
         with self._seeing:
-            for key, parts in found.items():
+            for key, parts in read.items():
                 if self._seen.get(key, _NOTHING) is before.get(key, _NOTHING):
                     if parts.existing:
                         self._seen[key] = parts
@@ -301,7 +301,7 @@ class EtagStore:
 
     def _lease(self, key: str, parts: Parts) -> Lease | None:
         row = self._row(key, parts)
-        return insist(row) if row else None
+        return valid_lease(row) if row else None
 
     def _done(self, key: str, parts: Parts | None) -> Outcome:
         """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""

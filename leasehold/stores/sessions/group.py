@@ -25,16 +25,16 @@ from leasehold.stores.printable import said
 from leasehold.stores.protocol import ATTEMPTS
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import (
+    REMARKS,
     SESSIONS,
-    TOLD,
     Remark,
     Remarks,
     Session,
     SessionEntry,
     certain,
+    remarks_fields,
     session_fields,
     session_of,
-    told_fields,
 )
 
 GATHER_SECONDS = 0.2
@@ -253,8 +253,8 @@ class Page:
             stored = self.session.stored
             self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
-    def _gather_into(self, found: list[Ticket]) -> None:
-        """Add the tickets of one group to `found`. At least one ticket is in the queue.
+    def _gather_into(self, batch: list[Ticket]) -> None:
+        """Add the tickets of one group to `batch`. At least one ticket is in the queue.
 
         A round is complete when all leases of the previous round have arrived. A group starts a new round if the last
         one was complete, or if a lease arrives for the second time.
@@ -264,7 +264,7 @@ class Page:
         missing, until, hurried = self._missing(), latest, False
         begins = missing is not None and not missing
         while (ticket := self._tickets.get(until)) is not None:
-            found.append(ticket)
+            batch.append(ticket)
             key = ticket.key
             # Without waiting there is no need for rounds, and their sets would multiply the states of the checker.
             if ticket.patient and self._gather:
@@ -310,7 +310,7 @@ class Page:
                 if unanswered > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
-        raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write(self, tickets: list[Ticket]) -> bool:
         before, count = self.session, self.session.count + 1
@@ -329,7 +329,7 @@ class Page:
                 remarks[ticket.key] = change.remark
         if not any(ticket.change for ticket in tickets):
             return True
-        self._tell(remarks)
+        self._write_remarks(remarks)
         after = evolve(before, count=count, entries=entries, touched=frozenset())
         fields, stored = session_fields(after), before.stored
         self.settled = False  # until the response arrives
@@ -344,17 +344,17 @@ class Page:
         }
         return True
 
-    def _tell(self, told: Remarks) -> None:
+    def _write_remarks(self, remarks: Remarks) -> None:
         """Write the remarks if they have changed. This comes first, so that a new version is seen with its remarks."""
-        if told == self.told:
+        if remarks == self.told:
             return
-        name, fields, stored = TOLD + self.id, told_fields(told), self._told_at
+        name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._told_at
         for _ in range(2):
             version = (
                 self._cells.put_new(name, fields) if stored is None else self._cells.put_over(name, fields, stored.etag)
             )
             if version is not None:
-                self.told, self._told_at = told, Stored(name, version, fields)
+                self.told, self._told_at = remarks, Stored(name, version, fields)
                 return
             stored = self._cells.read([name]).get(name)  # an earlier response was lost
 

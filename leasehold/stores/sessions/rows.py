@@ -35,9 +35,18 @@ from leasehold.stores.fields import (
     whole,
 )
 from leasehold.stores.protocol import Malformed
-from leasehold.stores.requests import ObjectFields, StampedNotes, Stored, heard, said, spelled, stamped, stamps
+from leasehold.stores.requests import (
+    ObjectFields,
+    StampedNotes,
+    Stored,
+    percent_decoded,
+    percent_encoded,
+    spelled,
+    stamped,
+    stamps,
+)
 
-LEASES, SESSIONS, TOLD = "lease/", "session/", "told/"
+LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
 """The prefixes of the three kinds of rows, after the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
@@ -142,7 +151,7 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
 def _spelled(kind: str, cell: object) -> str:
     if isinstance(cell, bool):
         return "1" if cell else ""
-    return said(str(cell)) if kind == "worker" and cell else spelled(kind, cell)  # type: ignore[arg-type]
+    return percent_encoded(str(cell)) if kind == "worker" and cell else spelled(kind, cell)  # type: ignore[arg-type]
 
 
 def lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
@@ -154,7 +163,9 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
     fields = stored.fields
     values = {
         field.name: checked(
-            field, field.object, (heard(fields, field.object) if field.kind in _WORDS else fields.get(field.object))
+            field,
+            field.object,
+            (percent_decoded(fields, field.object) if field.kind in _WORDS else fields.get(field.object)),
         )
         for field in _FIELDS
     }
@@ -175,7 +186,7 @@ def session_fields(session: Session) -> ObjectFields:
     """Encode the row of a session. Entries are short, because every group write contains all of them."""
     entries = {key: _short(entry) for key, entry in session.entries.items()}
     ours = {
-        "worker": said(session.worker),
+        "worker": percent_encoded(session.worker),
         "count": str(session.count),
         "state": "ended" if session.ended else "living",
         "leases": json.dumps(entries, separators=(",", ":")),
@@ -203,10 +214,10 @@ def _session(stored: Stored) -> Session:
         raise BadRowField("state", "is neither living nor ended")
     entries = from_json("leases", fields.get("leases", "{}"))
     if not isinstance(entries, dict):
-        raise BadRowField("leases", "is no object of entries")
+        raise BadRowField("leases", "is not an object of entries")
     touched = from_json("touched", fields.get("touched", "[]"))
     return Session(
-        heard(fields, "worker"),
+        percent_decoded(fields, "worker"),
         whole("count", fields.get("count", "0")),
         fields["state"] == "ended",
         {key: _entry(items) for key, items in entries.items()},
@@ -215,23 +226,23 @@ def _session(stored: Stored) -> Session:
     )
 
 
-def _entry(told: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
-    match told:
+def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
+    match items:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
             checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
             return SessionEntry(epoch, checkpoint, text("leases", frozen_as))
         case _:
-            raise BadRowField("leases", "holds an entry that is no [epoch, position, …]")
+            raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
 
 
-def told_fields(told: Remarks) -> ObjectFields:
+def remarks_fields(remarks: Remarks) -> ObjectFields:
     """Encode the row of a session's remarks."""
-    rows = {key: [remark.epoch, remark.weight, remark.notes] for key, remark in told.items()}
+    rows = {key: [remark.epoch, remark.weight, remark.notes] for key, remark in remarks.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
-def told_of(stored: Stored | None) -> Remarks:
+def remarks_of(stored: Stored | None) -> Remarks:
     """Parse the row of a session's remarks. If it is invalid, return none: no decision depends on them."""
     remarks: dict[str, Remark] = {}
     try:
@@ -293,7 +304,7 @@ class Joint:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
+def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
     If the session was not found, the lease keeps the owner of its row, so it has to expire first. Either the rows were
@@ -303,7 +314,7 @@ def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
     lease, epoch = row.lease, row.lease.epoch
     checkpoint = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
     notes: StampedNotes = {name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}
-    remark, weight = told.get(lease.key), lease.weight
+    remark, weight = remarks.get(lease.key), lease.weight
     if remark is not None and remark.epoch == epoch and row.session:
         notes |= {name: note for name, note in remark.notes.items() if name not in notes or note[1] > notes[name][1]}
         weight = remark.weight if remark.weight is not None else weight

@@ -31,8 +31,8 @@ from leasehold.stores.sessions.group import (
 )
 from leasehold.stores.sessions.rows import (
     LEASES,
+    REMARKS,
     SESSIONS,
-    TOLD,
     Joint,
     LeaseRow,
     Remark,
@@ -46,10 +46,10 @@ from leasehold.stores.sessions.rows import (
     lease_fields,
     lease_name,
     lease_row,
+    remarks_of,
     restamped,
     session_fields,
     session_of,
-    told_of,
 )
 from leasehold.stores.writes import applied, created
 
@@ -97,7 +97,7 @@ class SessionStore:
 
     def list(self) -> Listing:
         """Return every lease, and remove ended sessions that no lease names (G11)."""
-        stored = self._cells.list(LEASES, SESSIONS, TOLD)
+        stored = self._cells.list(LEASES, SESSIONS, REMARKS)
         rows = dict(_leases(stored))
         for key in tuple(self._rows):
             listed = rows.get(key)
@@ -105,7 +105,7 @@ class SessionStore:
                 self._rows.pop(key, None)  # the next write of its owner reads the row
         self._named = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
         sessions = {one.name.removeprefix(SESSIONS): session_of(one) for one in stored if one.name.startswith(SESSIONS)}
-        remarks = {one.name.removeprefix(TOLD): told_of(one) for one in stored if one.name.startswith(TOLD)}
+        remarks = {one.name.removeprefix(REMARKS): remarks_of(one) for one in stored if one.name.startswith(REMARKS)}
         leases: list[Lease] = []
         free: dict[str, Joint] = {}
         bad = [row for row in rows.values() if isinstance(row, Malformed)]
@@ -176,13 +176,13 @@ class SessionStore:
             rows = {key: again[key] for key in moved & again.keys() if again[key].session}
         if not rows:
             return joints
-        raise StoreError(f"{ATTEMPTS} readings in a row found another owner of {next(iter(rows))!r}")
+        raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
-    def _joined(self, row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
+    def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
         """Join a row with its session. If the session was ours and its row is gone, use our last state of it (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
-            return joined(row, session, told)
+            return joined(row, session, remarks)
         joint = joined(row, evolve(page.session, ended=True), page.told)
         return evolve(joint, lease=joint.named)
 
@@ -199,7 +199,7 @@ class SessionStore:
                 if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
                     return self._lost(lease.key)
                 return Done(joined(new, None, {}).lease)
-            case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _ends(write):
+            case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
                 # Find the page that has this lease without a read.
                 row = self._rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
@@ -225,7 +225,7 @@ class SessionStore:
             outcome = self._attempt(write, joint)
             if outcome is not None:
                 return outcome
-        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _settled(self, joint: Joint) -> bool:
         """Return whether no write of ours is under way to this row, nor to its session if that is ours (G8).
@@ -262,12 +262,14 @@ class SessionStore:
         match write:
             case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if joint.stopped and not vanished:
                 return Lost(key, joint.lease)
-            case writes.RenewLease() | writes.CheckpointLease() if mine is None and not (vanished and _ends(write)):
+            case writes.RenewLease() | writes.CheckpointLease() if mine is None and not (
+                vanished and _leaves_ended(write)
+            ):
                 # Another process with this worker's name has the lease. As in other layouts, this one takes it back. Or
                 # our session row was deleted, and we take the lease again in a new session (G14).
                 return self._take(joint, after, seen.owner or "", "frozen")
-            case writes.CheckpointLease() if _ends(write):
-                return self._replace(joint, _passed(joint, after, ""))
+            case writes.CheckpointLease() if _leaves_ended(write):
+                return self._replace(joint, _passed_row(joint, after, ""))
             case writes.RenewLease() | writes.CheckpointLease():
                 self._learn(row)
                 return self._committed(write, mine) if mine and joint.accepted else Lost(key, joint.lease)
@@ -282,9 +284,9 @@ class SessionStore:
                 if not (mine is not None and joint.accepted) and not self._stop(joint, "frozen"):
                     return None
                 next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
-                return self._replace(joint, _passed(joint, after, next_owners))
+                return self._replace(joint, _passed_row(joint, after, next_owners))
             case writes.ResetLease(epoch=epoch):
-                return self._replace(joint, _passed(joint, after, "", epoch))
+                return self._replace(joint, _passed_row(joint, after, "", epoch))
             case writes.RequestLease(me=me):
                 done = self._replace(
                     joint, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
@@ -308,13 +310,13 @@ class SessionStore:
             case writes.DeleteLease():
                 return self._delete(write, joint)
 
-    def _fresh(self, page: Page, joint: Joint, seen: Lease) -> bool:
+    def _fresh(self, page: Page, joint: Joint, lease: Lease) -> bool:
         """Return whether the lease was seen at or after the page's last write with a ticket of this lease.
 
         Writes for other leases of the page also change its count, but they do not make this lease stale.
         """
-        epoch, count = key_and_epoch(seen.version)
-        return joint.accepted and epoch == joint.row.lease.epoch and count >= page.last.get(seen.key, 0)
+        epoch, count = key_and_epoch(lease.version)
+        return joint.accepted and epoch == joint.row.lease.epoch and count >= page.last.get(lease.key, 0)
 
     # The owner's own writes
 
@@ -335,7 +337,7 @@ class SessionStore:
             if after is None:
                 return None
             entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
-            notes = _beside(joint, after.notes)
+            notes = _extra_annotations(joint, after.notes)
             if not notes and after.weight == joint.row.lease.weight:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, notes, after.weight))
@@ -374,7 +376,7 @@ class SessionStore:
             position = (
                 before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
             )
-            notes = _beside(joined(row, page.session, page.told), after.notes)
+            notes = _extra_annotations(joined(row, page.session, page.told), after.notes)
             return EntryChange(
                 SessionEntry(row.lease.epoch, position), Remark(row.lease.epoch, notes, after.weight) if notes else None
             )
@@ -383,7 +385,7 @@ class SessionStore:
 
     # A new owner
 
-    def _take(self, joint: Joint, after: Lease, me: str, how: str) -> Outcome | None:
+    def _take(self, joint: Joint, after: Lease, me: str, reason: str) -> Outcome | None:
         """Take the lease: stop the owner, replace the lease's row, then accept it in our session (G4, G7)."""
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
@@ -394,9 +396,9 @@ class SessionStore:
             if current is None or current.stored.etag != joint.row.stored.etag:
                 return None
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
-        if not self._stop(joint, how):
+        if not self._stop(joint, reason):
             return None
-        written = self._put(_passed(joint, evolve(after, owner=me), page.id))
+        written = self._put(_passed_row(joint, evolve(after, owner=me), page.id))
         if written is None:
             return None
         self._learn(written)
@@ -404,14 +406,14 @@ class SessionStore:
             return self._lost(key)  # stopped by another worker before we could accept it
         return Done(joined(written, page.session, page.told).lease)
 
-    def _stop(self, joint: Joint, how: str) -> bool:
+    def _stop(self, joint: Joint, reason: str) -> bool:
         """Make the owner's next group write fail, so that the positions just read are its last (G4).
 
         This replaces the version of the session that was read, so it fails if the owner has written since.
 
         Args:
             joint: The lease as read.
-            how: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of this lease.
+            reason: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of this lease.
 
         Returns:
             Whether the owner is stopped.
@@ -419,7 +421,7 @@ class SessionStore:
         session, row, key = joint.session, joint.row, joint.row.lease.key
         if joint.stopped or session is None:
             return True
-        if how == "ended":
+        if reason == "ended":
             stopped = evolve(session, ended=True)
         else:
             old_entry = session.entries.get(key)
@@ -455,7 +457,7 @@ class SessionStore:
             pace, gather = self._pace, self._gather
             page = Page(self._cells, self._ids(), worker, pace=pace, gather=gather, touched=self._reread)
             if not page.begin():
-                raise StoreError(f"session {page.id}: there is one of this id already")
+                raise StoreError(f"session {page.id}: a session with this id already exists")
             self._pages[page.id] = page
             return page
 
@@ -477,9 +479,9 @@ class SessionStore:
         self._forget(row.lease.key, written)
         self._learn(written)
         if written.session == joint.row.session:
-            named = joint.named
-            notes = {name: (value, joint.stamps.get(name, 0)) for name, value in named.notes}
-            remarks = {named.key: Remark(joint.row.lease.epoch, notes, named.weight)}
+            annotations = joint.named
+            notes = {name: (value, joint.stamps.get(name, 0)) for name, value in annotations.notes}
+            remarks = {annotations.key: Remark(joint.row.lease.epoch, notes, annotations.weight)}
             return Done(joined(written, joint.session, remarks).lease)
         # A lease that was given to a session counts only once that session has accepted it.
         session = Session(written.lease.owner or "") if written.session else None
@@ -536,22 +538,24 @@ class SessionStore:
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
         """Delete the sessions that had ended before these rows were read and that none of the rows names (G11)."""
         now = self._pace.clock()
-        named = {id_ for row in rows if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)}
-        removable = [name for name in self._ended if name in sessions and name not in named]
+        referenced = {id_ for row in rows if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)}
+        removable = [name for name in self._ended if name in sessions and name not in referenced]
         if removable:
             current = [row for _, row in _leases(self._cells.list(LEASES, certain=True))]
-            named |= {id_ for row in current if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)}
-            removable = [name for name in removable if name not in named]
+            referenced |= {
+                id_ for row in current if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)
+            }
+            removable = [name for name in removable if name not in referenced]
             removable = [] if any(isinstance(row, Malformed) for row in current) else removable
         for name in removable:
-            for kind in (TOLD, SESSIONS):
+            for kind in (REMARKS, SESSIONS):
                 stored = self._cells.read([kind + name]).get(kind + name)
                 if stored is not None:
                     self._cells.delete(stored.name, stored.etag)
         self._ended = tuple(name for name, session in sessions.items() if session.ended and name not in removable)
         still: dict[str, tuple[str, float]] = {}
         for name, session in sessions.items():
-            if session.ended or name in named:
+            if session.ended or name in referenced:
                 continue
             etag, since = self._still.get(name, ("", now))
             still[name] = (etag, since) if etag == session.stored.etag else (session.stored.etag, now)
@@ -576,28 +580,28 @@ def _rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseR
 
 def _of_sessions(sessions: Iterable[str]) -> list[str]:
     """Return the names of the rows of these sessions."""
-    return [f"{kind}{session}" for session in sorted(sessions) for kind in (SESSIONS, TOLD)]
+    return [f"{kind}{session}" for session in sorted(sessions) for kind in (SESSIONS, REMARKS)]
 
 
 def _session_in(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
     """Return this session and its remarks from the rows that were read."""
     row = stored.get(SESSIONS + session) if session else None
-    return (certain(session_of(row)) if row else None), told_of(stored.get(TOLD + session))
+    return (certain(session_of(row)) if row else None), remarks_of(stored.get(REMARKS + session))
 
 
-def _ends(write: writes.LeaseChange | writes.DeleteLease) -> bool:
+def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
     """Return whether the write leaves an ended lease without owner."""
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
-def _passed(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
+def _passed_row(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
     """Return the row after the lease has passed to this session, or to none (""), with the next epoch."""
     epoch = max(joint.row.lease.epoch + 1, epoch)
     lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
     return evolve(joint.row, lease=lease, stamps=restamped(joint, after.notes), session=session, next_owners="")
 
 
-def _beside(joint: Joint, notes: Notes) -> StampedNotes:
+def _extra_annotations(joint: Joint, notes: Notes) -> StampedNotes:
     """Return the annotations that are not in the lease's row, with higher stamps than earlier ones."""
     stamps = restamped(joint, notes)
     return {name: (value, stamps[name]) for name, value in notes if (name, value) not in joint.row.lease.notes}

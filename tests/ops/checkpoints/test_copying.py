@@ -166,7 +166,7 @@ def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
 def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
     """A worker that was believed dead does not lose its lease in the middle of a batch."""
     store = MemoryStore()
-    seen = owned(store, key="0", at=AT_9)
+    seen = owned(store, key="0", checkpoint=AT_9)
     (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
     done(store.write(RenewLease(seen)))
     assert checkpoint_moves.reset(store, move).why == "somebody else wrote it meanwhile"

@@ -13,7 +13,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold_lab.standins.tables import TableStreams, served
@@ -60,7 +60,7 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
         table.enable()
         new = put("new")
         assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
-        (said,) = noted(store.list().leases)
+        (said,) = reported(store.list().leases)
         assert ":orders was made anew at " in said
         assert left <= read("c", former, lambda seen, _: left <= seen)
         assert new == read("d", present, lambda seen, _: new <= seen, if_recreated="TRIM_HORIZON")
@@ -84,4 +84,4 @@ def test_a_new_group_reads_a_stream_that_was_disabled() -> None:
         with running(Runner(worker, handle)):
             until(lambda: len(seen) == 20, f"{seen}")
             until(lambda: all(lease.ended for lease in store.list().leases), "everything is read to its end")
-        assert noted(store.list().leases) == ()
+        assert reported(store.list().leases) == ()

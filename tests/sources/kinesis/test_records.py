@@ -209,7 +209,9 @@ def test_an_answer_is_gone_once_it_is_columns() -> None:
     assert rows == []
 
 
-@pytest.mark.parametrize(("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is no text")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is not a string")]
+)
 def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it(name: str, says: str) -> None:
     """A sequence number that is not a string never becomes a position, which no service would accept."""
     rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])

@@ -14,7 +14,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.urls import open_store
 
@@ -59,7 +59,7 @@ def test_a_stream_made_anew_is_read_whole_or_not_at_all(
         new = {b"new%d" % number for number in range(20)}
         if if_recreated is None:
             until(lambda: all(worker.discovery.refusing for worker in workers), "each of them sees it")
-            (said,) = noted(store.list().leases)
+            (said,) = reported(store.list().leases)
             assert (f":{name} was made anew at " in said, new & set(seen)) == (True, set())
         else:
             until(lambda: new <= set(seen), f"{seen}")

@@ -3,7 +3,7 @@
 1. A write is applied at one instant between its sending and its response, or later if it is late.
 2. Whatever goes wrong, the process learns only that the outcome is unknown.
 
-`Exchange` handles the calls of one process: it counts each call and applies the mishap planned for it. `StreamClient`
+`Exchange` handles the calls of one process: it counts each call and applies the fault planned for it. `StreamClient`
 is the stream as one process sees it.
 """
 
@@ -25,7 +25,7 @@ from leasehold.errors import OutcomeUnknown, SourceUnavailable
 from leasehold.stores import writes
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold_lab.judge.events import VERBS, WriteEvent
-from leasehold_lab.simulator.mishaps import (
+from leasehold_lab.simulator.call_faults import (
     DENIED,
     DENIED_SECONDS,
     FREEZE_SECONDS,
@@ -52,10 +52,10 @@ class Exchange:
         self._history, self._tasks, self._caller = world.history, world.tasks, caller
         self._full = world.scenario.full
         self._denied: dict[str, float] = {}
-        self._planned = {mishap.number: mishap.fault for mishap in world.scenario.mishaps}
+        self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
     def call(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Do the work, or whatever the mishap of this call does instead."""
+        """Do the work, or whatever the fault of this call does instead."""
         if not self._full:
             return work()
         calls = self._history.calls
@@ -208,7 +208,7 @@ class Client:
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
     def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
-        """Read, and let mishaps falsify the result unless the read is consistent, which the service guarantees."""
+        """Read, and let faults falsify the result unless the read is consistent, which the service guarantees."""
 
         def stale() -> Listing:
             return self._table.as_it_was(read(), STALE_SECONDS, lambda: stale_ok)
@@ -405,7 +405,7 @@ class StreamClient:
         return self._exchange.call(what, answered, lies)
 
     @property
-    def ever_slow(self) -> bool:
+    def may_be_slow(self) -> bool:
         """Whether there are times at which reads are slow."""
         return bool(self._slow)
 
@@ -431,7 +431,7 @@ class DistantReader:
 
     def read(self) -> Batch:
         """Return the next records. If the stream may be slow, wait for them as a reader of Kinesis does."""
-        if not self._client.ever_slow:
+        if not self._client.may_be_slow:
             return self.read_once()
         try:
             batch: Batch = self._patience.ask("read", reader=self)

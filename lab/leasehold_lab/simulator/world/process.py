@@ -24,7 +24,7 @@ from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, Sto
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Store
 from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
-from leasehold_lab.simulator.mishaps import Whose, poisonous
+from leasehold_lab.simulator.call_faults import Whose, poisonous
 from leasehold_lab.simulator.scenario import Member
 from leasehold_lab.simulator.world.client import Client, Exchange, StreamClient
 from leasehold_lab.simulator.world.layouts import SessionClient, SwapClient
@@ -112,10 +112,12 @@ class Process:
         if isinstance(worker, Present):
             worker.know(world.known(member.config, store.capabilities))
         checkpoints = self._scenario.checkpoints
-        self._misdeeds = tuple(misdeed for misdeed in self._scenario.misdeeds if misdeed.worker == member.worker)
+        self._callable_faults = tuple(
+            fault for fault in self._scenario.callable_faults if fault.worker == member.worker
+        )
         # A user's callable may return anything.
         observer: Any = self._observe
-        poisoned = any(misdeed.what == "poison" for misdeed in self._misdeeds)
+        poisoned = any(fault.what == "poison" for fault in self._callable_faults)
         handling = Handling(
             self._handle,
             most_wait_seconds=2.0,
@@ -182,7 +184,7 @@ class Process:
             self._tasks.sleep_until(math.inf)
 
     def begins(self, name: str) -> None:
-        """Announce a task. Like a call, this may meet a mishap."""
+        """Announce a task. Like a call, a fault may hit this."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
         except MemoryError as fault:
@@ -328,10 +330,13 @@ class Process:
         now = self._tasks.now
         spoiled = delivery is None or any(poisonous(record.sequence_number) for record in delivery.records)
         theirs = (
-            misdeed for misdeed in self._misdeeds if misdeed.whose == whose and (spoiled or misdeed.what != "poison")
+            fault for fault in self._callable_faults if fault.whose == whose and (spoiled or fault.what != "poison")
         )
-        misdeed = next((misdeed for misdeed in theirs if misdeed.at <= now < misdeed.at + misdeed.seconds), None)
-        return None if misdeed is None else misdeed.done(now, self.wait)
+        fault = next(
+            (fault for fault in theirs if fault.at <= now < fault.at + fault.seconds),
+            None,
+        )
+        return None if fault is None else fault.done(now, self.wait)
 
     def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
         if batch.records or batch.behind_seconds is not None:  # otherwise the read was not answered

@@ -22,7 +22,7 @@ from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
 from leasehold.stores.protocol import Capabilities, Done, Listing, Outcome
 from leasehold.stores.writes import DeleteLease, Write
 from leasehold_lab.judge.events import RunHistory
-from leasehold_lab.simulator.mishaps import CallEvent
+from leasehold_lab.simulator.call_faults import CallEvent
 from leasehold_lab.simulator.scenario import Member, Scenario
 from leasehold_lab.simulator.world.tasks import Tasks
 

@@ -20,7 +20,7 @@ from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import held
-from leasehold.balancer.contradictions import noted
+from leasehold.balancer.contradictions import reported
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
 
@@ -69,11 +69,11 @@ def command(
         if lease is not None and row is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
     lease_story = None if row is None else story(table, config, row, worker_plans)
-    wrong = (*noted(table.leases), *table.swapping)
+    wrong = (*reported(table.leases), *table.swapping)
     if as_json:
         about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
         about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
-        about |= {"contradictions": list(against)} if (against := noted(table.leases)) else {}
+        about |= {"contradictions": list(against)} if (against := reported(table.leases)) else {}
         about |= {"swap": list(table.swapping)} if table.swapping else {}
         plans_json = {"workers": [worker_plan.as_json() for worker_plan in chosen], "says": dict(rules_of(chosen))}
         print(json.dumps(about | (plans_json if lease_story is None else lease_story.as_json())))

@@ -289,15 +289,15 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         if each not in known:
             raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
     price, seen = _price(store_scheme, fleet), _Gathered()
-    with _told(seen, "source"):
+    with _failures_as_findings(seen, "source"):
         for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
             _rights(seen, each, fleet)
-    with _told(seen, "store"):
+    with _failures_as_findings(seen, "store"):
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
         if _rights(seen, trial, fleet):
             # Read the rows as a worker does. This rejects a table of another shape.
-            with _told(seen, "table"):
+            with _failures_as_findings(seen, "table"):
                 table: Store = open_store(store, create=False, write=False)
                 with closing(table):
                     seen.capabilities, seen.listing = table.capabilities, table.list()
@@ -340,7 +340,7 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
 
 
 @contextmanager
-def _told(seen: _Gathered, what: str) -> Iterator[None]:
+def _failures_as_findings(seen: _Gathered, what: str) -> Iterator[None]:
     """Turn an error that stops this part of the examination into a finding."""
     try:
         yield

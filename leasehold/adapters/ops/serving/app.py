@@ -295,8 +295,8 @@ def _page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Re
     return page
 
 
-def _json(told: object, status: int = 200) -> Response:
-    return JSONResponse(told, status, headers=HEADERS)
+def _json(content: object, status: int = 200) -> Response:
+    return JSONResponse(content, status, headers=HEADERS)
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:

@@ -266,7 +266,7 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     "".join(columns.numbers)  # the quickest check that all of them are strings
     columns.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, columns.keys)):
-        raise TypeError("a record has a partition key that is no text")
+        raise TypeError("a record has a partition key that is not a string")
     columns.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
     columns.sealed = any(data.startswith(MAGIC) for data in columns.datas)
     rows.clear()

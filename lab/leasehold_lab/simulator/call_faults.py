@@ -1,8 +1,8 @@
 """The faults that a single call of a worker may meet: of its store, its stream, or a callable that a user supplied.
 
-A run numbers all its calls in the order in which they begin, and a mishap hits one of them, by its number. A fault is a
-series of steps, joined by " + " and taken one after the other. The call returns the result of the last "do", or of the
-last step that makes up a result. The steps are:
+A run numbers all its calls in the order in which they begin, and a `CallFault` hits one of them, by its number. A fault
+is a series of steps, joined by " + " and taken one after the other. The call returns the result of the last "do", or of
+the last step that makes up a result. The steps are:
 
   do            the call takes effect
   pause         wait for one second; "hang" waits for HANG_SECONDS, "late" for LATE_SECONDS
@@ -14,7 +14,7 @@ last step that makes up a result. The steps are:
   stale         return the result of a moment ago; "untrue" returns one that is wrong; "answer" and "generate" return a
                 value where none is due
 
-A `Misdeed` is the misbehavior of a user's callable, which raises an exception, returns a wrong value, or hangs.
+A `CallableFault` is the misbehavior of a user's callable, which raises an exception, returns a wrong value, or hangs.
 """
 
 from asyncio import CancelledError
@@ -37,7 +37,7 @@ LATE_SECONDS = 12.0
 """Longer than such a lease, but not so long that a renewal in progress is given up."""
 
 
-class Unheard(BaseException):
+class ForeignBaseException(BaseException):
     """A user-defined exception that is not a subclass of Exception."""
 
 
@@ -61,7 +61,7 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
     "generator": GeneratorExit,
     "exit": lambda: SystemExit(3),
     "interrupt": KeyboardInterrupt,
-    "unheard": Unheard,
+    "unheard": ForeignBaseException,
 }
 """The exceptions that a call may raise, by name."""
 
@@ -82,7 +82,7 @@ DEATHS = ("crash", "do + crash", "do + restart")
 
 
 @frozen
-class Mishap:
+class CallFault:
     """A fault of one call, identified by the call's number in the whole run."""
 
     number: int
@@ -122,7 +122,7 @@ def poisonous(sequence_number: str) -> bool:
 
 
 @frozen
-class Misdeed:
+class CallableFault:
     """A fault in all calls of one kind of callable of one worker, during `seconds` from `at` on.
 
     A poisoned handler raises only for poisonous records, and has a dead-letter sink.
