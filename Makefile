@@ -111,6 +111,7 @@ chaos-spark: $(READY) #: kill, steal, split and block under applications of Spar
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.1
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0 --pyspark '' --pyspark 4.1 --executors
+	$(BIN)/python tests/integration/spark_copies.py
 	$(BIN)/python tests/integration/spark_blocked.py
 
 dist: $(READY) #: build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here
