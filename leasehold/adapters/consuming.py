@@ -48,7 +48,7 @@ from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.printable import did_you_mean, escaped, said
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import OneTableStore, SwapStore, open_tables, tables_apart
+from leasehold.stores.swap import SwapStore, open_tables, tables_apart
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
@@ -106,7 +106,7 @@ class Consumption:
                 while isinstance(store, str):
                     try:
                         if (to := self.options["to"]) is None:
-                            store = OneTableStore(open_store(store, session=self.sessions[1], **limits))
+                            store = open_store(store, session=self.sessions[1], **limits)
                         else:  # the leases may move to another table, so both are needed
                             tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
                             store = SwapStore(tables, name_of(to))

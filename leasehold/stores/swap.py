@@ -30,7 +30,7 @@ from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, PassingStore, Store
+from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Store
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
@@ -681,7 +681,11 @@ def open_tables(
 
 
 def refuse_moved(listing: Listing) -> None:
-    """Raise StoreError if leases of this table are in another one. The message explains what to do."""
+    """Raise StoreError if leases of this table are in another one. The message explains what to do.
+
+    A worker asks this of each listing: without one, it neither claims nor creates leases. If it was started before the
+    swap, it keeps the leases that it holds.
+    """
     control = next((row for row in listing.leases if row.key == CONTROL), None)
     if control is not None and (goal := control.note(OVER)) is not None:
         raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
@@ -694,17 +698,3 @@ def refuse_moved(listing: Listing) -> None:
             "leases of this table have moved to another one by `leasehold swap`; start the worker with both "
             "(--store FROM --to TO) or, when the swap is over, with the other one"
         )
-
-
-class OneTableStore(PassingStore):
-    """The store of a worker that knows only one table. While that table takes part in a swap, `list` raises.
-
-    Without a listing, the worker neither claims nor creates leases. If it was started before the swap, it keeps the
-    leases that it holds.
-    """
-
-    def list(self) -> Listing:
-        """Return every lease. Raises StoreError if leases of this table are in another one."""
-        listing = super().list()
-        refuse_moved(listing)
-        return listing

@@ -12,7 +12,8 @@ from unittest.mock import patch
 from leasehold.adapters import consuming
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
-from leasehold.stores.swap import OneTableStore, SwapStore
+from leasehold.stores.swap import SwapStore
+from leasehold.stores.urls import open_store
 from leasehold.stores.writes import Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer
 
@@ -68,7 +69,7 @@ class WrittenStore(PassingStore):
 def writes_noted(to: Path) -> Iterator[None]:
     """Have workers of this process record the writes of their leases, in one table or two."""
     with (
-        patch.object(consuming, "OneTableStore", lambda store: WrittenStore(OneTableStore(store), to)),
+        patch.object(consuming, "open_store", lambda url, **options: WrittenStore(open_store(url, **options), to)),
         patch.object(consuming, "SwapStore", lambda tables, name: WrittenStore(SwapStore(tables, name), to)),
     ):
         yield

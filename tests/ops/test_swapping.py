@@ -28,6 +28,8 @@ from leasehold.adapters.ops.swapping import (
     sent,
 )
 from leasehold.adapters.report.watching import TableWatch, picture
+from leasehold.adapters.worker.scheduler import Unread
+from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import StoreError
@@ -39,9 +41,9 @@ from leasehold.stores.swap import (
     MARK,
     OVER,
     TO,
-    OneTableStore,
     SwapStore,
     announced,
+    refuse_moved,
     signs_of_swap,
     swap_is_over,
     tables_apart,
@@ -50,6 +52,7 @@ from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.commands.what_if import app as what_if
 from leasehold_lab.contract.actors import done, owned, stored
+from leasehold_lab.simulator.world.world import ListSource
 
 NAMES = ("memory://from", "memory://to")
 
@@ -127,8 +130,9 @@ def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tup
     """TO alone has no trace of the swap."""
     _over(tables)
     with pytest.raises(StoreError, match=f"have moved to {NAMES[TO]} by `leasehold swap`; start the worker with it"):
-        OneTableStore(tables[FROM]).list()
-    assert len(OneTableStore(tables[TO]).list().leases) == 3
+        Worker(store=tables[FROM], source=ListSource(), me="w", consumer=Unread()).turn(0.0)
+    refuse_moved(tables[TO].list())
+    assert len(tables[TO].list().leases) == 3
     assert "that swap is over: look there" in signs_of_swap(tables[FROM].list().leases)[-1]
     assert signs_of_swap(tables[TO].list().leases) == ()
 

@@ -21,10 +21,10 @@ from leasehold.stores.swap import (
     ORIGIN,
     TO,
     WISH,
-    OneTableStore,
     SwapStore,
     announced,
     open_both,
+    refuse_moved,
 )
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import (
@@ -250,13 +250,13 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
     """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
     seen = owned(store)
-    OneTableStore(tables[FROM]).list()
+    refuse_moved(tables[FROM].list())
     with pytest.raises(StoreError, match="goal of a swap that is not over"):
-        OneTableStore(tables[TO]).list()
+        refuse_moved(tables[TO].list())
     send(tables, "to")
     done(store.write(RenewLease(seen)))
     with pytest.raises(StoreError, match="have moved to another one"):
-        OneTableStore(tables[FROM]).list()
+        refuse_moved(tables[FROM].list())
 
 
 def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:

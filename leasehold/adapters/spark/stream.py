@@ -33,7 +33,6 @@ from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import OneTableStore
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -72,7 +71,7 @@ class Run:
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
         # Reject a swap of lease tables: it raises the epochs by which a repeated range is recognized.
-        self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
+        self._store = lease_table(opened, options.store, self._source, create=options.create)
         self._once_more = self._source if source_spec.again is None else source_spec.again()
         self._replay_context = ReplayContext(
             self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable

@@ -19,6 +19,7 @@ from leasehold.balancer.model import SHARD_END, History, Lease, Shard
 from leasehold.balancer.watch import NO_REPORTS, Reports
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Listing, Store
+from leasehold.stores.swap import refuse_moved
 
 
 class TableView:
@@ -59,7 +60,11 @@ class TableView:
             self._rows_left.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf
         try:
-            return self._store.list() if keys is None else Listing(self._store.get(keys, stale_ok=stale_ok))
+            if keys is None:
+                listing = self._store.list()
+                refuse_moved(listing)  # a store that knows both tables of a swap hides what this looks for
+            else:
+                listing = Listing(self._store.get(keys, stale_ok=stale_ok))
         except StoreError:
             self.watch = self.watch.unanswered(began)
             if rows_left:
@@ -68,6 +73,7 @@ class TableView:
             raise
         finally:
             self._listing_since = math.inf
+        return listing
 
     def listing_seconds(self, now: float) -> float:
         """Return for how long the table has been read, or 0 if it is not being read now."""
