@@ -235,7 +235,7 @@ def test_connections_of_boto3_read_under_a_deadline_or_a_warning_says_that_they_
     client.close()
     for _ in range(2):
         deadlines.bound_client(object())
-    assert caplog.text.count("boto3 waits for slow responses for ever") == 1
+    assert caplog.text.count("boto3 waits for slow responses without limit") == 1
 
 
 def test_new_credentials_are_learnt_from_boto3() -> None:

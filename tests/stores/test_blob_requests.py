@@ -63,7 +63,7 @@ def test_a_write_without_an_answer_is_sent_once(
 ) -> None:
     """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
     memory.faults = [BlobFault(status, "ServerBusy")] * 9
-    with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable answer \(HTTP {status}\)$"):
+    with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable response \(HTTP {status}\)$"):
         WRITES[does](objects)
     assert len(memory.asked) == 1
 

@@ -376,9 +376,9 @@ def test_a_url_names_a_place(place: str, options: dict[str, str], named: Postgre
         ("host", {}, "wants host:port/database"),
         ("host/", {}, "wants host:port/database"),
         ("host/a/b", {}, "wants host:port/database"),
-        ("host/app", {"table": "a b"}, "option 'table' wants"),
-        ("host/app", {"table": "a.b.c"}, "option 'table' wants"),
-        ("host/app", {"table": "x" * 64}, "option 'table' wants"),
+        ("host/app", {"table": "a b"}, "option 'table' needs"),
+        ("host/app", {"table": "a.b.c"}, "option 'table' needs"),
+        ("host/app", {"table": "x" * 64}, "option 'table' needs"),
     ],
 )
 def test_a_url_that_names_none_is_refused(place: str, options: dict[str, str], says: str) -> None:

@@ -437,7 +437,7 @@ def test_a_refusal_about_another_row_is_no_answer(store: DynamoStore, line: Line
 def test_rows_that_were_not_asked_for_are_no_answer(store: DynamoStore, line: Line, table: str) -> None:
     """A lease is missing only if the response is about it."""
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told({"Responses": {table: [OTHERS]}})))
-    with pytest.raises(OutcomeUnknown, match="rows that were not asked for"):
+    with pytest.raises(OutcomeUnknown, match="rows that were not requested"):
         store.get(["s-1"])
 
 

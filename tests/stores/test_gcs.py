@@ -174,7 +174,7 @@ def test_a_write_that_comes_too_soon_is_sent_again(objects: GcsObjects, bucket: 
     bucket.faults = {verb: [429, 429]}
     assert (objects.put_over("a", {}, etag) if verb == "POST" else objects.delete("a", etag)) in {"2", True}
     bucket.faults = {"POST": [429] * 3}
-    with pytest.raises(OutcomeUnknown, match=r"no usable answer \(HTTP 429\)"):
+    with pytest.raises(OutcomeUnknown, match=r"no usable response \(HTTP 429\)"):
         objects.put_new("b", {})
 
 
@@ -221,7 +221,7 @@ def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_dow
     with pytest.raises(StoreError, match="bucket 'leases': none were found") as no:
         open_store("gcs://leases")
     assert not isinstance(no.value, OutcomeUnknown)
-    with pytest.raises(OutcomeUnknown, match="service of identities"):
+    with pytest.raises(OutcomeUnknown, match="identity service"):
         open_store("gcs://leases")
 
 

@@ -90,7 +90,7 @@ def test_no_usable_answer_is_an_unknown_outcome(
 ) -> None:
     """A claim counted as rejected, or as won, while the service fails would give a shard no reader, or two."""
     bucket.faults = {operation: [refusal("InternalError", status)]}
-    with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable answer \(HTTP {status}\)$"):
+    with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable response \(HTTP {status}\)$"):
         asked(objects, operation)
 
 

@@ -166,7 +166,7 @@ def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
             if getattr(error.__cause__, "response", None) is None:
                 yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region, the network")
                 return
-            yield Finding(right, "unknown", f"no usable answer: {error}", "ask again later")
+            yield Finding(right, "unknown", f"no usable response: {error}", "ask again later")
         except (StoreError, SourceError) as error:
             denied = _denied(error)
             yield Finding(right, "wrong", str(error), f"allow {right}" if denied else "")

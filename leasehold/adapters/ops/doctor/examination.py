@@ -348,7 +348,7 @@ def _failures_as_findings(seen: _Gathered, what: str) -> Iterator[None]:
         if what != "table":
             seen.findings.append(Finding(what, "wrong", str(error)))
         else:
-            seen.findings.append(Finding(what, "unknown", f"no usable answer: {error}", "ask again later"))
+            seen.findings.append(Finding(what, "unknown", f"no usable response: {error}", "ask again later"))
     except (StoreError, SourceError) as error:
         seen.findings.append(Finding(what, "wrong", str(error)))
 
@@ -372,7 +372,7 @@ def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable
     try:
         prove()
     except OutcomeUnknown as error:
-        return Finding("conditional writes", "unknown", f"no usable answer: {error}", "ask again later")
+        return Finding("conditional writes", "unknown", f"no usable response: {error}", "ask again later")
     except StoreError as error:
         return Finding("conditional writes", "wrong", str(error))
     return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
