@@ -25,7 +25,7 @@ COMMANDS = {
     "explain": ("steer.explain", "Say what each worker would do now, and why a lease is where it is."),
     "leases": ("leases", "Show who holds what, and how far they are."),
     "multilang": ("steer.multilang", "Run the processors of amazon_kclpy, aws-kcl and the others, without Java."),
-    "pipeline": ("pipeline", "Land a leased stream as Parquet with Spark, and add it up in windows."),
+    "pipeline": ("pipeline", "Land a leased stream as Parquet, with Spark."),
     "plan": ("plan", "Answer one listing, as JSON, with the actions of one worker."),
     "produce": ("produce", "Write lines to a stream, aggregated, each key in order."),
     "replay": ("replay", "Hand dead letters over again; those that fail again stay."),
