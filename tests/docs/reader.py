@@ -19,9 +19,9 @@ from typing import TextIO
 from attrs import define, field
 
 HERE = Path(__file__).parent
-STAYS = re.compile(r"\bleasehold (consume|serve)\b|--watch|^python \w+\.py")
+STAYS = re.compile(r"\bleasehold (consume|serve(?!.*--once))\b|--watch|^python \w+\.py")
 """Commands that go on until Ctrl-C."""
-USUAL_PORT = re.compile(r"\bleasehold serve\b(?!.*--port)")
+USUAL_PORT = re.compile(r"\bleasehold serve\b(?!.*(--port|--once))")
 """Commands that listen on a port that this machine has once."""
 SECONDS = 240
 """Most that a command of a page may take on a busy machine."""

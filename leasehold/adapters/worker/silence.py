@@ -97,13 +97,14 @@ class StreamSilence:
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that take a lease of a stream while this worker rests from it (D5)."""
         resting = {name for name, stream in self._streams.items() if now < stream.rests_until}
-        if not resting:
-            return actions
-        return tuple(
-            action
-            for action in actions
-            if not (isinstance(action, Claim | Steal | RequestHandoff) and action.lease.stream in resting)
-        )
+        return tuple(action for action in actions if not self._left_to_others(action, resting))
+
+    def _left_to_others(self, action: Action, resting: Collection[str]) -> bool:
+        if not isinstance(action, Claim | Steal | RequestHandoff) or action.lease.stream not in resting:
+            return False
+        # What nobody has taken by now, nobody else will: it is better tried here than left alone.
+        given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
+        return not (isinstance(action, Claim) and action.lease.idle >= given_up)
 
     def judge(self, leases: Collection[Lease], holdings: Collection[Holding], now: float) -> list[SilentLease]:
         """Return the leases to leave to other workers.

@@ -414,7 +414,8 @@ class Worker:
                 self._cooldown.put(key, now + self.config.cycle_seconds + self.config.lease_seconds)
         for leaving in self._silence.judge(leases, self.holdings, now):
             leaving.holding.progress.put_aside(leaving.seconds, now)
-            self._cooldown.put(leaving.holding.key, now + leaving.seconds)
+            # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
+            self._cooldown.put(leaving.holding.key, now + self.config.lease_seconds)
             leaving.holding.ask_release()
             self._release(leaving.holding)
             leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
