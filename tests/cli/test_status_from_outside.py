@@ -209,6 +209,9 @@ class Trial:
                 self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={to}"
             case "kinesis":
                 self.client.create_stream(StreamName=case.name, ShardCount=1)
+                self.client.get_waiter("stream_exists").wait(
+                    StreamName=case.name, WaiterConfig={"Delay": 1, "MaxAttempts": 120}
+                )
                 to = self.faulty(services.kinesis) if case.where == "stream" else services.kinesis
                 self.source = f"kinesis://{case.name}?region=eu-west-1&endpoint={to}"
             case "eventhubs":

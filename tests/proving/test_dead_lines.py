@@ -96,7 +96,7 @@ def longest_unread(history: SimulatedHistory, since: float = SINCE) -> float:
 def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_whose_stream_is_silent(
     layout: str, rules: str, shards: int, *, from_the_start: bool, gives_up_seconds: float
 ) -> None:
-    """Its calls time out, or never return."""
+    """Its calls time out, or never return. Four lease times if no other worker is known to read the stream."""
     history = history_of(
         CONFIGS[rules],
         LAYOUTS[layout],
@@ -106,7 +106,9 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_whose_stream_is
     )
     # Where each worker reads the table once per cycle, it also learns of a free lease up to a cycle later.
     looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
-    assert longest_unread(history) <= 2 * LEASE_SECONDS + looks
+    # Who knows of no other worker that reads the stream waits longer before it lets others try (D4).
+    unknown = shards == 1 or layout == "dated objects"
+    assert longest_unread(history) <= (4 if unknown else 2) * LEASE_SECONDS + looks
 
 
 def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str, str, float]]:

@@ -25,6 +25,8 @@ log = escaped(logging.getLogger("leasehold.silence"))
 MARGIN = 1 / 3
 """How much later than our last response another owner must have read, in lease times. Reads are not simultaneous, and
 clocks differ: in an outage of the stream, some owner always had the last response."""
+TRIAL = 3
+"""The silence before a trial, in lease times (D4). A stream that is merely slow responds within that time."""
 REST = 2
 """The first rest, in lease times (D5)."""
 REST_SECONDS_MOST = 300.0
@@ -169,7 +171,7 @@ class StreamSilence:
         read_by = stream.read_by or next((owner for owner, read in annotated if read), "")
         if read_by:  # D2
             left, why = held, f"{silence}, and {read_by} has read it since"
-        elif annotated or now < stream.trial_due:  # D3
+        elif annotated or now < max(since + TRIAL * self._lease_seconds, stream.trial_due):  # D3
             return []
         else:  # D4
             left = [min(held, key=lambda holding: holding.key)]
