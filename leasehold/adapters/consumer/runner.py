@@ -44,7 +44,7 @@ ACTORS_KEPT = 4
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
-"""How long a drain waits for calls of the source. What they return is not needed any more."""
+"""How long a drain waits for calls of the source. Their results would not be used."""
 READABLE = (WorkerError, StoreError, SourceError)
 """Faults whose message explains the cause to a user."""
 

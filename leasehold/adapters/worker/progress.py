@@ -204,7 +204,7 @@ class Progress:
         silence = max(0.0, now - self.at)
         current = held and silence <= told_within(self.lease or 0.0)
         if self.behind is None:
-            # Its owner writes a lag once this has lasted for `SILENT_SECONDS`; without an owner, nobody does.
+            # A living owner reports a lag itself after `SILENT_SECONDS`. Without one, it is derived here.
             waited = now - max(self.read or 0.0, self.done or self.at)
             return None if current or self.excused or waited <= SILENT_SECONDS else waited
         # A position that had not moved for a while when this was written has most likely not moved since.

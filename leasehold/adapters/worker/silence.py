@@ -49,7 +49,7 @@ class _StreamState:
 
     Attributes:
         rest_seconds: How long the next rest takes.
-        rests_until: Until when no lease of it is taken.
+        rests_until: Until when its leases are left to other workers.
         trial_due: When the next lease may be released as a trial.
         checkpoints: The checkpoints of other owners when this worker first saw the table after it got no response.
         read_by: Another owner that has read the stream since.
@@ -88,7 +88,7 @@ class StreamSilence:
             called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
         ]
         due = min(dues, default=math.inf)
-        # What is not waited for yet cannot be due within half a lease time. What is due waits for the next full read.
+        # A silence that begins now is due in a lease time at the earliest, so no more frequent check is needed.
         self._next = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
@@ -151,15 +151,15 @@ class StreamSilence:
         current = {
             lease.key: (lease.owner, lease.checkpoint.order)
             for lease in leases
-            if lease.stream == name and lease.owner not in {None, self._me}
+            if lease.stream == name and lease.owner is not None and lease.owner != self._me
         }
         if stream.checkpoints is None:
-            stream.checkpoints = {key: (owner or "", order) for key, (owner, order) in current.items()}
+            stream.checkpoints = current
             return
         for key, (owner, order) in current.items():
-            before = stream.checkpoints.get(key)
-            if before is not None and before[0] == owner and before[1] < order:
-                stream.read_by = owner or ""
+            owner_before, order_before = stream.checkpoints.get(key, (None, order))
+            if owner_before == owner and order_before < order:
+                stream.read_by = owner
 
     def _of_stream(  # noqa: PLR0917  one call
         self, stream: _StreamState, name: str, leases: Collection[Lease], held: list[Holding], since: float, now: float
@@ -179,7 +179,7 @@ class StreamSilence:
         rest, stream.rest_seconds = stream.rest_seconds, min(2 * stream.rest_seconds, REST_SECONDS_MOST)
         stream.rests_until, stream.trial_due = now + rest, now + 2 * rest
         log.warning(
-            "%s; releasing %s, taking no lease of it for %.0f s: check this worker's connection to the stream",
+            "%s; releasing %s, leaving its leases to others for %.0f s: check this worker's connection to the stream",
             why,
             few([holding.key for holding in left]),
             rest,
