@@ -16,8 +16,8 @@ from functools import partial
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.executors import HandlerExecutor, ThreadExecutor
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.schedule import STEP_FAULT_WAITS, Schedule, Step
 from leasehold.adapters.worker.holding import Holding
@@ -102,7 +102,7 @@ class LeaseReaders:
             if self._open is not None:
                 step = self._open(self._worker, holding, self._handling)
             else:
-                step = LeaseReader(self._worker, holding, self._handling, self.memory, self.dispatcher).step
+                step = handler_reader(self._worker, holding, self._handling, self.memory, self.dispatcher).step
                 holding.progress.awaited(self._scheduler.clock())
             self.schedule.add(holding.key, step, partial(self._instead, holding))
         except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
