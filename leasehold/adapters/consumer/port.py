@@ -5,6 +5,7 @@ It holds a `ConsumerPort`, which takes the records:
 
     HandlerConsumer         calls a handler for each batch: in threads, on the event loop, for the iterator of `read`,
                             and for handlers that checkpoint by themselves, such as those of child processes
+    AcknowledgingConsumer   gives batches to a user's `ShardConsumer`, which acknowledges them later
     ShardPrefetcher         buffers rows ahead of Spark, which acknowledges them by a commit
 
 Both of them work on the same `HeldShard`. A consumer never calls its reader. It returns what is to be done next.
