@@ -84,7 +84,7 @@ def stuck(seed: int, *, joins: bool) -> float:
     """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     at = 40.0 + draw.uniform(0.0, 20.0)
-    row = [Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in SOME.names]
+    row = [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in SOME.names]
     first, *_, last = lookout_ranks(row, OURS).ranks
     members = [Member(name, OURS, draw.uniform(0.0, 1.0), at if name == last else math.inf) for name in SOME.names]
     wrong = evolve(members[SOME.names.index(first)], starts=at - 4.0) if joins else None

@@ -34,7 +34,7 @@ from functools import lru_cache
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.chance import digest_under
-from leasehold.balancer.model import Bulletin, BulletinState, Lease, Notes
+from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease
 
 NOTE = "bulletin"
 """Our attribute with the counts, which the lookout writes with each of its renewals (C4)."""
@@ -46,14 +46,14 @@ No lookout looks that often, and Python refuses to convert a string of thousands
 """
 
 
-def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
+def bulletin_annotations(bulletin: Bulletin, call: Annotations = ()) -> Annotations:
     """Return the attributes that a row has for a bulletin and its call."""
     return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
 
 
 def bulletin_of(lease: Lease) -> Bulletin:
     """Return the bulletin of a row, or one with all counts 0 if there is none or it cannot be parsed."""
-    return _parse_counts(lease.note(NOTE) or "")
+    return _parse_counts(lease.annotation(NOTE) or "")
 
 
 @lru_cache(maxsize=1_000)  # rows that a former lookout left behind stay the same for hours
@@ -120,9 +120,9 @@ def worker_digits(worker: str) -> str:
     return rank_digest(worker).hex()[:DIGITS]
 
 
-def note_of_call(
+def call_annotation(
     looks: int, seconds: float, rows: Sequence[str], names: Mapping[str, Sequence[str]], *, to_all: bool = False
-) -> Notes:
+) -> Annotations:
     """Return the attribute for a call.
 
     All workers are called if the call would be too long or a called key cannot be written. If one of `rows` cannot be
@@ -166,18 +166,18 @@ def call_of(text: str) -> LookoutCall | None:
 
 def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
     """Return the call on this row as a string, or "" if it does not belong to this bulletin."""
-    text = lease.note(CALL) or ""
+    text = lease.annotation(CALL) or ""
     call = call_of(text)
     return text if call is not None and call.looks == bulletin.looks else ""
 
 
-def prolonged_notes(notes: Notes, seconds: float) -> Notes:
+def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
     """Return the attributes of a lookout whose listing has been going on for `seconds`.
 
     Other workers see this time and do not stand in for the lookout (C8).
     """
     updated = []
-    for name, text in notes:
+    for name, text in annotations:
         call = call_of(text) if name == CALL else None
         longer = call is not None and int(seconds) > call.seconds
         looks, _, rest = text.partition(" ")
@@ -214,7 +214,7 @@ class BulletinTracker:
             full_at: When the last full reading ended.
         """
         rows, before = tuple(read), self.hearing
-        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.note(NOTE))]
+        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(NOTE))]
         latest = max([before.latest, *{bulletin for bulletin, _ in bulletins}])
         # During a listing, its lookout rewrites the same call with a longer time.
         calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]

@@ -308,4 +308,4 @@ def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[s
 
 def owner_is_ours(lease: Lease) -> bool:
     """Return whether the owner of this lease is one of our workers."""
-    return (lease.note(OURS) or "").partition("/")[2] == lease.owner
+    return (lease.annotation(OURS) or "").partition("/")[2] == lease.owner

@@ -90,7 +90,7 @@ def contradictions(
 
 def _of_other_incarnation(lease: Lease, incarnation: str) -> Contradiction | None:
     """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
-    reported = lease.note(INCARNATION)
+    reported = lease.annotation(INCARNATION)
     if not incarnation or reported in {None, SETTLED, incarnation}:
         return None
     (was, made), (now, made_now) = _split_incarnation(reported or ""), _split_incarnation(incarnation)
@@ -150,7 +150,7 @@ def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
 
 def reported_on(lease: Lease) -> str:
     """Return the contradiction that a worker has reported on this row, or "" if there is none."""
-    sentence = lease.note(CONTRADICTION)
+    sentence = lease.annotation(CONTRADICTION)
     return sentence if sentence not in {None, SETTLED} and sentence else ""
 
 
@@ -206,13 +206,19 @@ def restarts(
         old = {
             key: lease
             for key, lease in sorted(here.items())
-            if (lease.note(INCARNATION) not in {incarnation, SETTLED} if created_again else key in restartable_keys)
+            if (
+                lease.annotation(INCARNATION) not in {incarnation, SETTLED}
+                if created_again
+                else key in restartable_keys
+            )
         }
-        former = next((note for lease in old.values() if (note := lease.note(INCARNATION)) is not None), "")
-        unmarked = [lease for lease in old.values() if created_again and lease.note(INCARNATION) is None]
+        former = next((note for lease in old.values() if (note := lease.annotation(INCARNATION)) is not None), "")
+        unmarked = [lease for lease in old.values() if created_again and lease.annotation(INCARNATION) is None]
         if unmarked:
-            marked = ((lease, tuple(sorted((*lease.notes, (INCARNATION, former))))) for lease in unmarked)
-            steps += [Restart(lease, evolve(lease, notes=notes), marks=True) for lease, notes in marked]
+            marked = ((lease, tuple(sorted((*lease.annotations, (INCARNATION, former))))) for lease in unmarked)
+            steps += [
+                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in marked
+            ]
             continue
         names = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
         try:  # parents first

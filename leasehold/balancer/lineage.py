@@ -24,7 +24,7 @@ from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.family import Family
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Notes, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Annotations, History, Hole, Lease, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """The checkpoints of a child that no one has read from yet (L8). LATEST counts as started."""
@@ -191,7 +191,7 @@ def children_to_create(
     )
 
 
-def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
+def lease_of(shard: Shard, position: Position, annotations: Annotations = ()) -> Lease:
     """Return a new lease, without an owner, for a shard."""
     return Lease(
         key=shard.id,
@@ -200,7 +200,7 @@ def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
         parents=shard.parents,
         checkpoint=position,
         hash_range=shard.hash_range,
-        notes=notes,
+        annotations=annotations,
     )
 
 

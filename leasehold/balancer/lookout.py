@@ -49,12 +49,20 @@ from heapq import nsmallest
 from attrs import evolve, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import CALL, LookoutCall, bulletin_of, call_of, note_of, note_of_call, rank_digest
+from leasehold.balancer.bulletin import (
+    CALL,
+    LookoutCall,
+    bulletin_annotations,
+    bulletin_of,
+    call_annotation,
+    call_of,
+    rank_digest,
+)
 from leasehold.balancer.census import Census, KnownLeases, our_workers, owner_is_ours
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
 from leasehold.balancer.handoff import live_moves
-from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me, Notes
+from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease, Me
 from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import awaits_joiners, donation_order, until_gathered
 
@@ -182,7 +190,7 @@ def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
     By then two looks are missing, each as long as a listing of this table takes. During a listing, its lookout writes
-    how long it has taken so far (`prolonged_notes`), and no worker stands in for it.
+    how long it has taken so far (`prolonged_annotations`), and no worker stands in for it.
     """
     return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
 
@@ -320,12 +328,14 @@ def next_look(
     duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
-    notes = _notes(actions, leases, census, me, config) if duty else _last_bulletin(mine, leases, me, hearing, ranks)
+    annotations = (
+        _notes(actions, leases, census, me, config) if duty else _last_bulletin(mine, leases, me, hearing, ranks)
+    )
     settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
     if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
-        return Look(settle, notes=notes)
+        return Look(settle, annotations=annotations)
     wanted_keys = _requested_soon(census, me, config)
     if duty or ranks.row is None:
         # The rows that others will request are read on their own between two listings (C7).
@@ -333,10 +343,17 @@ def next_look(
         own_row = bulletin_row(mine, me.worker) if wanted_keys else None
         hurried_seconds = scaled(HURRIED_SECONDS, config)
         if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
-            return Look(min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, notes=notes)
-        return Look(hurried_seconds, keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))), notes=notes, stale_ok=True)
+            return Look(
+                min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, annotations=annotations
+            )
+        return Look(
+            hurried_seconds,
+            keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))),
+            annotations=annotations,
+            stale_ok=True,
+        )
     if partial and _should_list(leases, me, config, ranks, census):
-        return Look(0.0, notes=notes)
+        return Look(0.0, annotations=annotations)
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
@@ -352,8 +369,8 @@ def next_look(
         # C8: a worker that stands in writes this on its rows, so we need not search the whole table for it.
         keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted_keys) > len(leases):
-        return Look(2 * pause, notes=notes)
-    return Look(pause, keys=tuple(dict.fromkeys(keys)), notes=notes, stale_ok=True)
+        return Look(2 * pause, annotations=annotations)
+    return Look(pause, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
 
 def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
@@ -478,7 +495,7 @@ def overdue(idle: float, config: Config) -> bool:
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
-def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Notes:
+def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Annotations:
     """Return the bulletin after one more look, and its call.
 
     *acts* grows if there is work for others, *warns* if an owner may be dead.
@@ -494,7 +511,7 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     mine = [lease for lease in leases if lease.owner == me.worker]
     if me.history.full_still > 0:  # nothing new is known between two listings
         again = any(bulletin_of(lease) == hearing.latest for lease in mine)
-        return note_of(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
+        return bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
     joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
     # Others have not had time yet to take leases that were just released, or that only became available when their
     # parents ended (M1).
@@ -510,13 +527,17 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     lasting = hearing.acts_still >= config.cycle_seconds and persists
     latest, row = hearing.latest, bulletin_row(mine, me.worker)
     if row is None:
-        return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned))
+        return bulletin_annotations(
+            Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned)
+        )
     # A call that has no effect becomes a call to all workers, once per cycle.
     moves = fresh or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
     names = config.rules.calls(census, me, config) if moves and not lasting else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
-    call = note_of_call(latest.looks + 1, me.history.full_took, rows, names, to_all=lasting)
-    return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned), call)
+    call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=lasting)
+    return bulletin_annotations(
+        Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned), call
+    )
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
@@ -540,7 +561,7 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
 
 def _last_bulletin(
     mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
-) -> Notes:
+) -> Annotations:
     """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
     The call names the row that carries the bulletin now. *acts* grows so that readers of earlier versions list the
@@ -551,5 +572,5 @@ def _last_bulletin(
         return ()
     row = bulletin_row(leases, ours.ranks[0]) if ours.ranks else None
     others = ours.ranks[1:STAND_INS]
-    call = () if row is None else note_of_call(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
-    return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)
+    call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
+    return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

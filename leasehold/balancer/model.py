@@ -14,7 +14,7 @@ Version = NewType("Version", str)
 HashRange = tuple[int, int]
 """The first and last hash key of a shard, both inclusive and within 0 .. 2**128 - 1."""
 
-Notes = tuple[tuple[str, str], ...]
+Annotations = tuple[tuple[str, str], ...]
 """Our own attributes on a lease row, as (name, value) pairs sorted by name."""
 
 HASH_KEYS: HashRange = (0, 2**128 - 1)
@@ -151,7 +151,7 @@ class Lease:
         leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
         epoch: A fencing number that grows with each owner, if the store has one. If the store counts every write, each
             renewal also adds one.
-        notes: Our own attributes on the row.
+        annotations: Our own attributes on the row.
 
     Raises:
         ValueError: If the weight is out of range or the owner is an empty string; the message names the field.
@@ -179,7 +179,7 @@ class Lease:
     yields: bool = False
     leaving: bool = False
     epoch: int = 0
-    notes: Notes = ()
+    annotations: Annotations = ()
     # Stored rather than computed because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
@@ -197,18 +197,18 @@ class Lease:
         fields["idle"], fields["held"], fields["next_owner_idle"] = idle, held, next_owner_idle
         return _copy(fields)
 
-    def written(self, epoch: int, notes: Notes) -> "Lease":
+    def written(self, epoch: int, annotations: Annotations) -> "Lease":
         """Return the row as a write leaves it that changes only the counter and the notes.
 
         The counter is also the version.
         """
         fields = self.__dict__.copy()
-        fields["epoch"], fields["version"], fields["notes"] = epoch, Version(str(epoch)), notes
+        fields["epoch"], fields["version"], fields["annotations"] = epoch, Version(str(epoch)), annotations
         return _copy(fields)
 
-    def note(self, name: str) -> str | None:
+    def annotation(self, name: str) -> str | None:
         """Return the value of one of our attributes, or None if the row does not have it."""
-        for key, value in self.notes:
+        for key, value in self.annotations:
             if key == name:
                 return value
         return None

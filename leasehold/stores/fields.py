@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from attrs import frozen
 
-from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, HashRange, Lease, Notes, Position
+from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, Annotations, HashRange, Lease, Position
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Listing, Malformed
 
@@ -74,7 +74,7 @@ FIELDS = (
     RowField("next_owner_idle", "seconds", "", "", "", "", "how long that worker has been named"),
     RowField("yields", "flag", "handoffOwner", "yields", "handoffowner", "handoffowner", "its owner answers requests"),
     RowField("leaving", "flag", "checkpointOwner", "", "", "", "a hand-off of KCL 3.x is under way"),
-    RowField("notes", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
+    RowField("annotations", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
 )
 """The fields of a row, in the order of SQLite's columns.
 
@@ -108,7 +108,7 @@ def cells(lease: Lease) -> dict[str, Any]:
         "next_owner_idle": lease.next_owner_idle,
         "yields": lease.yields,
         "leaving": lease.leaving,
-        "notes": dict(lease.notes),
+        "annotations": dict(lease.annotations),
     }
 
 
@@ -249,7 +249,7 @@ def keys(field: str, text: str) -> tuple[str, ...]:
     return tuple(name(field, key) for key in items)
 
 
-def notes(field: str, encoded: str) -> Notes:
+def annotations(field: str, encoded: str) -> Annotations:
     """Parse a JSON object of strings, which are annotations."""
     annotations = from_json(field, encoded)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
@@ -332,6 +332,6 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "hash key": (text, None),
     "KB/s": (weight, None),
     "flag": (lambda _field, found: bool(found), False),
-    "notes": (notes, ()),
+    "notes": (annotations, ()),
 }
 """The check of each kind of value, and the value to use if a row has none. No store keeps seconds."""

@@ -120,7 +120,7 @@ class Capabilities:
     """
 
     owner_checked_checkpoint: bool = True
-    free_notes: bool = True
+    free_annotations: bool = True
     counts_owners: bool = True
     late_checkpoints: bool = True
     groups_writes: bool = False

@@ -269,7 +269,7 @@ def _delete_probe(objects: Objects, name: str) -> None:
 
 _PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
 
-StampedNotes = dict[str, tuple[str, int]]
+StampedAnnotations = dict[str, tuple[str, int]]
 """Annotations by name, each as (value, counter of the ownership when it was written). The highest counter wins."""
 
 
@@ -293,7 +293,7 @@ def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
     return percent_encoded(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
-def stamped(fields: ObjectFields) -> StampedNotes:
+def stamped(fields: ObjectFields) -> StampedAnnotations:
     """Parse the annotations of one object."""
     pairs, annotations = from_json("notes", fields.get("notes", "{}")), {}
     for name, pair in pairs.items() if isinstance(pairs, dict) else [("", None)]:
@@ -305,6 +305,6 @@ def stamped(fields: ObjectFields) -> StampedNotes:
     return annotations
 
 
-def stamps(notes: StampedNotes) -> str:
+def stamps(annotations: StampedAnnotations) -> str:
     """Encode annotations as JSON; "" if there are none."""
-    return json.dumps(notes) if notes else ""
+    return json.dumps(annotations) if annotations else ""

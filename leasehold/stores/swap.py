@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
-from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
+from leasehold.balancer.model import SHARD_END, Annotations, Lease, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
@@ -89,7 +89,7 @@ def marked(row: Lease) -> bool:
 
 def copied(row: Lease) -> bool:
     """Return whether this row is a copy that has not been claimed, so that the row in the other table counts (W3)."""
-    epoch = row.note(COPY) or ""
+    epoch = row.annotation(COPY) or ""
     return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
 
@@ -99,7 +99,7 @@ def joined(side: int, row: Lease) -> Lease:
     lease = evolve(
         row,
         version=Version(f"{tag}:{row.version}"),
-        notes=tuple(note for note in row.notes if note[0] not in {KNOWS, COPY}),
+        annotations=tuple(note for note in row.annotations if note[0] not in {KNOWS, COPY}),
     )
     if not marked(row):
         return lease
@@ -162,7 +162,7 @@ def current_and_left(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Le
     The control row of a swap is neither.
     """
     leases = tuple(rows)
-    over = any(row.key == CONTROL and row.note(OVER) is not None for row in leases)
+    over = any(row.key == CONTROL and row.annotation(OVER) is not None for row in leases)
     leases = tuple(row for row in leases if row.key != CONTROL)
     leftovers = tuple(row for row in leases if over and marked(row))
     return (tuple(row for row in leases if not marked(row)) if over else leases), leftovers
@@ -173,7 +173,7 @@ def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
     rows = tuple(leases)
     moved = sum(map(marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL), None)
-    if control is not None and (goal := control.note(OVER)) is not None:
+    if control is not None and (goal := control.annotation(OVER)) is not None:
         leftovers = f"; {moved} rows that it left here are not shown" if moved else ""
         return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers}",)
     sentences = []
@@ -244,7 +244,7 @@ class SwapStore:
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         for name, table in zip(("FROM", "TO"), tables, strict=True):
-            if not (table.capabilities.counts_owners and table.capabilities.free_notes):
+            if not (table.capabilities.counts_owners and table.capabilities.free_annotations):
                 raise StoreError(
                     f"{name}: this layout does not count the owners of a lease, so that nothing would tell which of "
                     "its two rows is the later one; stop the fleet and use `leasehold copy-leases`"
@@ -274,7 +274,11 @@ class SwapStore:
         control = rows[TO].pop(CONTROL, None)
         self._read_control(control, certain=False)
         ended = rows[FROM].pop(CONTROL, None)
-        if ended is not None and ended.note(OVER) == self._goal_name and (control is None or control.note(OVER)):
+        if (
+            ended is not None
+            and ended.annotation(OVER) == self._goal_name
+            and (control is None or control.annotation(OVER))
+        ):
             refuse_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
         bad = {row.key: row for listing in listings for row in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
@@ -318,7 +322,7 @@ class SwapStore:
             for key in torn:
                 pair = RowPair((rows[FROM].get(key), rows[TO].get(key)))
                 if pair == current[key] and pair.row is not None:
-                    row = evolve(pair.row, notes=tuple(note for note in pair.row.notes if note[0] != COPY))
+                    row = evolve(pair.row, annotations=tuple(note for note in pair.row.annotations if note[0] != COPY))
                     pair = pair.put(pair.side, row)
                 current[key] = pair
         return current
@@ -379,7 +383,7 @@ class SwapStore:
         if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
             me = (write.lease.owner or "") if isinstance(sent, writes.RenewLease) else sent.me
-            sent = evolve(sent, notes=(*sent.notes, knowing(me, self._goal_name)))
+            sent = evolve(sent, annotations=(*sent.annotations, knowing(me, self._goal_name)))
         outcome = self._tables[side].write(sent)
         if not isinstance(outcome, Done):
             now = self._pair(seen.key).lease
@@ -442,9 +446,12 @@ class SwapStore:
             lease = pair.lease
             if lease is None or lease.version != seen.version or lease.owner != seen.owner:
                 return Lost(key, lease)
-            notes: Notes = ()
+            annotations: Annotations = ()
             match write:
-                case writes.ClaimLease(me=me, notes=notes) | writes.StealLease(me=me, notes=notes):
+                case (
+                    writes.ClaimLease(me=me, annotations=annotations)
+                    | writes.StealLease(me=me, annotations=annotations)
+                ):
                     taker: str | None = me
                 case writes.TakeBackLease(me=me):
                     taker = me
@@ -460,7 +467,7 @@ class SwapStore:
                     taker = None
                 case _:
                     return Lost(key, lease)
-            arrived = self._copy_and_claim(pair, taker, notes)
+            arrived = self._copy_and_claim(pair, taker, annotations)
             if arrived is None:
                 continue
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
@@ -468,13 +475,13 @@ class SwapStore:
             return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _copy_and_claim(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+    def _copy_and_claim(self, pair: RowPair, taker: str | None, annotations: Annotations = ()) -> Lease | None:
         """Copy a marked row to the other table and claim it there (W3, W4).
 
         Args:
             pair: The rows of the lease.
             taker: The new owner, or None to leave the lease without owner.
-            notes: The annotations to write with the claim.
+            annotations: The annotations to write with the claim.
 
         Returns:
             The lease, or None if another worker wrote to the other table in the meantime.
@@ -493,14 +500,14 @@ class SwapStore:
         # two tables at different moments could take it for the current row.
         new_epoch = row.epoch + (taker is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
-            (target.note(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
+            (target.annotation(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
             (target.owner is not None, lambda old: writes.ReleaseLease(old, "")),
             (
                 target.epoch < new_epoch,
                 lambda old: writes.ResetLease(
                     evolve(old, parents=row.parents, hash_range=row.hash_range),
                     row.checkpoint,
-                    _copy(row).notes,
+                    _copy(row).annotations,
                     epoch=new_epoch,
                 ),
             ),
@@ -513,7 +520,7 @@ class SwapStore:
                 target = outcome.lease
         if taker is None:
             return joined(goal, target)
-        claim = table.write(writes.ClaimLease(target, taker, notes))
+        claim = table.write(writes.ClaimLease(target, taker, annotations))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
@@ -539,8 +546,15 @@ class SwapStore:
 
 def _copy(row: Lease) -> Lease:
     """Return the copy of a row for the other table: without owner, at the same position and epoch."""
-    notes = tuple(note for note in row.notes if note[0] not in {KNOWS, COPY})
-    return evolve(row, owner=None, next_owner=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
+    annotations = tuple(note for note in row.annotations if note[0] not in {KNOWS, COPY})
+    return evolve(
+        row,
+        owner=None,
+        next_owner=None,
+        yields=False,
+        leaving=False,
+        annotations=(*annotations, (COPY, str(row.epoch))),
+    )
 
 
 def knowing(worker: str, goal_name: str) -> tuple[str, str]:
@@ -550,13 +564,13 @@ def knowing(worker: str, goal_name: str) -> tuple[str, str]:
 
 def wish_of(control: Lease) -> int:
     """Return the table to which leases move according to the control row; -1 if none moves."""
-    wish = control.note(WISH) or ""
+    wish = control.annotation(WISH) or ""
     return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
 
 
 def way_of(control: Lease) -> Way:
     """Return the direction of the swap according to the control row."""
-    if control.note(WISH) == CLOSED:
+    if control.annotation(WISH) == CLOSED:
         return "closed"
     ways: dict[int, Way] = {FROM: "from", TO: "to"}
     return ways.get(wish_of(control), "")
@@ -564,18 +578,20 @@ def way_of(control: Lease) -> Way:
 
 def checked_control(control: Lease, names: tuple[str, str]) -> Lease:
     """Return the control row. Raises StoreError if it belongs to another swap."""
-    if (goal := control.note(OVER)) is not None:
+    if (goal := control.annotation(OVER)) is not None:
         raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
-    if control.note(ORIGIN) != names[FROM]:
+    if control.annotation(ORIGIN) != names[FROM]:
         raise StoreError(
-            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
+            f"TO ({names[TO]}) is the goal of a swap from {control.annotation(ORIGIN)}, and not from {names[FROM]}"
         )
     return control
 
 
 def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
     """Return whether a swap between these tables has ended, so that all leases are in TO."""
-    return any(row.note(OVER) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get([CONTROL])
+    return any(row.annotation(OVER) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get(
+        [CONTROL]
+    )
 
 
 def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
@@ -605,7 +621,7 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | No
                 f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
-        control = Lease(CONTROL, checkpoint=SHARD_END, notes=((ORIGIN, names[FROM]), (WISH, "")))
+        control = Lease(CONTROL, checkpoint=SHARD_END, annotations=((ORIGIN, names[FROM]), (WISH, "")))
         created = tables[TO].write(writes.CreateLease(control))
         rows = (created.lease,) if created.lease else ()
     if not rows:
@@ -687,7 +703,7 @@ def refuse_moved(listing: Listing) -> None:
     swap, it keeps the leases that it holds.
     """
     control = next((row for row in listing.leases if row.key == CONTROL), None)
-    if control is not None and (goal := control.note(OVER)) is not None:
+    if control is not None and (goal := control.annotation(OVER)) is not None:
         raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
     if control is not None:
         raise StoreError(

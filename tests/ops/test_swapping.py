@@ -170,7 +170,7 @@ def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_
     store = joined(tables)
     sent(tables, "to")
     list(followed(tables, store, NAMES[TO], renewing(tables)))
-    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, NAMES[TO]),)))))
+    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((OVER, NAMES[TO]),)))))
     assert not swap_is_over(tables, NAMES)
     assert announced(tables, NAMES) is not None
     ended(tables, store, NAMES[TO], renewing(tables))

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from sampling import one_in
 
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Notes
+from leasehold.balancer.model import TRIM_HORIZON, Annotations, Lease
 from leasehold.stores import swap
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
@@ -78,7 +78,7 @@ def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
 def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
     """Let the worker that marked the row claim it in TO, even if another has claimed it there meanwhile (W4)."""
 
-    def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+    def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
         goal = 1 - pair.side
         assert pair.row is not None
         there = self._tables[goal].write(CreateLease(swap._copy(pair.row))).lease

@@ -86,7 +86,7 @@ def test_a_database_with_a_stricter_isolation_has_one_winner_each_too(sql: Sql, 
 
 def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store: PostgresStore) -> None:
     """A field that is changed in storage is read wrong by every worker, and a team would not find its own words."""
-    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
+    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
     made = done(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
@@ -135,7 +135,7 @@ def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: S
     assert facts(lost(store.write(RenewLease(seen)))) == facts(evolve(seen, owner="bob", yields=True))
     sql("""UPDATE TABLE_ SET owner = 'ann', notes = '{"a":"1"}', weight = 12.34567""")
     now = done(store.write(RenewLease(seen)))
-    assert (now.owner, now.notes, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
+    assert (now.owner, now.annotations, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
     assert stored(store) == now
 
 

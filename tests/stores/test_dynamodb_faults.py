@@ -356,7 +356,7 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
     free = stored(store)
     assert free.owner is None
-    assert done(store.write(AnnotateLease(free, "a", "1"))).note("a") == "1"
+    assert done(store.write(AnnotateLease(free, "a", "1"))).annotation("a") == "1"
     assert done(store.write(ClaimLease(free, "bob"))).owner == "bob"
 
 

@@ -256,7 +256,7 @@ def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() ->
     """A session keeps room for new leases, and never drops one that it has."""
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
-    lease, other = (done(ann.write(RenewLease(one, notes=(("lag", "3"),)))) for one in (lease, other))
+    lease, other = (done(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
     taken = done(bob.write(StealLease(lease, "bob")))
     lost(ann.write(RenewLease(lease)))
     other = done(ann.write(RenewLease(other)))
@@ -554,13 +554,13 @@ def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
     """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    noted = done(ann.write(RenewLease(lease, notes=(("lag", "3"),))))
-    assert stored(bob, KEY).note("lag") == "3"
+    noted = done(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    assert stored(bob, KEY).annotation("lag") == "3"
     (page,) = ann._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"told/{page}", told="{")
-    assert stored(bob, KEY).note("lag") is None
-    assert done(ann.write(RenewLease(noted, notes=(("lag", "4"),)))).note("lag") == "4"
-    assert stored(bob, KEY).note("lag") == "4"
+    assert stored(bob, KEY).annotation("lag") is None
+    assert done(ann.write(RenewLease(noted, annotations=(("lag", "4"),)))).annotation("lag") == "4"
+    assert stored(bob, KEY).annotation("lag") == "4"
 
 
 def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> None:

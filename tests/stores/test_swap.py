@@ -205,8 +205,8 @@ def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     store = swap_of(tables)
     row = owned(store)
     (raw,) = tables[FROM].get([KEY])
-    assert raw.note(KNOWS) == f"ann {NAMES[TO]}"
-    assert row.notes == ()
+    assert raw.annotation(KNOWS) == f"ann {NAMES[TO]}"
+    assert row.annotations == ()
 
 
 def test_tables_that_cannot_be_joined_are_refused() -> None:
@@ -239,7 +239,7 @@ def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_
         owned(store)
         assert store.list().leases[0].version.startswith("from:")
     with closing(open_store(urls[TO])) as there:
-        assert [row.note(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
+        assert [row.annotation(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
     with pytest.raises(ValueError, match="a session of boto3's has the credentials of AWS"):
         open_both(*urls, sessions=(None, Session()))
     with pytest.raises(ValueError, match="to: it is the store that the leases are in"):

@@ -142,7 +142,7 @@ def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_d
     send(goal)
     moved = done(store.write(RenewLease(seen)))
     noted = done(store.write(AnnotateLease(seen, "told", "x")))
-    assert (noted.version[:3], noted.note("told"), noted.owner) == ("to:", "x", "ann")
+    assert (noted.version[:3], noted.annotation("told"), noted.owner) == ("to:", "x", "ann")
     assert lost(store.write(ReleaseLease(seen, "bob"))) == stored(store)
     assert done(store.write(ReleaseLease(moved, "ann"))).owner is None
 

@@ -132,7 +132,7 @@ class SwapModel(SessionModel):
             return f"sticks: {fault}"
 
 
-_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, notes=((WISH, "to"),))
+_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((WISH, "to"),))
 
 
 def swap_model(

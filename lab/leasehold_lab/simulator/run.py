@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from leasehold.adapters.worker.notes import PROCESS
+from leasehold.adapters.worker.annotations import PROCESS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.protocol import Done, Store
@@ -120,7 +120,7 @@ def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
             shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
         )
         annotations = ((PROCESS, f"before/{owner}"),) if owner in present else ()
-        yield counted(evolve(row, yields=owner in ours, notes=annotations), int(owner is not None))
+        yield counted(evolve(row, yields=owner in ours, annotations=annotations), int(owner is not None))
 
 
 QUIET = 5

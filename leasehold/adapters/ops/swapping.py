@@ -105,7 +105,7 @@ def control_of(tables: tuple[Store, Store]) -> Lease:
 
 def over_since(tables: tuple[Store, Store]) -> float | None:
     """Return when the swap from FROM ended, in seconds since 1970, or None if its last row doesn't contain the time."""
-    value = next((row.note(OVER_AT) or "" for row in tables[FROM].get([CONTROL])), "")
+    value = next((row.annotation(OVER_AT) or "" for row in tables[FROM].get([CONTROL])), "")
     return float(value) if value.isascii() and value.isdigit() else None
 
 
@@ -119,7 +119,7 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
     silent = {
         row.owner: row.yields
         for row in owned
-        if row.owner and row.key in keys_in_from and row.note(KNOWS) != knowing(row.owner, goal_name)[1]
+        if row.owner and row.key in keys_in_from and row.annotation(KNOWS) != knowing(row.owner, goal_name)[1]
     }
     places = places_of(way_of(control), leases)
     return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(silent.items())))
@@ -174,7 +174,7 @@ def ended(
     for _ in followed(tables, store, goal_name, pause):
         pass
     # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
-    finished = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
+    finished = Lease(CONTROL, checkpoint=SHARD_END, annotations=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
     tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(control_of(tables)))
 

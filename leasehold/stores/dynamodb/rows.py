@@ -69,7 +69,7 @@ APPLICATION = "application"
 table.
 """
 
-_ODD = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "notes"})
+_ODD = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
 """The fields that do not correspond to exactly one attribute with one value."""
 
 _PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _ODD)
@@ -138,7 +138,7 @@ def to_item(lease: Lease) -> Item:
         item |= {"leaseOwner": text(lease.owner), "handoffOwner": text(lease.owner)}
     if lease.stream or lease.shard != lease.key:
         item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}  # a shard id needs its stream
-    return item | {NOTE + name: text(value) for name, value in lease.notes}
+    return item | {NOTE + name: text(value) for name, value in lease.annotations}
 
 
 def to_lease(item: Item) -> Lease | Malformed | None:
@@ -226,7 +226,7 @@ class RowDecoder:
                         leases.append(lease)
                         continue
                     if len(new_digits) <= COUNT_DIGITS and new_digits.isdigit():
-                        lease = lease.written(int(new_digits), lease.notes)
+                        lease = lease.written(int(new_digits), lease.annotations)
                         texts[key] = (head, new_digits, tail, lease)
                         leases.append(lease)
                         continue
@@ -237,8 +237,8 @@ class RowDecoder:
         item, cached, row = page.item(text), self._texts.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached
-            notes = tuple(NOTE + name for name, _ in lease.notes)
-            row = _again(item, lease, notes, _rest(page.item(head + digits + tail), notes))
+            annotations = tuple(NOTE + name for name, _ in lease.annotations)
+            row = _again(item, lease, annotations, _rest(page.item(head + digits + tail), annotations))
         row = row or self._lease_or_none(item, read)
         if row is None:
             return
@@ -261,8 +261,8 @@ class RowDecoder:
             row = self._lease_or_none(item, read)
             if row is None:
                 return
-            notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
-            self._rests[row.key] = notes, _rest(item, notes)
+            annotations = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
+            self._rests[row.key] = annotations, _rest(item, annotations)
         self._leases[row.key] = row
         read.leases.append(row)
 
@@ -284,25 +284,25 @@ def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -
     """Return the lease with the item's counter and annotations; None if anything else has changed or is invalid."""
     if not rest or _rest(item, attributes) != rest:
         return None
-    count, epoch, notes = item.get(_COUNT.item), lease.epoch, lease.notes
+    count, epoch, annotations = item.get(_COUNT.item), lease.epoch, lease.annotations
     try:
         # Only check what has changed.
         if type(count) is not dict or count.get("N") != lease.version:
             epoch = checked(_COUNT, _COUNT.item, _cell(item, _COUNT))
         for place, attribute in enumerate(attributes):
-            value, (name, before) = item.get(attribute), lease.notes[place]
+            value, (name, before) = item.get(attribute), lease.annotations[place]
             if type(value) is not dict or value.get("S") != before:
                 string = texted(attribute, _field_value(item, attribute, "S"))
-                notes = (*notes[:place], (name, string), *notes[place + 1 :])
+                annotations = (*annotations[:place], (name, string), *annotations[place + 1 :])
     except BadRowField:
         return None
-    return lease if epoch == lease.epoch and notes is lease.notes else lease.written(epoch, notes)
+    return lease if epoch == lease.epoch and annotations is lease.annotations else lease.written(epoch, annotations)
 
 
-def _rest(item: Item, notes: Iterable[str]) -> bytes:
+def _rest(item: Item, annotations: Iterable[str]) -> bytes:
     """Return the row without its counter and these attributes, as JSON; b"" if JSON cannot represent it."""
     rest = dict(item)
-    for name in (_COUNT.item, *notes):
+    for name in (_COUNT.item, *annotations):
         rest.pop(name, None)
     try:
         return _as_json(rest)
@@ -353,7 +353,7 @@ def _lease(item: Item) -> Lease:
         next_owner=taker if leaver else (_text(item, "handoffTo") or None) if yields else None,
         yields=yields,
         leaving=leaver is not None,
-        notes=tuple(
+        annotations=tuple(
             (name.removeprefix(NOTE), texted(name, _field_value(item, name, "S")))
             for name in sorted(item)
             if name.startswith(NOTE)

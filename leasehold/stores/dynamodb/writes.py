@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 from attrs import evolve
 
-from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.model import Annotations, Lease, Position
 from leasehold.stores import writes
 from leasehold.stores.dynamodb.rows import (
     ATTRIBUTES,
@@ -54,11 +54,13 @@ _FAMILY = ("parents", "first_hash", "last_hash")
 _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
 
-def _request(lease: Lease, condition: str, update: str, values: AttributeValues, notes: Notes = ()) -> Request:
+def _request(
+    lease: Lease, condition: str, update: str, values: AttributeValues, annotations: Annotations = ()
+) -> Request:
     """Return a request. It contains only the values used in its expressions, because the service rejects others."""
     defined = {**_CONSTANTS, ":seen": {"N": lease.version}, **{f":{name}": value for name, value in values.items()}}
-    defined |= {f":note{n}": text(value) for n, (_, value) in enumerate(notes)}
-    names = {f"#note{n}": NOTE + name for n, (name, _) in enumerate(notes)}
+    defined |= {f":note{n}": text(value) for n, (_, value) in enumerate(annotations)}
+    names = {f"#note{n}": NOTE + name for n, (name, _) in enumerate(annotations)}
     used = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
     return {
         "Key": {KEY: text(lease.key)},
@@ -101,8 +103,8 @@ def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool
     )
 
 
-def _set(*clauses: str, notes: Notes = ()) -> str:
-    assignments = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(notes))))
+def _set(*clauses: str, annotations: Annotations = ()) -> str:
+    assignments = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(annotations))))
     return f"SET {', '.join(assignments)} " if assignments else ""
 
 
@@ -159,17 +161,17 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
     match write:
         case writes.CreateLease():
             return {"Item": to_item(created(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
-        case writes.ClaimLease(me=me, notes=notes):
-            return _take(lease, me, notes, _SEEN, {})
-        case writes.StealLease(me=me, notes=notes):
+        case writes.ClaimLease(me=me, annotations=annotations):
+            return _take(lease, me, annotations, _SEEN, {})
+        case writes.StealLease(me=me, annotations=annotations):
             if lease.owner is not None and lease.next_owner == me:
-                return _take(lease, me, notes, _next_owner(lease), {**owners, "heir": text(me)})
-            return _take(lease, me, notes, owned, owners)
-        case writes.RenewLease(notes=notes):
+                return _take(lease, me, annotations, _next_owner(lease), {**owners, "heir": text(me)})
+            return _take(lease, me, annotations, owned, owners)
+        case writes.RenewLease(annotations=annotations):
             alive = "" if lease.ended else " AND checkpoint <> :end"
             weight_sets, weights = _weight(lease)
-            update = f"{_set(*weight_sets, notes=notes)}{_COUNT}"
-            return _request(lease, f"{_SEEN} AND {owned}{alive}", update, {**owners, **weights}, notes)
+            update = f"{_set(*weight_sets, annotations=annotations)}{_COUNT}"
+            return _request(lease, f"{_SEEN} AND {owned}{alive}", update, {**owners, **weights}, annotations)
         case writes.CheckpointLease():
             return _checkpoint(write)
         case writes.CheckpointLate(position=position):
@@ -203,7 +205,7 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             return _request(lease, f"{_SEEN} AND {owned}", update, {**owners, "me": text(me)})
         case writes.AnnotateLease(name=name, value=value):
             note = ((name, value),)
-            return _request(lease, owned, _set(notes=note).rstrip(), owners, note)
+            return _request(lease, owned, _set(annotations=note).rstrip(), owners, note)
         case writes.ResetLease():
             return _reset(write)
         case writes.DeleteLease():
@@ -213,12 +215,12 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             assert_never(write)
 
 
-def _take(lease: Lease, me: str, notes: Notes, condition: str, values: AttributeValues) -> Request:
+def _take(lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues) -> Request:
     # KCL reports this count in its metrics.
     switched = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
-    sets = _set("leaseOwner = :me", "handoffOwner = :me", notes=notes)
+    sets = _set("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
     update = f"{sets}{_COUNT}{switched} REMOVE handoffTo, checkpointOwner"
-    return _request(lease, condition, update, {**values, "me": text(me)}, notes)
+    return _request(lease, condition, update, {**values, "me": text(me)}, annotations)
 
 
 def _weight(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
@@ -265,7 +267,7 @@ def _reset(write: writes.ResetLease) -> Request:
     missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)
     removed = ", ".join((_OWNERS, _PENDING, *stale, *children, *missing))
     family_sets = tuple(f"{name} = :{name}" for name in family)
-    setting = _set(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
+    setting = _set(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
     values = {**fields, **family, "further": number(max(1, write.epoch - write.lease.epoch))}
     update = f"{setting}ADD leaseCounter :further REMOVE {removed}"
-    return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.notes)
+    return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.annotations)

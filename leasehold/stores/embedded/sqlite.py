@@ -82,7 +82,7 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
     """Return the row of a lease, by column."""
     values = cells(lease)
     values["parents"], values["yields"] = json.dumps(values["parents"]), int(lease.yields)
-    values["notes"] = json.dumps(values["notes"], ensure_ascii=False)
+    values["annotations"] = json.dumps(values["annotations"], ensure_ascii=False)
     return {column: values[name] for name, column in _COLUMNS.items()}
 
 

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shortened_repr, text, weight, whole
+from leasehold.stores.fields import BadRowField, annotations, kilobytes, position, shortened_repr, text, weight, whole
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
@@ -58,7 +58,7 @@ class EventHubLayout:
     start: Position = TRIM_HORIZON
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        owner_checked_checkpoint=False, free_notes=False, counts_owners=False, ascii_owners=True
+        owner_checked_checkpoint=False, free_annotations=False, counts_owners=False, ascii_owners=True
     )
     """Checkpoint and ownership are two blobs, the latter also holds annotations, and official workers count nothing."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
@@ -93,7 +93,7 @@ class EventHubLayout:
             stream=self._stream,
             checkpoint=read_position(parts.fields("checkpoint"), self.start),
             weight=weight("throughputkbps", fields.get("throughputkbps")),
-            notes=notes("notes", fields.get("notes") or "{}"),
+            annotations=annotations("notes", fields.get("notes") or "{}"),
         )
         return owned(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
 
@@ -105,7 +105,7 @@ class EventHubLayout:
         ours = {
             **owner_fields(before, after, _plain),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
-            "notes": json.dumps(dict(after.notes)) if after.notes else "",
+            "notes": json.dumps(dict(after.annotations)) if after.annotations else "",
         }
         return {name: word for name, word in {**stored, **ours}.items() if word or name == "ownerid"}
 
@@ -131,7 +131,7 @@ class EventHubLayout:
         beginning = {**rest, "offset": BEGINNING, "sequencenumber": BEGINNING}
         return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
 
-    def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+    def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new metadata of the ownership. Never called, because the layout has no notes blob."""
         return self.ownership(stored, before, after)
 

@@ -50,7 +50,7 @@ Layout = ObjectLayout | EventHubLayout
 """A mapping between leases and objects, without I/O.
 
 `parts` are the objects of a lease in the order in which to read them. `prefix`, `name` and `key` convert between keys
-and object names. `lease` parses the objects. `ownership`, `checkpoint` and `notes` return the new fields of an object,
+and object names. `lease` parses the objects. `ownership`, `checkpoint` and `annotations` return the new fields of an object,
 including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
 checkpoint is a lease.
 """
@@ -114,7 +114,7 @@ class EtagStore:
                     return self._done(key, None)
                 # The checkpoint comes first, so that a worker that takes the lease finds where to start.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-                annotated = bool(lease.notes) and "notes" not in self._layout.parts
+                annotated = bool(lease.annotations) and "notes" not in self._layout.parts
                 copied = lease.epoch > 0 and self.capabilities.counts_owners
                 if parts and (annotated or copied):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
@@ -218,10 +218,10 @@ class EtagStore:
         settled = self._advance(key, parts, after) if moved else parts
         if not settled:
             return self._done(key, None)
-        if reowned or (before.notes != after.notes and "notes" not in layout.parts):
+        if reowned or (before.annotations != after.annotations and "notes" not in layout.parts):
             settled = self._put(key, "ownership", settled, ownership)
-        elif before.notes != after.notes:
-            settled = self._put(key, "notes", settled, layout.notes(parts.fields("notes"), before, after))
+        elif before.annotations != after.annotations:
+            settled = self._put(key, "notes", settled, layout.annotations(parts.fields("notes"), before, after))
         return self._done(key, settled) if settled else None
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from attrs import Factory, evolve, field, frozen
 
-from leasehold.balancer.model import Lease, Notes, Position, Version
+from leasehold.balancer.model import Annotations, Lease, Position, Version
 from leasehold.errors import StoreError
 from leasehold.stores.fields import (
     FIELDS,
@@ -37,7 +37,7 @@ from leasehold.stores.fields import (
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import (
     ObjectFields,
-    StampedNotes,
+    StampedAnnotations,
     Stored,
     percent_decoded,
     percent_encoded,
@@ -50,7 +50,7 @@ LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
 """The prefixes of the three kinds of rows, after the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
-_FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "notes")
+_FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")
 _WORDS = frozenset({"text", "worker"})
 
 
@@ -125,7 +125,7 @@ class Remark:
     """The annotations and throughput of a lease that its owner has written in this epoch."""
 
     epoch: int
-    notes: StampedNotes = Factory(dict)
+    annotations: StampedAnnotations = Factory(dict)
     weight: int | None = None
 
 
@@ -140,7 +140,7 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
         "sub": lease.checkpoint.sub or "",
     }
     ours = {field.object: _spelled(field.kind, values[field.name]) for field in _FIELDS} | {
-        "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}),
+        "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
         "session": row.session,
         "heirsession": row.next_owners,
         "writes": str(row.writes),
@@ -169,12 +169,12 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
         )
         for field in _FIELDS
     }
-    annotations = stamped(fields)
-    notes = tuple(sorted((name, value) for name, (value, _) in annotations.items()))
-    lease = lease_of({"key": key, **values}, _NAMES, notes=notes)
+    stamped_annotations = stamped(fields)
+    annotations = tuple(sorted((name, value) for name, (value, _) in stamped_annotations.items()))
+    lease = lease_of({"key": key, **values}, _NAMES, annotations=annotations)
     return LeaseRow(
         lease,
-        {name: stamp for name, (_, stamp) in annotations.items()},
+        {name: stamp for name, (_, stamp) in stamped_annotations.items()},
         fields.get("session", ""),
         fields.get("heirsession", ""),
         whole("writes", fields.get("writes", "0")),
@@ -238,7 +238,7 @@ def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain any
 
 def remarks_fields(remarks: Remarks) -> ObjectFields:
     """Encode the row of a session's remarks."""
-    rows = {key: [remark.epoch, remark.weight, remark.notes] for key, remark in remarks.items()}
+    rows = {key: [remark.epoch, remark.weight, remark.annotations] for key, remark in remarks.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
@@ -247,8 +247,10 @@ def remarks_of(stored: Stored | None) -> Remarks:
     remarks: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
-        for key, (epoch, rate, notes) in rows.items():
-            stamps = {text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in notes.items()}
+        for key, (epoch, rate, annotations) in rows.items():
+            stamps = {
+                text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in annotations.items()
+            }
             remarks[key] = Remark(whole("told", epoch), stamps, weight("told", rate) and int(rate))
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
@@ -313,10 +315,14 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
     checkpoint = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
-    notes: StampedNotes = {name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}
+    annotations: StampedAnnotations = {name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}
     remark, weight = remarks.get(lease.key), lease.weight
     if remark is not None and remark.epoch == epoch and row.session:
-        notes |= {name: note for name, note in remark.notes.items() if name not in notes or note[1] > notes[name][1]}
+        annotations |= {
+            name: note
+            for name, note in remark.annotations.items()
+            if name not in annotations or note[1] > annotations[name][1]
+        }
         weight = remark.weight if remark.weight is not None else weight
     counted = entry is not None and entry.frozen != "given"
     version = f"{epoch}.{session.count}" if counted and session else str(epoch)
@@ -327,19 +333,19 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
         weight=weight,
         version=Version(version),
         idle=min(ages),
-        notes=tuple(sorted((name, value) for name, (value, _) in notes.items())),
+        annotations=tuple(sorted((name, value) for name, (value, _) in annotations.items())),
     )
-    stamps_of = {name: stamp for name, (_, stamp) in notes.items()}
+    stamps_of = {name: stamp for name, (_, stamp) in annotations.items()}
     joint = Joint(named, row, session, named, stamps_of)
     if not row.session or session is None or not joint.stopped:
         return joint
     return evolve(joint, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
-def restamped(joint: Joint, after: Notes) -> dict[str, int]:
+def restamped(joint: Joint, after: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
     return {
-        name: joint.stamps.get(name, 0) + (joint.named.note(name) != value and name in joint.stamps)
+        name: joint.stamps.get(name, 0) + (joint.named.annotation(name) != value and name in joint.stamps)
         for name, value in after
     }
 

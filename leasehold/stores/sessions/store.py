@@ -15,11 +15,11 @@ from uuid import uuid4
 
 from attrs import evolve
 
-from leasehold.balancer.model import Lease, Notes, Version
+from leasehold.balancer.model import Annotations, Lease, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome, Store
-from leasehold.stores.requests import StampedNotes, Stored
+from leasehold.stores.requests import StampedAnnotations, Stored
 from leasehold.stores.sessions.group import (
     GATHER_SECONDS,
     EntryChange,
@@ -298,10 +298,12 @@ class SessionStore:
                 return self._replace(joint, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners=""))
             case writes.AnnotateLease(name=name, value=value):
                 # The annotation gets a higher stamp than the previous one.
-                notes = tuple(sorted({**dict(row.lease.notes), name: value}.items()))
-                stamps = {old: row.stamps.get(old, 0) for old, _ in row.lease.notes}
+                annotations = tuple(sorted({**dict(row.lease.annotations), name: value}.items()))
+                stamps = {old: row.stamps.get(old, 0) for old, _ in row.lease.annotations}
                 stamps |= restamped(joint, ((name, value),))
-                return self._replace(joint, evolve(row, lease=evolve(row.lease, notes=notes), stamps=stamps))
+                return self._replace(
+                    joint, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
+                )
             case writes.CheckpointLate(position=position):
                 done = self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=position)))
                 if done is not None and position.ended:
@@ -337,10 +339,10 @@ class SessionStore:
             if after is None:
                 return None
             entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
-            notes = _extra_annotations(joint, after.notes)
-            if not notes and after.weight == joint.row.lease.weight:
+            annotations = _extra_annotations(joint, after.annotations)
+            if not annotations and after.weight == joint.row.lease.weight:
                 return EntryChange(entry)
-            return EntryChange(entry, Remark(entry.epoch, notes, after.weight))
+            return EntryChange(entry, Remark(entry.epoch, annotations, after.weight))
 
         if page.commit(Ticket(key, make, patient=write.patient)) is None or row is None:
             return None
@@ -376,9 +378,10 @@ class SessionStore:
             position = (
                 before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
             )
-            notes = _extra_annotations(joined(row, page.session, page.told), after.notes)
+            annotations = _extra_annotations(joined(row, page.session, page.told), after.annotations)
             return EntryChange(
-                SessionEntry(row.lease.epoch, position), Remark(row.lease.epoch, notes, after.weight) if notes else None
+                SessionEntry(row.lease.epoch, position),
+                Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
             )
 
         return page.commit(Ticket(row.lease.key, make)) is not None
@@ -479,9 +482,9 @@ class SessionStore:
         self._forget(row.lease.key, written)
         self._learn(written)
         if written.session == joint.row.session:
-            annotations = joint.named
-            notes = {name: (value, joint.stamps.get(name, 0)) for name, value in annotations.notes}
-            remarks = {annotations.key: Remark(joint.row.lease.epoch, notes, annotations.weight)}
+            named = joint.named
+            annotations = {name: (value, joint.stamps.get(name, 0)) for name, value in named.annotations}
+            remarks = {named.key: Remark(joint.row.lease.epoch, annotations, named.weight)}
             return Done(joined(written, joint.session, remarks).lease)
         # A lease that was given to a session counts only once that session has accepted it.
         session = Session(written.lease.owner or "") if written.session else None
@@ -598,13 +601,15 @@ def _passed_row(joint: Joint, after: Lease, session: str, epoch: int = 0) -> Lea
     """Return the row after the lease has passed to this session, or to none (""), with the next epoch."""
     epoch = max(joint.row.lease.epoch + 1, epoch)
     lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
-    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.notes), session=session, next_owners="")
+    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.annotations), session=session, next_owners="")
 
 
-def _extra_annotations(joint: Joint, notes: Notes) -> StampedNotes:
+def _extra_annotations(joint: Joint, annotations: Annotations) -> StampedAnnotations:
     """Return the annotations that are not in the lease's row, with higher stamps than earlier ones."""
-    stamps = restamped(joint, notes)
-    return {name: (value, stamps[name]) for name, value in notes if (name, value) not in joint.row.lease.notes}
+    stamps = restamped(joint, annotations)
+    return {
+        name: (value, stamps[name]) for name, value in annotations if (name, value) not in joint.row.lease.annotations
+    }
 
 
 @runtime_checkable

@@ -191,7 +191,7 @@ def test_a_reset_shifts_each_lease_from_where_it_stands(
     url, store = here
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
-    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), notes=((NOTE, note),))))
+    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((NOTE, note),))))
     assert ran(reset.app, url, "--to", "now-3h", "--key", "s-0", "--even-if-owned")[0] == 0
     assert ran(reset.app, url, "--shift-by", "-15m")[0] == 0
     assert [lease.checkpoint for lease in store.list().leases] == [
