@@ -64,7 +64,7 @@ from leasehold.balancer.counting import expires_above, late_owners, take_census
 from leasehold.balancer.handoff import live_moves
 from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease, Me
 from leasehold.balancer.rules.loads import slack, takers
-from leasehold.balancer.rules.shares import awaits_joiners, donation_order, until_gathered
+from leasehold.balancer.rules.shares import awaits_joiners, donation_order, seconds_until_joined
 
 HEARTBEAT_SECONDS = 1.5
 """How often the bulletin's row is renewed, so that its silence is noticed within seconds (C4)."""
@@ -121,7 +121,7 @@ OUTAGE_SECONDS = 2.0
 AT_ONCE_SECONDS = 0.05
 """How soon a worker that finds itself called reads the rows (C7)."""
 
-LISTING_MOST = 60.0
+LISTING_SECONDS_MAX = 60.0
 """How long a listing may take before its lookout is assumed to hang (C8).
 
 Other workers stand in after twice this time and two missing looks.
@@ -172,9 +172,9 @@ class LookoutRanks:
         )
         if silent <= 0:
             return False
-        return silent > self.behind(me) * scaled(STAND_IN_SECONDS, config)
+        return silent > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
 
-    def behind(self, me: Me) -> int:
+    def stand_ins_before(self, me: Me) -> int:
         """Return how many others stand in before this worker."""
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         return rank - 1 if self.place is None else self.place
@@ -183,7 +183,7 @@ class LookoutRanks:
 def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how many seconds a listing of this table takes, as far as its lookout and this worker know (C8)."""
     call = call_of(hearing.call)
-    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_MOST, config)))
+    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
 
 
 def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
@@ -240,8 +240,8 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
 
 
 @lru_cache(maxsize=100)  # most looks find the same workers as the look before
-def _ranked(ours: frozenset[str]) -> tuple[str, ...]:
-    return tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
+def _ranked(our_workers: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
@@ -308,8 +308,8 @@ def start_seconds(worker: str, config: Config) -> float:
     A worker that holds nothing cannot be seen, so of the workers that look at the same moment, many choose the same
     first lease.
     """
-    part = int.from_bytes(rank_digest(worker)) / 2**64
-    return part * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
+    fraction = int.from_bytes(rank_digest(worker)) / 2**64
+    return fraction * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
 def _scaled_for_requests(seconds: float, config: Config) -> float:
@@ -325,21 +325,23 @@ def next_look(
 ) -> Look:
     """Return when to look next, at which rows, and what to write on this worker's own rows."""
     ranks, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
-    duty = ranks.on_duty(me, hearing, config)
+    on_duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
     annotations = (
-        _notes(actions, leases, census, me, config) if duty else _last_bulletin(mine, leases, me, hearing, ranks)
+        _next_bulletin(actions, leases, census, me, config)
+        if on_duty
+        else _last_bulletin(mine, leases, me, hearing, ranks)
     )
     settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
     if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
-        settle = until_gathered(me.history, config)
+        settle = seconds_until_joined(me.history, config)
     if settle is not None:
         return Look(settle, annotations=annotations)
     wanted_keys = _requested_soon(census, me, config)
-    if duty or ranks.row is None:
+    if on_duty or ranks.row is None:
         # The rows that others will request are read on their own between two listings (C7).
-        until_judged = max(0.0, _until_judged(census, me, config) - me.history.full_still)
+        until_judged = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
         own_row = bulletin_row(mine, me.worker) if wanted_keys else None
         hurried_seconds = scaled(HURRIED_SECONDS, config)
         if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
@@ -357,11 +359,11 @@ def next_look(
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
-    silent = ranks.left or ranks.silent > heartbeat_seconds(config)
-    hurried = wanted_keys or called_keys or silent or hearing.warned < scaled(WARNED_SECONDS, config)
-    pause = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
+    row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
+    hurried = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    seconds = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
-        pause = scaled(AT_ONCE_SECONDS, config)
+        seconds = scaled(AT_ONCE_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
     stopped = hearing.looks_still > _looks_silent(me, hearing, config)
     stopped |= ranks.left or ranks.silent > _row_silent(me, hearing, config)
@@ -369,8 +371,8 @@ def next_look(
         # C8: a worker that stands in writes this on its rows, so we need not search the whole table for it.
         keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted_keys) > len(leases):
-        return Look(2 * pause, annotations=annotations)
-    return Look(pause, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
+        return Look(2 * seconds, annotations=annotations)
+    return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
 
 def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
@@ -385,21 +387,21 @@ def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> t
     return keys if LISTED * len(keys) <= len(leases) else ()
 
 
-def _should_list(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
+def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: LookoutRanks, census: Census) -> bool:
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
     # C8: one listing starts this worker's clocks. Otherwise a second lease_seconds would be lost.
-    early = scaled(EARLY_SECONDS, config) * (1 if ours.behind(me) < EARLY_PLACES else 2)
-    unheard = full_still > ours.silent > early + (0.0 if call is None else 2 * call.seconds)
+    early_seconds = scaled(EARLY_SECONDS, config) * (1 if ranks.stand_ins_before(me) < EARLY_PLACES else 2)
+    bulletin_stopped = full_still > ranks.silent > early_seconds + (0.0 if call is None else 2 * call.seconds)
     # A worker that is not called reads nothing. One without a lease cannot be seen, so it cannot be called.
     cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
-    acts = hearing.latest.acts != hearing.acts_read and concerns
-    turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
+    concerns_us = call is None or call.lists(me.worker) or cheaper or not census.mine
+    acts = hearing.latest.acts != hearing.acts_read and concerns_us
+    turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
     # Ranks do not include workers that were never seen to sign a row, but counts do.
-    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ours.ranks), len(census.counts))
-    return acts or turned or unheard or last_resort
+    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
+    return acts or turned or bulletin_stopped or last_resort
 
 
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -426,9 +428,9 @@ def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -
     first, and M9 one per turn.
     """
     mine = {lease.key for lease in census.mine}
-    answered = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
-    more = bool(answered) and takes_more(census, me, config)
-    return settle_seconds([action for action in actions if action not in answered or more], config)
+    confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
+    takes_again = bool(confirmed) and takes_more(census, me, config)
+    return settle_seconds([action for action in actions if action not in confirmed or takes_again], config)
 
 
 def takes_more(census: Census, me: Me, config: Config) -> bool:
@@ -452,7 +454,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     return _scaled_for_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
 
 
-def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
+def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Config) -> float:
     """Return the time until a second reading shows whether a late owner has died (C16).
 
     It is infinite if no owner is late.
@@ -463,7 +465,7 @@ def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
-def _until_judged(census: Census, me: Me, config: Config) -> float:
+def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     """Return the seconds from one listing of the lookout to the next.
 
     They are three, or less if the first suspect reaches its limit sooner (C5), or more if there is no one to watch
@@ -477,15 +479,17 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
     # Times count from the start of the reading, as `idle` does. If listings take long, every worker renews between two
     # of them, so a lease that did not change at all is suspected, too.
-    took = me.history.full_took
+    listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
         for idle in others
-        if (overdue(idle, config) or (idle > 0 and overdue(idle + took, config))) and idle <= limit
+        if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
     # A long look that begins a moment too early judges no one, and the next one ends a whole listing later.
-    soonest = min(seconds_left) if seconds_left and took >= usual_pause else min([usual_pause, *seconds_left])
+    soonest = (
+        min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
+    )
     # 0.05: wait at least 50 ms before the next look, however close the limit is.
     return max(scaled(0.05, config), soonest)
 
@@ -495,7 +499,9 @@ def overdue(idle: float, config: Config) -> bool:
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
-def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Annotations:
+def _next_bulletin(
+    actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config
+) -> Annotations:
     """Return the bulletin after one more look, and its call.
 
     *acts* grows if there is work for others, *warns* if an owner may be dead.
@@ -510,33 +516,37 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     hearing = me.history.hearing or BulletinState()
     mine = [lease for lease in leases if lease.owner == me.worker]
     if me.history.full_still > 0:  # nothing new is known between two listings
-        again = any(bulletin_of(lease) == hearing.latest for lease in mine)
-        return bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
+        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in mine)
+        return (
+            bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
+            if carries_bulletin
+            else ()
+        )
     joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
     # Others have not had time yet to take leases that were just released, or that only became available when their
     # parents ended (M1).
     max_idle = scaled(FREE_SECONDS, config)
-    fresh = any(lease.idle < max_idle for lease in open_leases)
-    if open_leases and not fresh:
+    newly_free = any(lease.idle < max_idle for lease in open_leases)
+    if open_leases and not newly_free:
         ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
-        fresh = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
+        newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
     # Leases that no worker takes and moves that no worker makes raise acts only once per cycle, because each time costs
     # every worker a listing. While the leases of a dead worker expire one after another, its count is low, and no one
     # could do anything about that.
-    persists = not fresh if open_leases else _uneven(census, me, config)
-    lasting = hearing.acts_still >= config.cycle_seconds and persists
+    persists = not newly_free if open_leases else _uneven(census, me, config)
+    stuck = hearing.acts_still >= config.cycle_seconds and persists
     latest, row = hearing.latest, bulletin_row(mine, me.worker)
     if row is None:
         return bulletin_annotations(
-            Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned)
+            Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned)
         )
     # A call that has no effect becomes a call to all workers, once per cycle.
-    moves = fresh or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
-    names = config.rules.calls(census, me, config) if moves and not lasting else {}
+    moves_expected = newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
+    names = config.rules.calls(census, me, config) if moves_expected and not stuck else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
-    call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=lasting)
+    call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=stuck)
     return bulletin_annotations(
-        Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned), call
+        Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned), call
     )
 
 
@@ -560,7 +570,7 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
 
 
 def _last_bulletin(
-    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
+    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
 ) -> Annotations:
     """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
@@ -570,7 +580,7 @@ def _last_bulletin(
     latest = hearing.latest
     if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):
         return ()
-    row = bulletin_row(leases, ours.ranks[0]) if ours.ranks else None
-    others = ours.ranks[1:STAND_INS]
+    row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
+    others = ranks.ranks[1:STAND_INS]
     call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
     return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

@@ -36,7 +36,7 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, Bulletin
 from leasehold.balancer.plan import HANDOFF_POLL_SECONDS, look_again, plan
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.balancer.rules.shares import until_gathered
+from leasehold.balancer.rules.shares import seconds_until_joined
 from leasehold.balancer.watch import Watch
 from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 
@@ -284,7 +284,7 @@ def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
     assert look("new", new, joining).seconds == 3.0
     assert look("new", new, evolve(joining, fleet_still=0.0)).seconds == 1.0
     assert look("new", new, evolve(joining, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
-    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
+    assert seconds_until_joined(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
     alone = evolve(joining, full_apart=History().full_apart)
     assert plan(new, None, Me("new", history=alone), CONFIG) != ()
 
@@ -316,7 +316,7 @@ def test_a_newcomer_is_called_out() -> None:
 def test_newcomers_that_start_together_wait_once() -> None:
     """C10: A newcomer that listed again only after its wait would see the others then, and wait as long again."""
     stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
-    waits = [until_gathered(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
+    waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 

@@ -24,7 +24,7 @@ from looking_fleet import (
 
 from leasehold.balancer.actions import Claim, Look
 from leasehold.balancer.bulletin import (
-    CALL_MOST,
+    CALL_LENGTH_MAX,
     BulletinTracker,
     LookoutCall,
     call_annotation,
@@ -197,7 +197,7 @@ def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: in
 
 def test_a_call_that_cannot_be_written_calls_everybody() -> None:
     """C6: A row has limited room, and a key that contains a space would be read as another key."""
-    many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_MOST // 20)}
+    many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
     for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)
         assert text == "8 0 s-0 *"

@@ -161,7 +161,7 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
     """Return the shares of these leases if counts may differ by one for the sake of loads."""
     census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
     counts = {**dict(census.counts), **expected}
-    return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, apart=False)
+    return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, non_bulletin_last=False)
 
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])

@@ -13,7 +13,7 @@ from attrs import frozen
 from leasehold.balancer import lookout as cadence
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer.actions import Release
-from leasehold.balancer.bulletin import CALL, NOTE
+from leasehold.balancer.bulletin import BULLETIN, CALL
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LookoutRanks, lookout_ranks
@@ -110,15 +110,15 @@ def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyP
 
 def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: What it freed would wait for C11."""
-    said = cadence._notes  # noqa: SLF001  the fault is planted there
+    said = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
 
     def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
         told = dict(said(actions, leases, census, me, config))  # type: ignore[arg-type]
-        looks, acts = told[NOTE].split()[0], (me.history.hearing or BulletinState()).latest.acts
+        looks, acts = told[BULLETIN].split()[0], (me.history.hearing or BulletinState()).latest.acts
         call = told.get(CALL, "").split()
-        return ((NOTE, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
+        return ((BULLETIN, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
 
-    monkeypatch.setattr(cadence, "_notes", mute)
+    monkeypatch.setattr(cadence, "_next_bulletin", mute)
     assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
 
 

@@ -135,10 +135,10 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
-    victims = _holding(census, above=low + 1)
-    if not victims and mine < low:
-        victims = _holding(census, above=low)
-    return _steal_one(census, me, victims, "E4")
+    from_owners = _holding(census, above=low + 1)
+    if not from_owners and mine < low:
+        from_owners = _holding(census, above=low)
+    return _steal_one(census, me, from_owners, "E4")
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
@@ -167,12 +167,12 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
-    victims = _holding(census, above=low + 1)
-    if not victims and mine < low:
+    from_owners = _holding(census, above=low + 1)
+    if not from_owners and mine < low:
         # E6: the note steals only from owners above the share + 1. With its own example of 18 partitions and a fourth
         # owner, the counts would stay at 5, 5, 5 and 3.
-        victims = _holding(census, above=low)
-    return _steal_one(census, me, victims, "E6")
+        from_owners = _holding(census, above=low)
+    return _steal_one(census, me, from_owners, "E6")
 
 
 def _holding(census: Census, *, above: int) -> set[str]:
@@ -185,9 +185,9 @@ def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
     return tuple(Claim(lease, rule=rule) for lease in draw(census.available, me, 1))
 
 
-def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> tuple[Action, ...]:
-    """Steal one partition, as if drawn from all that the owners in `victims` hold."""
-    if not victims:
+def _steal_one(census: Census, me: Me, from_owners: Collection[str], rule: str) -> tuple[Action, ...]:
+    """Steal one partition, as if drawn from all that the owners in `from_owners` hold."""
+    if not from_owners:
         return ()
-    from_owner = draw_owner({owner: census.counts[owner] for owner in victims}, me)
+    from_owner = draw_owner({owner: census.counts[owner] for owner in from_owners}, me)
     return tuple(Steal(lease, from_owner=from_owner, rule=rule) for lease in draw(census.held_by({from_owner}), me, 1))

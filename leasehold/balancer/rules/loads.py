@@ -260,5 +260,5 @@ class _LoadBalancer:
             for lease in self.held[donor]
             if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
-        gain, _, best = max(gains, default=(0, "", None), key=lambda one: one[:2])
+        gain, _, best = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
         return best if gain >= (BAND * self.mean) ** 2 / 4 else None

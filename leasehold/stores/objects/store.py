@@ -50,8 +50,8 @@ Layout = ObjectLayout | EventHubLayout
 """A mapping between leases and objects, without I/O.
 
 `parts` are the objects of a lease in the order in which to read them. `prefix`, `name` and `key` convert between keys
-and object names. `lease` parses the objects. `ownership`, `checkpoint` and `annotations` return the new fields of an object,
-including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
+and object names. `lease` parses the objects. `ownership`, `checkpoint` and `annotations` return the new fields of an
+object, including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
 checkpoint is a lease.
 """
 
