@@ -1,8 +1,9 @@
 """The actions that a plan can contain: a closed union.
 
-The class tells how a lease is obtained: `Claim` takes a free or expired lease, `Steal` one whose owner is alive. Each
-action holds the lease as it was read and the rule that asked for it. A store rejects an action if the lease has changed
-since; a rejection is an expected result, not an error.
+A lease can be obtained in two ways: `Claim` takes a free or expired lease, `Steal` one whose owner is alive. Each
+action
+contains the lease as it was read and the rule that asked for it. A store rejects an action if the lease has changed
+since. A rejection is an expected result, not an error.
 """
 
 from attrs import frozen

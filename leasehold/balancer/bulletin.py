@@ -13,7 +13,7 @@ bulletin's counts, on all its rows:
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
     | | |    |   a worker, by the first digits of its digest, and the rows that it should read
-    | | |    a row of the worker that stands in first, and of the next ones: their bulletins would be there
+    | | |    a row of the worker that stands in first, and of the next ones: the rows where their bulletins would be
     | | the row that carries the bulletin: the lookout renews it more often than any other
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to

@@ -68,7 +68,7 @@ class Census:
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
         """Iterate over the leases of `held_by`.
 
-        For all owners together, building a tuple would cost more than the counting.
+        Building a tuple of the leases of all owners would cost more than counting them.
         """
         dead = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)

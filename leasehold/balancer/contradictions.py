@@ -2,8 +2,10 @@
 
 If a stream is deleted and created again under its name, it has the same shard ids. Its old leases are then wrong about
 the new records: the shard of a lease at SHARD_END is never read, and a checkpoint may be after records that no one has
-read. So each lease notes the incarnation of its stream, `<stream>:<creation time>`. A lease without that note, written
-by another library or by an earlier version, counts as a lease of the present stream unless its shard contradicts it.
+read. So each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without that
+annotation, written by another library or by an earlier version, counts as a lease of the present stream unless its
+shard
+contradicts it.
 """
 
 from collections.abc import Collection, Iterable
@@ -168,7 +170,7 @@ class Restart:
     Attributes:
         stored: The lease to replace, or None to create one.
         lease: The new lease, or None to delete the stored one.
-        marks: Whether to note only the incarnation and keep the checkpoint.
+        marks: Whether to write only the incarnation and keep the checkpoint.
     """
 
     stored: Lease | None
@@ -185,11 +187,11 @@ def restarts(
 ) -> tuple[Restart, ...]:
     """Return the steps that restart leases at `start`, in the order in which they must be written.
 
-    If the stream was recreated, the steps replace all leases that do not note its present incarnation. Otherwise they
-    replace those that contradict their shards. The order is:
+    If the stream was recreated, the steps replace all leases that are not annotated with its present incarnation.
+    Otherwise they replace those that contradict their shards. The order is:
 
-    - Leases without a note are marked first, in steps of their own. Otherwise, once the last lease that shows the
-      contradiction is replaced, they would count as leases of the present stream.
+    - Leases without an incarnation are marked first, in steps of their own. Otherwise, once the last lease that shows
+      the contradiction is replaced, they would count as leases of the present stream.
     - Then leases are created for shards that have none. If a worker ended halfway, these leases would be created at the
       initial position, and LATEST would skip records.
     - Existing leases follow, parents before children. Otherwise a child could be read while the old lease of its parent

@@ -255,7 +255,7 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
-    """Create the children of a shard that disappeared before its lease was finished (L9); no other worker will.
+    """Create the children of a shard that disappeared before its lease was finished (L9), since no other worker will.
 
     The other parent of a merge must have a lease first. Once the child has one, a parent without one counts as
     finished.

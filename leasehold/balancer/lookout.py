@@ -32,7 +32,7 @@ frees them and raises *acts*. The new count is written to the row at once, and w
 leases. specs/cadence.md has the purpose and the benefit of each rule (`python benchmarks/cadence_ablation.py`).
 
 Rule 1: nothing here decides who owns a lease.
-Rule 2: times are for `lease_seconds` of 10 and scale with it; those that wait for requests scale only downwards.
+Rule 2: times are given for a `lease_seconds` of 10 and scale with it. Waits for requests get shorter, but not longer.
 
 There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
 lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
@@ -99,8 +99,8 @@ REQUESTS_SECONDS = 15.0
 EARLY_SECONDS, EARLY_PLACES = 4.0, 12
 """If the row is silent for this long, this many of the next in rank list the table, the others at twice that (C8).
 
-The second in rank reads the row as rarely as the others do and may notice the silence later than some of them. Those
-would list the table in vain, and in a larger group there would be more of them.
+The second in rank reads the row as rarely as the others do, so some of them may notice the silence first. They would
+list the table in vain, and the larger the group, the more of them there would be.
 """
 
 LAST_RESORT_SECONDS = 20.0
@@ -305,8 +305,8 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
 def start_seconds(worker: str, config: Config) -> float:
     """Return how long a worker waits before its first look: up to half a second, by the digest of its id (C15).
 
-    A worker that holds nothing cannot be seen, so of the workers that look at the same moment, many choose the same
-    first lease.
+    Workers that hold nothing cannot see each other. If many of them looked at the same moment, they would choose the
+    same first lease.
     """
     fraction = int.from_bytes(rank_digest(worker)) / 2**64
     return fraction * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
@@ -422,10 +422,10 @@ def _present_workers(census: Census) -> frozenset[str]:
 
 
 def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
-    """Return the same as `settle_seconds`, but ignore claims that these leases already show as successful (C10).
+    """Return `settle_seconds` for these actions, ignoring claims that the leases already show as successful (C10).
 
-    Another look would show nothing new about such claims, unless there is more to take: M5 takes only one lease at
-    first, and M9 one per turn.
+    Another look would show nothing new about such claims. They count only if there is more to take, because M5 takes
+    only one lease at first, and M9 one per turn.
     """
     mine = {lease.key for lease in census.mine}
     confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
@@ -486,7 +486,8 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
         if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
-    # A long look that begins a moment too early judges no one, and the next one ends a whole listing later.
+    # If a slow listing begins a moment too early, it cannot show that any owner is dead, and the next result comes a
+    # whole listing later.
     soonest = (
         min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
     )

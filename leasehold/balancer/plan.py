@@ -1,7 +1,7 @@
 """The entry points of the planner: leases in, actions out.
 
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
-keeps state between calls: time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
+keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
 Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
 So a plan made from an old reading can be rejected, but it cannot do harm (S1).
 """

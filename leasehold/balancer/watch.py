@@ -99,10 +99,10 @@ class WorkerReports:
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living leader, with the seconds since each was last given a lease.
 
-        The time is infinite while we or the leader may still believe that a worker which has ended is alive. The leader
-        would then give that worker the surplus of the others. This lasts as long as its last report is recent, and
-        until every worker without leases has reported once more, because nothing else shows that they are alive. It
-        happens again when another worker without leases appears.
+        The time is infinite while we or the leader may still believe that a worker is alive although it has ended,
+        because the leader would then give that worker the surplus of the others. We may believe so as long as its last
+        report is recent, and until every worker without leases has reported once more, because nothing else shows that
+        they are alive. This starts again when another worker without leases appears.
         """
         alive = {worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:

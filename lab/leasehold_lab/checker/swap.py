@@ -74,7 +74,6 @@ class SwappingWorker(CheckedWorker):
     """A worker that may also direct the leases to one table or the other, as the command does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """Yield the actions that the worker may take next, each with its argument."""
         yield from super().options(tick)
         if self.moves > 0:
             yield "send", "to"
@@ -84,7 +83,6 @@ class SwappingWorker(CheckedWorker):
                     yield "carry", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
-        """Take an action, and return the events to judge."""
         if verb not in {"send", "carry"}:
             try:
                 return super().act(verb, key, tick, now)

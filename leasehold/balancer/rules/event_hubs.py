@@ -51,30 +51,24 @@ class EventHubs(RuleSet):
 
     @property
     def evens_out(self) -> bool:
-        """Whether its workers act until no two of them differ by more than one lease."""
         return self.dialect != "python"  # E3: counts of 4, 2 and 2 never change
 
     @property
     def again_at_once(self) -> bool:
-        """Whether a worker looks again at once after it took something."""
         # E4, E5: the greedy mode applies the same rule again as long as something was taken.
         return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
 
     @property
     def lease_seconds(self) -> float:
-        """The default of `Config.lease_seconds`."""
         return 180.0 if self.dialect == "python" else 120.0
 
     def cycle_seconds(self, _lease_seconds: float) -> float:
-        """Return the default of `Config.cycle_seconds`."""
         return 30.0
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        """Return the default of `Config.renew_seconds`."""
         return min(20.0, lease_seconds / 3)  # the leases of peers may expire after 60 s
 
     def expires_above(self, lease_seconds: float) -> float:
-        """Return the idle time above which a lease has no living owner."""
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:

@@ -93,7 +93,7 @@ def loads_of(
 ) -> dict[str, int]:
     """Return the load of each of these workers, with hand-offs in progress counted as done.
 
-    If such leases were not counted, their next owner would be given more.
+    Otherwise their next owners would be given even more.
     """
     loads, dead = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:

@@ -4,8 +4,8 @@ Shares (`shares.py`): with P leases and N workers, every worker gets P / N round
 remain, the *extras*, go first to workers that already hold more than the floor, then by digest. `favoured` and
 `loads.py` describe how groups and loads change this.
 
-Moves: the free leases form a line, and the donors' surplus leases follow them. The workers that lack leases stand along
-the line in order of name, each in front of as many leases as it lacks, and each takes those.
+Moves: the free leases form a line, and the donors' surplus leases follow them. Each worker that lacks leases takes as
+many as it lacks from the line, one worker after the other in order of name.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -108,30 +108,24 @@ class Minimal(RuleSet):
 
     @property
     def weighs_loads(self) -> bool:
-        """Whether counts may differ in order to balance bytes per second (M13)."""
         return True
 
     @property
     def frees_expired(self) -> bool:
-        """Whether the lookout frees expired leases for all workers (C6)."""
         # A released lease is reserved for its owner's successor (M12), and dead workers have none.
         return not self.grace_seconds
 
     @property
     def most_leases(self) -> int | None:
-        """The most leases that one worker may hold, or None for no limit."""
         return self.max_leases
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        """Return the default of `Config.renew_seconds`."""
         return 0.53 * lease_seconds  # C2: two chances to renew before any worker may consider the lease expired
 
     def expires_above(self, lease_seconds: float) -> float:
-        """Return the idle time above which a lease has no living owner."""
         return 1.05 * lease_seconds  # C2: the half second that makes it safe to renew at 0.53
 
     def overdue_seconds(self, lease_seconds: float, cycle_seconds: float) -> float:
-        """Return how long a lease may be free before its designated taker is considered missing (M9, M14)."""
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:

@@ -4,10 +4,10 @@ A share is the floor of the mean, or one more for the workers that `favoured` re
 include hand-offs in progress as if they were done (H1), so no share changes while moves are carried out.
 
 The line: the free leases come first, ordered by digest. The surplus of each donor follows, donors by name and each
-donor's leases by digest (M4). The workers that lack leases stand along the line in order of name, each in front of as
-many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them choose
-the same lease. Workers that write no bulletin, such as KCL 2.x, have the last places, because they act in their own
-time and no other worker should wait for them (M15).
+donor's leases by digest (M4). The workers that lack leases have places along the line in order of name, and each takes
+as many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them
+choose the same lease. Workers that write no bulletin, such as KCL 2.x, have the last places, because they act in their
+own time and no other worker should wait for them (M15).
 
 Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. With eleven leases and four
 workers, the floor is 2 and there are three extras. They go to a and b, which already hold more than the floor, and to c

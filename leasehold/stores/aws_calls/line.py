@@ -260,11 +260,9 @@ class _Come(io.RawIOBase):
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
-        """Return True, as `io.RawIOBase` requires."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs allow any buffer
-        """Read the next bytes into `buffer`, and return their number."""
         if not self._begun:
             return self._connection.recv_into(buffer)
         count = min(len(buffer), len(self._begun))

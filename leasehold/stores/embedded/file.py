@@ -51,7 +51,6 @@ class FileStore(PassingStore):
         return Listing(self._store.list().leases, self._malformed)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write in memory."""
         self._changed = True
         return self._store.write(write)
 
