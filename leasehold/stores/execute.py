@@ -54,8 +54,8 @@ def write_of(action: Action, me: str, annotations: Annotations = (), drained: Po
     match action:
         case Create(lease):
             return writes.CreateLease(lease)
-        case Renew(lease, annotations=own):
-            return writes.RenewLease(lease, own)
+        case Renew(lease, annotations=renewal_annotations):
+            return writes.RenewLease(lease, renewal_annotations)
         case Claim(lease):
             return writes.ClaimLease(lease, me, annotations)
         case Steal(lease):

@@ -112,23 +112,23 @@ def cells(lease: Lease) -> dict[str, Any]:
     }
 
 
-def checked(field: RowField, spelled: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
+def checked(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
     """Check and convert one value of a row.
 
     Args:
         field: The field.
-        spelled: Its name in the layout, for errors.
+        layout_name: Its name in the layout, for errors.
         value: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
 
     Raises:
         BadRowField: If the value is invalid, or missing although required.
     """
-    check, silent = _CHECKS[field.kind]
+    check, default = _CHECKS[field.kind]
     if value is not None:
-        return check(spelled, value)
-    if silent is _NEEDED:
-        raise BadRowField(spelled, "is missing")
-    return silent
+        return check(layout_name, value)
+    if default is _NEEDED:
+        raise BadRowField(layout_name, "is missing")
+    return default
 
 
 def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra: Any) -> Lease:  # noqa: ANN401  by field
@@ -175,10 +175,10 @@ def readable(key: str, parse: Callable[[], T]) -> T | Malformed:
     """Return the result of `parse`, or `Malformed` if it raises BadRowField, or ValueError as `Lease` does."""
     try:
         return parse()
-    except BadRowField as bad:
-        return Malformed(encodable(key), encodable(bad.field), bad.why)
-    except ValueError as invalid:
-        field, _, why = str(invalid).partition(": ")
+    except BadRowField as error:
+        return Malformed(encodable(key), encodable(error.field), error.why)
+    except ValueError as error:
+        field, _, why = str(error).partition(": ")
         return Malformed(encodable(key), encodable(field), why)
 
 
@@ -187,15 +187,15 @@ def encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def decimal(text: str, limit: int) -> int | None:
+def decimal(string: str, limit: int) -> int | None:
     """Parse a number from 0 to `limit` written in ASCII digits; return None for anything else.
 
     The digits are counted first. Python refuses to convert strings of thousands of digits, with an error that does not
     name the field.
     """
-    if not (text.isascii() and text.isdigit()):
+    if not (string.isascii() and string.isdigit()):
         return None
-    digits = text.lstrip("0") or "0"
+    digits = string.lstrip("0") or "0"
     return int(digits) if len(digits) <= len(str(limit)) and int(digits) <= limit else None
 
 

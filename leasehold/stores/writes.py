@@ -420,21 +420,21 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             return _unowned(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # If the owner has moved the checkpoint as far or ended the shard, the former owner has nothing newer.
-            before = _movable(stored, position) and stored.checkpoint.order != position.order
-            return evolve(stored, checkpoint=position) if before else None
+            is_later = _movable(stored, position) and stored.checkpoint.order != position.order
+            return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
             fits = stored.owner == me if expected.owner == me else stored.version == expected.version
             return _next(evolve(_unowned(stored), owner=to)) if fits else None
         case RequestLease(me=me):
-            willing = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
+            owner_answers = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
             return (
                 evolve(stored, next_owner=me)
-                if willing and stored.next_owner in {None, me, expected.next_owner}
+                if owner_answers and stored.next_owner in {None, me, expected.next_owner}
                 else None
             )
         case WithdrawRequest(me=me):
-            mine = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
-            return evolve(stored, next_owner=None) if mine else None
+            requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
+            return evolve(stored, next_owner=None) if requested_by_me else None
         case GiveLease(position=position):
             next_owner_stays = (
                 stored.next_owner is not None

@@ -30,7 +30,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK, OVER, signs_of_swap
+from leasehold.stores.swap import CONTROL, MARK, MOVED_TO, swap_notices
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import done, placed
 
@@ -165,11 +165,11 @@ def test_a_table_of_a_swap_says_so() -> None:
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left, swapping=signs_of_swap(left)))
+        in text(WatchedTable(left, swapping=swap_notices(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert notice in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
+    assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
@@ -182,7 +182,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
     alone = TableWatch(store, 10.0, 10.0).look()
     assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
     assert alone.status.says.endswith("--to TO shows both")
-    placed(store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((OVER, "postgres://db/orders"),)))
+    placed(store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),)))
     table = TableWatch(store, 10.0, 10.0).look()
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
     says += "; 2 rows that it left here are not shown"

@@ -198,7 +198,7 @@ def _url(url: str) -> None:
     if scheme == "azblob":
         blob._layout(options)
     if scheme == "postgres":
-        postgres.place_of(place, options)
+        postgres.parse_location(place, options)
 
 
 STORES = (

@@ -19,7 +19,7 @@ from waiters import until
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS
-from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, Statements, open_url, place_of
+from leasehold.stores.postgres import CONNECTIONS, PostgresStore, Statements, TableLocation, open_url, parse_location
 from leasehold.stores.protocol import Listing, Lost, Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
@@ -357,17 +357,17 @@ def test_a_refused_connection_says_why(postgres_service: Service, user: str, dat
 @pytest.mark.parametrize(
     ("place", "options", "named"),
     [
-        ("db.example:5433/app", {}, PostgresPlace("db.example", "5433", "app")),
-        ("db.example/app", {"table": "ops.orders"}, PostgresPlace("db.example", "", "app", ("ops", "orders"))),
-        ("/app", {"user": "ann", "sslmode": "require"}, PostgresPlace("", "", "app", user="ann", sslmode="require")),
-        ("[::1]:5432/app", {}, PostgresPlace("::1", "5432", "app")),
-        ("[::1]/app", {}, PostgresPlace("::1", "", "app")),
-        ("a:1,b:2/app", {}, PostgresPlace("a,b", "1,2", "app")),
+        ("db.example:5433/app", {}, TableLocation("db.example", "5433", "app")),
+        ("db.example/app", {"table": "ops.orders"}, TableLocation("db.example", "", "app", ("ops", "orders"))),
+        ("/app", {"user": "ann", "sslmode": "require"}, TableLocation("", "", "app", user="ann", sslmode="require")),
+        ("[::1]:5432/app", {}, TableLocation("::1", "5432", "app")),
+        ("[::1]/app", {}, TableLocation("::1", "", "app")),
+        ("a:1,b:2/app", {}, TableLocation("a,b", "1,2", "app")),
     ],
 )
-def test_a_url_names_a_place(place: str, options: dict[str, str], named: PostgresPlace) -> None:
+def test_a_url_names_a_place(place: str, options: dict[str, str], named: TableLocation) -> None:
     """A worker looks for its leases in the place that the URL names."""
-    assert place_of(place, options) == named
+    assert parse_location(place, options) == named
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
     seen = done(store.write(CreateLease(FULL)))
 
     def robbed() -> None:
-        with store.current() as connection:
+        with store.current_connection() as connection:
             connection.execute("UPDATE leases SET owner = 'ann'")
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)

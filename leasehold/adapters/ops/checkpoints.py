@@ -21,7 +21,7 @@ from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLE
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Done, Lost, Outcome, Store
-from leasehold.stores.swap import CONTROL, marked
+from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
@@ -88,7 +88,7 @@ def readable(store: Store, which: str) -> tuple[Lease, ...]:
         raise StoreError(f"{which}: lease {bad.key}: {bad.field}: {bad.why}; correct the row, or delete it")
     if any(lease.key == CONTROL for lease in listing.leases):
         raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
-    if moved := sum(map(marked, listing.leases)):
+    if moved := sum(map(is_marked, listing.leases)):
         raise StoreError(
             f"{which}: leasehold swap moved {moved} of these leases to another table; name that, once it ends"
         )

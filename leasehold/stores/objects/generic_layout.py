@@ -82,9 +82,9 @@ class ObjectLayout:
         # The latest annotation wins. If counters are equal, the order of these objects decides.
         latest: StampedAnnotations = {}
         for part in ("checkpoint", "ownership", "notes"):
-            for name, note in stamped(parts.fields(part)).items():
-                if note[1] >= latest.get(name, note)[1]:
-                    latest[name] = note
+            for name, stamped_value in stamped(parts.fields(part)).items():
+                if stamped_value[1] >= latest.get(name, stamped_value)[1]:
+                    latest[name] = stamped_value
         annotations = tuple(sorted((name, text) for name, (text, _) in latest.items()))
         counter = whole("counter", ownership.get("counter", "0"))
         return owned(
@@ -95,12 +95,12 @@ class ObjectLayout:
         """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
-            **owner_fields(before, after, lambda _field, word: percent_encoded(word)),
+            **owner_fields(before, after, lambda _field, value: percent_encoded(value)),
             "counter": str(counter),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": _stamp(stored, before, after, counter),
         }
-        return {name: word for name, word in {**stored, **ours}.items() if word}
+        return {name: value for name, value in {**stored, **ours}.items() if value}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new fields of the checkpoint, with the lease's constant fields and its first annotations."""
@@ -111,7 +111,7 @@ class ObjectLayout:
         ours = {field.object: spelled(field.kind, values[field.name]) for field in _CHECKPOINT}
         initial_annotations = {name: (text, 0) for name, text in after.annotations}
         ours["notes"] = stored.get("notes", "") if stored else stamps(initial_annotations)
-        return {name: word for name, word in {**stored, **ours}.items() if word}
+        return {name: value for name, value in {**stored, **ours}.items() if value}
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new fields of the notes object. Changes get the ownership's counter, which does not change."""

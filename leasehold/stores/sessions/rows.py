@@ -192,7 +192,7 @@ def session_fields(session: Session) -> ObjectFields:
         "leases": json.dumps(entries, separators=(",", ":")),
         "touched": json.dumps(sorted(session.touched)) if session.touched else "",
     }
-    return {name: word for name, word in {**session.stored.fields, **ours}.items() if word}
+    return {name: value for name, value in {**session.stored.fields, **ours}.items() if value}
 
 
 def _short(entry: SessionEntry) -> list[object]:
@@ -229,9 +229,9 @@ def _session(stored: Stored) -> Session:
 def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
     match items:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
-            sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
+            sub, token, frozen = rest + [0, "", ""][len(rest) :]
             checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
-            return SessionEntry(epoch, checkpoint, text("leases", frozen_as))
+            return SessionEntry(epoch, checkpoint, text("leases", frozen))
         case _:
             raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
 
@@ -260,7 +260,7 @@ def remarks_of(stored: Stored | None) -> Remarks:
 T = TypeVar("T")
 
 
-def certain(row: T | Malformed) -> T:
+def valid_row(row: T | Malformed) -> T:
     """Return the row. Raises StoreError if it could not be parsed, because no decision may be based on it."""
     if isinstance(row, Malformed):
         raise StoreError(f"row {row.key}: {row.field}: {row.why}; correct the row, or delete it")
@@ -268,7 +268,7 @@ def certain(row: T | Malformed) -> T:
 
 
 @frozen
-class Joint:
+class JoinedLease:
     """A lease joined from its row and the session of its owner.
 
     Attributes:
@@ -306,7 +306,7 @@ class Joint:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
+def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
     If the session was not found, the lease keeps the owner of its row, so it has to expire first. Either the rows were
@@ -319,14 +319,14 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
     remark, weight = remarks.get(lease.key), lease.weight
     if remark is not None and remark.epoch == epoch and row.session:
         annotations |= {
-            name: note
-            for name, note in remark.annotations.items()
-            if name not in annotations or note[1] > annotations[name][1]
+            name: stamped_value
+            for name, stamped_value in remark.annotations.items()
+            if name not in annotations or stamped_value[1] > annotations[name][1]
         }
         weight = remark.weight if remark.weight is not None else weight
-    counted = entry is not None and entry.frozen != "given"
-    version = f"{epoch}.{session.count}" if counted and session else str(epoch)
-    ages = [row.stored.age, *([session.stored.age] if session and counted else [])]
+    accepted = entry is not None and entry.frozen != "given"
+    version = f"{epoch}.{session.count}" if accepted and session else str(epoch)
+    ages = [row.stored.age, *([session.stored.age] if session and accepted else [])]
     named = evolve(
         lease,
         checkpoint=checkpoint,
@@ -335,17 +335,18 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
         idle=min(ages),
         annotations=tuple(sorted((name, value) for name, (value, _) in annotations.items())),
     )
-    stamps_of = {name: stamp for name, (_, stamp) in annotations.items()}
-    joint = Joint(named, row, session, named, stamps_of)
-    if not row.session or session is None or not joint.stopped:
-        return joint
-    return evolve(joint, lease=evolve(named, owner=None, next_owner=None, yields=False))
+    stamp_by_name = {name: stamp for name, (_, stamp) in annotations.items()}
+    joined_lease = JoinedLease(named, row, session, named, stamp_by_name)
+    if not row.session or session is None or not joined_lease.stopped:
+        return joined_lease
+    return evolve(joined_lease, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
-def restamped(joint: Joint, after: Annotations) -> dict[str, int]:
+def restamped(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
     return {
-        name: joint.stamps.get(name, 0) + (joint.named.annotation(name) != value and name in joint.stamps)
+        name: joined_lease.stamps.get(name, 0)
+        + (joined_lease.named.annotation(name) != value and name in joined_lease.stamps)
         for name, value in after
     }
 
@@ -364,7 +365,7 @@ def key_of(name: str) -> str | None:
     return key if key and lease_name(key) == name else None
 
 
-def key_and_epoch(version: str) -> tuple[int, int]:
+def epoch_and_count(version: str) -> tuple[int, int]:
     """Split a version into epoch and count, each -1 if missing."""
     epoch, _, count = version.partition(".")
     return (int(epoch) if epoch.isdigit() else -1), (int(count) if count.isdigit() else -1)
