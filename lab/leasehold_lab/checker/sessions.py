@@ -516,7 +516,9 @@ class SessionModel:
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
-        return snapshot_of(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
+        return snapshot_of(
+            CheckedWorker(name, self.make(cells, sync=_AtOnce(), gather_seconds=0.0, ids=_Ids(name)), moves)
+        )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield everything that may happen next, and the law that it breaks, if any."""
