@@ -363,11 +363,11 @@ class Trail(NamedTuple):
 
     Attributes:
         before: The state before the first row.
-        notes: What each row added to the state, including what the dropped rows just before it added.
+        annotations: What each row added to the state, including what the dropped rows just before it added.
     """
 
     before: SeenRows
-    notes: Sequence[tuple[Note, ...]]
+    annotations: Sequence[tuple[Note, ...]]
 
     def token(self, row: int) -> str:
         """Return the token of this row's position."""
@@ -375,13 +375,13 @@ class Trail(NamedTuple):
 
     def behind(self, row: int) -> "Trail":
         """Return the trail of the rows from this one on."""
-        return Trail(self._until(row), self.notes[row:])
+        return Trail(self._until(row), self.annotations[row:])
 
     def where(self, kept: Sequence[bool | None]) -> "Trail":
         """Return the trail of the rows whose entry in `kept` is true."""
         filtered, pending = list[tuple[Note, ...]](), tuple[Note, ...]()
-        for keep, notes in zip(kept, self.notes, strict=True):
-            pending += notes
+        for keep, annotations in zip(kept, self.annotations, strict=True):
+            pending += annotations
             if keep:
                 filtered.append(pending)
                 pending = ()
@@ -389,7 +389,7 @@ class Trail(NamedTuple):
 
     def _until(self, row: int) -> SeenRows:
         seen = self.before.copy()
-        for tag, position in chain.from_iterable(self.notes[:row]):
+        for tag, position in chain.from_iterable(self.annotations[:row]):
             seen.note(tag, position)
         return seen
 
