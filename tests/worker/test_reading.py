@@ -495,7 +495,7 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     harness.store.down = True
     harness.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
-    reading._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
+    reading.consumer._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
     harness.rob()
     harness.until_over(reading)
