@@ -31,7 +31,7 @@ PUBLIC = {
         "a reader of shards asks them what to read and what to create": "children_to_create readable",
         "a log tells whose renewals are slow": "slow_owners",
         "a rule set of one's own derives from it": "RuleSet",
-        "fields of `Me`, `Lease` and `Shard` have these types": "HASH_KEYS HashRange History Hole Notes Version",
+        "fields of `Me`, `Lease` and `Shard` have these types": "HASH_KEYS HashRange History Hole Annotations Version",
     },
     "leasehold.stores": {
         "a table is opened by its URL": "open_both open_store",

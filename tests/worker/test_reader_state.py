@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.reader_state import (
     ReaderState,
     RequestFinalCheckpoint,
 )
-from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
+from leasehold.adapters.sources.protocol import REJECTION_RETRIES, Batch, TransientRejection
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
 from leasehold.errors import SourceError
 
@@ -95,9 +95,9 @@ def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() 
     state, fault = state_of(), TransientRejection("the token is new")
 
     def tries() -> int:
-        return sum(state.rejected(fault, 0.0) is not None for _ in range(REJECTED_TRIES + 2))
+        return sum(state.rejected(fault, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
 
-    assert tries() == REJECTED_TRIES
+    assert tries() == REJECTION_RETRIES
     state.step_done()
     state.answered(Batch((), None, None, 1.0, fault="no response"))
     assert tries() == 0

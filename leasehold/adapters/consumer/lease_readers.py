@@ -98,7 +98,7 @@ class LeaseReaders:
             if not self.taking:
                 # A lease reader is still created, which releases the lease.
                 holding.ask_release()
-            if self._wall is not None and self._worker.store.capabilities.free_notes:
+            if self._wall is not None and self._worker.store.capabilities.free_annotations:
                 # If annotations are not free, each would cost a write and look like a renewal to other workers (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open is not None:

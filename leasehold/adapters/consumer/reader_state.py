@@ -40,7 +40,7 @@ from typing import Literal
 from attrs import frozen
 
 from leasehold.adapters.consumer.cursor import Cursor, CursorOrder, OpenReader, ReadBatch, ReleaseAt
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Rejections
 from leasehold.balancer.model import Position
 from leasehold.errors import SourceError
@@ -199,7 +199,7 @@ class ReaderState:
     def rejected(self, fault: SourceError, now: float) -> float | None:
         """Note that the source rejected a request; return when to try again, or None if that will not help."""
         # Only reading pauses: the lease can still be released in the meantime.
-        return self.rest(now + self._rejected.next()) if self._rejections.may_pass(fault) else None
+        return self.rest(now + self._rejected.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:
         """Note that a step had no fault."""

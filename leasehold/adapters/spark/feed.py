@@ -272,7 +272,7 @@ class ShardPrefetcher(ConsumerPort):
                 self._shared.changed.notify_all()
             self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
             self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
-            self._shared.undecided += batch.undecided
+            self._shared.undecided += batch.possible_duplicates
             if chunk is not None or batch.behind_seconds is not None:
                 self._shared.answers += 1
                 self._shared.read.add(self.key)
