@@ -30,7 +30,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK, OVER, signs_of_swap
+from leasehold.stores.swap import CONTROL, MARK, MOVED_TO, swap_notices
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import done, placed
 
@@ -165,11 +165,11 @@ def test_a_table_of_a_swap_says_so() -> None:
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left, swapping=signs_of_swap(left)))
+        in text(WatchedTable(left, swapping=swap_notices(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert notice in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
+    assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
@@ -177,12 +177,12 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
     """The rows that are left are no leases that nobody reads, and the table alone does not tell how the group is."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
-    placed(store, Lease("s-0", owner=f"{MARK}east-1", notes=((NOTE, stale.note),)))
+    placed(store, Lease("s-0", owner=f"{MARK}east-1", annotations=((NOTE, stale.note),)))
     placed(store, Lease("s-1", owner=f"{MARK}east-1"))
     alone = TableWatch(store, 10.0, 10.0).look()
     assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
     assert alone.status.says.endswith("--to TO shows both")
-    placed(store, Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, "postgres://db/orders"),)))
+    placed(store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),)))
     table = TableWatch(store, 10.0, 10.0).look()
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
     says += "; 2 rows that it left here are not shown"
@@ -212,7 +212,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
             next_owner_idle=0.5,
             leaving=True,
             epoch=7,
-            notes=(("a", "1"),),
+            annotations=(("a", "1"),),
         ),
     ],
 )
@@ -348,7 +348,7 @@ def test_check_ends_with_the_status_as_a_number(
 ) -> None:
     """A script can tell a fleet that is dead from one that is well."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", notes=() if seconds_ago is None else told(seconds_ago, **more)))
+    placed(store, Lease("s-0", owner="ann", annotations=() if seconds_ago is None else told(seconds_ago, **more)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
@@ -362,7 +362,7 @@ def test_check_ends_with_the_status_as_a_number(
 def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
     """Seconds after a kill, a look does not say OK because of what the owner wrote when it was alive."""
     store, passed = MemoryStore(), [0.0]
-    row = [placed(store, Lease("s-0", owner="ann", notes=told(7.0)))]
+    row = [placed(store, Lease("s-0", owner="ann", annotations=told(7.0)))]
 
     def wait(for_seconds: float) -> None:
         passed[0] += for_seconds
@@ -376,7 +376,7 @@ def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str,
 def test_the_command_says_that_a_lease_was_not_renewed(tmp_path: Path) -> None:
     """The exit status of the command after a kill is not 0, and neither are those of its other forms."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", notes=told(7.0, lease=1.0)))
+    placed(store, Lease("s-0", owner="ann", annotations=told(7.0, lease=1.0)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)

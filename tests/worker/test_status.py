@@ -38,7 +38,7 @@ LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 def row(reach: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, notes=() if reach is None else ((NOTE, reach.note),))
+    return Lease("s-0", owner=owner, idle=idle, annotations=() if reach is None else ((NOTE, reach.note),))
 
 
 LONE = "a owns it and has not been heard of"
@@ -147,7 +147,7 @@ def test_the_status_of_a_lease_by_one_look(lease: Lease, watched: float, status:
 def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
     """A finished lease whose shard is open is not "finished", and a child of a long shard is not "unread"."""
     says = "its shard is open, and has no children"
-    ended, late = Lease("s-0", checkpoint=SHARD_END, notes=((CONTRADICTION, says),)), row(LATE)
+    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, says),)), row(LATE)
     statuses = statuses_of([ended], {}, NOW, 10.0)
     assert statuses == {"s-0": Status("UNREAD", says)}
     child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
@@ -257,7 +257,7 @@ def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
         None,
         "its handler raised KeyError",
     )
-    second = ProgressMeter(Lease("s-0", notes=((NOTE, progress.note),)), "b", 40.0, 10.0)
+    second = ProgressMeter(Lease("s-0", annotations=((NOTE, progress.note),)), "b", 40.0, 10.0)
     assert second.progress(45.0, NOW + 45).done == NOW
     second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
     second.working(46.0)
@@ -282,7 +282,9 @@ def test_a_reading_that_failed_is_no_reading() -> None:
     assert (progress.behind, progress.end, progress.fault) == (99.0, False, "asked to slow down")
     meter.excused("its parents are not done", 101.0)
     assert (meter.progress(101.0, NOW).fault, meter.progress(101.0, NOW).done) == ("", NOW)
-    assert progress_of(Lease("s-0", notes=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(101.0, NOW)
+    assert progress_of(Lease("s-0", annotations=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(
+        101.0, NOW
+    )
 
 
 def test_a_long_fault_is_cut() -> None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
 
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
@@ -244,7 +244,7 @@ class Holdings:
         """Claim the lease as seen; return None if it is held now or is gone, otherwise the stored lease."""
         begun = self._clock()
         # Reading the row instead of claiming it would not do: its giver and its next owner could both own the lease.
-        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
+        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.answered()
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
@@ -291,7 +291,7 @@ class Cooldown:
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
             # A row of another incarnation of the stream stands for other records, which have not failed yet.
-            same = incarnation in {None, action.lease.note(INCARNATION)}
+            same = incarnation in {None, action.lease.annotation(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
                 allowed.append(action)
         return tuple(allowed)
