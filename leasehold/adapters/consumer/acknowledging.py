@@ -18,7 +18,7 @@ from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
 from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Next, Ready
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
