@@ -45,6 +45,7 @@ PUBLIC = {
     },
     "leasehold.adapters": {
         "a handler with a policy of its own": "Delivery Handling by_key",
+        "a consumer that acknowledges later": "Assignment ShardConsumer",
         "a worker beside a loop of one's own": "Runner Worker",
         "what `leasehold.run` opens by a URL": "dead_letters open_source",
     },

@@ -39,7 +39,7 @@ from leasehold.adapters.inputs import (
 )
 from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
 from leasehold.adapters.options import MIB, Options, checked, options_of
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.worker import Worker

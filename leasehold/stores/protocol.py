@@ -6,7 +6,8 @@ Every store follows four rules:
    the planner saw it.
 2. A rejected write is not an exception. It returns `Lost` with the lease as it is stored now.
 3. A store never returns `Done` if it does not know the outcome. It raises `OutcomeUnknown`, and the caller's next
-   consistent read shows what happened.
+   consistent read shows what happened. Any other `StoreError`, and `NotWritten`, mean that the service has responded,
+   so the write can no longer be applied later.
 4. Attributes that the store does not understand survive every write.
 
 Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
@@ -171,6 +172,8 @@ class Store(Protocol):
 
         Raises:
             OutcomeUnknown: If the store does not know which of the two happened.
+            NotWritten: If the service cannot write now, and has written nothing.
+            StoreError: If the service rejects the request itself, for example because a right is missing.
         """
 
     def close(self) -> None:

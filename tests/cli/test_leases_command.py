@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
-from leasehold.adapters.cli.leases import _json, app, keyed, known, readings
+from leasehold.adapters.cli.leases import _json, app, keyed, known, readings, settled
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, question
@@ -334,12 +334,12 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
 @pytest.mark.parametrize(
     ("seconds_ago", "more", "status", "says"),
     [
-        (5.0, {}, 0, "; OK\n"),
+        (1.0, {}, 0, "; OK\n"),
         (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
-        (5.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
-        (5.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
-        (5.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
-        (5.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
+        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (1.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
+        (1.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
+        (1.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
         (500.0, {}, 8, "ORPHAN s-0: ann owns it and has not been heard of for "),
     ],
 )
@@ -356,6 +356,30 @@ def test_check_ends_with_the_status_as_a_number(
     shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
     alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # some time passes between the two
     assert (shown.exit_code, alike[0]) == (0, alike[1])
+
+
+@pytest.mark.parametrize(("renewed", "word", "seconds"), [(True, "OK", 3.0), (False, "UNKNOWN", 8.0)])
+def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
+    """Seconds after a kill, a look does not say OK because of what the owner wrote when it was alive."""
+    store, passed = MemoryStore(), [0.0]
+    row = [placed(store, Lease("s-0", owner="ann", annotations=told(7.0)))]
+
+    def wait(for_seconds: float) -> None:
+        passed[0] += for_seconds
+        if renewed and passed[0] > 2:
+            row.append(done(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
+
+    looks = settled(readings(store, 1.0, wait, clock=lambda: passed[0]))
+    assert (next(looks).status.word, passed[0]) == (word, seconds)
+
+
+def test_the_command_says_that_a_lease_was_not_renewed(tmp_path: Path) -> None:
+    """The exit status of the command after a kill is not 0, and neither are those of its other forms."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, Lease("s-0", owner="ann", annotations=told(7.0, lease=1.0)))
+    store.close()
+    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)
 
 
 def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:

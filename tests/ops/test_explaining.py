@@ -227,7 +227,7 @@ TOLD = Progress(
             Progress(NOW - 9, "z"),
             (
                 "z, who had it before, told of its reading 9.0 s ago",
-                "how far behind it was, nobody knows; it was never read by it",
+                "how far behind it was, nobody knows; it has not been read since it came to z",
             ),
         ),
         (None, ("its row tells nothing of its reading",)),

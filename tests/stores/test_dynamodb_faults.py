@@ -16,7 +16,7 @@ from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
-from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.aws_calls.connections import CompleteResponse, ResponseTimeout
 from leasehold.stores.aws_calls.connections import KeptConnections as DirectCallsLine
 from leasehold.stores.dynamodb.cells import DynamoCells
@@ -214,10 +214,10 @@ def test_a_throttled_write_is_sent_again(store: DynamoStore, line: Line, code: s
     assert line.sent == ["PutItem"] * 3
 
 
-def test_a_write_throttled_for_long_is_an_unknown_outcome(store: DynamoStore, line: Line) -> None:
-    """A worker neither waits forever nor takes the rejection for a lost lease."""
+def test_a_write_throttled_for_long_was_not_written(store: DynamoStore, line: Line) -> None:
+    """A worker neither waits forever, nor takes the rejection for a lost lease or for a write that may come later."""
     line.answers = [reply(400, "ThrottlingException")] * 3
-    with pytest.raises(OutcomeUnknown, match="ThrottlingException"):
+    with pytest.raises(NotWritten, match="ThrottlingException"):
         store.write(CreateLease(Lease(KEY)))
     assert line.answers == []
 

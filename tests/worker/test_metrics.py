@@ -16,8 +16,8 @@ from waiters import Clock
 
 from leasehold.adapters.consumer import metrics
 from leasehold.adapters.consumer.exporting import exporting
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.metrics import WorkerMetrics
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
@@ -52,7 +52,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     assert told(reader) == {("worker_leases", "a-1"): 0, ("rows_remade", "a-1"): 0, ("contradictions", "a-1"): 0}
     ours.run(60)
-    reading = LeaseReader(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
+    reading = handler_reader(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
     for _ in range(3):
         clock.now = reading.step(clock.now)
     assert told(reader) == {

@@ -5,8 +5,8 @@ from attrs import evolve
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.progress import (
@@ -283,7 +283,7 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     ours.run(60)
     holding = ours.worker.holdings[0]
     holding.progress.tell("vm-7", lambda: NOW, clock.now)
-    reading = LeaseReader(ours.worker, holding, Handling(lambda _batch: None))
+    reading = handler_reader(ours.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reading.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reading_bench import MINIMAL, ReaderHarness, data
 from virtual_fleet import KCL, FaultySource
 
+from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lifecycle import ReadingStart
 from leasehold.adapters.sources.deduplication import SeenRows, Tag, inherited
@@ -495,7 +496,8 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     harness.store.down = True
     harness.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
-    reading._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
+    assert isinstance(reading.consumer, HandlerConsumer)
+    reading.consumer._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
     harness.rob()
     harness.until_over(reading)

@@ -17,6 +17,7 @@ from leasehold.adapters.consumer.status import (
     LeaseLag,
     Status,
     asked,
+    confirmed,
     fleet_lag,
     group_status,
     lags_of,
@@ -84,6 +85,7 @@ class WatchedTable:
         swap: Where the leases are, if both tables of a swap were read.
         swapping: Sentences about a swap that is in progress, or by which the table's leases have left.
         left: The rows that a finished swap has left here, whose leases are in another table.
+        confirmed: Whether every lease that is OK is known to have a living owner. If not, look again.
     """
 
     leases: tuple[Lease, ...]
@@ -98,6 +100,7 @@ class WatchedTable:
     swap: LeasePlaces | None = None
     swapping: tuple[str, ...] = ()
     left: tuple[Lease, ...] = ()
+    confirmed: bool = True
 
     @property
     def unended(self) -> tuple[Lease, ...]:
@@ -171,7 +174,8 @@ class TableWatch:
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
         swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
-        watched_for = ended - self._first
+        watched_for, window = ended - self._first, self._window.seconds
+        known = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
         return WatchedTable(
             rows,
             self._watch.history,
@@ -183,6 +187,7 @@ class TableWatch:
             swap=swap,
             swapping=swapping,
             left=left,
+            confirmed=known,
         )
 
 

@@ -187,7 +187,7 @@ class SeenRows:
     at: Position | None = None
     _text: str | None = field(default=None, eq=False)
     _until: dict[tuple[str, int], int] = field(factory=dict, eq=False)
-    _undecided: int = field(default=0, eq=False)
+    _possible_duplicates: int = field(default=0, eq=False)
 
     def __bool__(self) -> bool:
         return any(queries for _, queries in self.pieces)
@@ -214,14 +214,14 @@ class SeenRows:
             log.warning(text, tag.query, tag.run, tag.batch, latest)
             self._until = {**self._until, (tag.query, tag.run): latest}
         if self._until and tag.batch <= self._until.get((tag.query, tag.run), -1):
-            self._undecided += 1
+            self._possible_duplicates += 1
         self.note(tag, position)
         return False
 
-    def undecided(self) -> int:
+    def take_possible_duplicates(self) -> int:
         """Return how many possible duplicates were kept since the last call."""
-        count, self._undecided = self._undecided, 0
-        return count
+        possible_duplicates, self._possible_duplicates = self._possible_duplicates, 0
+        return possible_duplicates
 
     def note(self, tag: Tag, position: Position) -> None:
         """Record a new row. Its number counts for the hash keys of its span (W1), its batch for all hash keys (W2)."""
@@ -255,7 +255,7 @@ class SeenRows:
     def copy(self) -> Self:
         """Return an independent copy."""
         pieces = [(last, _copied(queries)) for last, queries in self.pieces]
-        return type(self)(pieces, self.at, self._text, self._until, self._undecided)
+        return type(self)(pieces, self.at, self._text, self._until, self._possible_duplicates)
 
     @property
     def token(self) -> str:

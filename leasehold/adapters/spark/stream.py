@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
 from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows

@@ -16,9 +16,9 @@ from attrs import evolve
 from leasehold.adapters.inputs import said_moment
 from leasehold.adapters.sources.protocol import (
     Identified,
+    MultiStream,
     Rejections,
     Selective,
-    Several,
     Source,
     foreign_as_unavailable,
 )
@@ -288,7 +288,7 @@ class Discovery:
             if present != self._bound and created_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
-            passing = isinstance(fault, SourceUnavailable) or self._rejections.may_pass(fault)
+            passing = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
             # A rejection before any successful listing: a name or a permission is wrong, and waiting does not help.
             if not (self.answered or passing):
                 raise
@@ -300,7 +300,7 @@ class Discovery:
             raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
         self.incarnation = present
         self.answered, self._next = True, now + self._safety_seconds
-        if isinstance(self._source, Several) and self._source.unlisted is not None:
+        if isinstance(self._source, MultiStream) and self._source.unlisted is not None:
             self._missed("the shards of a stream could not be listed", self._source.unlisted, passing=True)
         else:
             if self._fault:

@@ -23,7 +23,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
-from leasehold.errors import NotWritten, StoreError, WorkerError
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError, WorkerError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import ClaimLease
@@ -165,8 +165,9 @@ class Holdings:
             begun: When the write began.
             claimed: Whether it was a claim, which is repeated.
         """
-        if isinstance(fault, NotWritten):
-            # Nothing can be applied later, so there is no reason to rest.
+        if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
+            # The store has responded, so nothing can be applied later, and there is no reason to rest. If a write in
+            # several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
             self.not_written = True
             return
         if claimed:

@@ -85,6 +85,9 @@ SILENT_SECONDS = 30.0
 RENEWED = 0.6
 """A fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
 
+LATE = 0.8
+"""A fraction of `lease_seconds` within which a renewal is done that failed once and was tried again."""
+
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, to count as falling behind."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from attrs import evolve
 
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Named, Source
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.annotations import Identity

@@ -49,7 +49,7 @@ from tenacity import (
 )
 
 from leasehold.balancer.model import Lease
-from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, region_hint, session_of
 from leasehold.stores.aws_calls.pages import UnparsedRows, page_of
 from leasehold.stores.deadlines import bound_client
@@ -185,15 +185,19 @@ def connect(
 
 
 @contextmanager
-def translated(table: str) -> Iterator[None]:
-    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help."""
+def translated(table: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
+
+    A `writing` request that is throttled raises NotWritten, because the service rejects it before it does anything.
+    """
     try:
         yield
     except ClientError as error:
         code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
-            raise OutcomeUnknown(f"{table}: {code}: {message}") from error
+            kind = NotWritten if writing and code in THROTTLED else OutcomeUnknown
+            raise kind(f"{table}: {code}: {message}") from error
         advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
         raise StoreError(f"{table}: {code}: {advice}") from error
     except NoRegionError as error:
@@ -532,7 +536,7 @@ class DynamoStore:
             call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, may_be_rejected: bool = False
         ) -> Mapping[str, Any]:
             rejection: ClientError | None = None
-            with translated(self._table):
+            with translated(self._table, writing=may_be_rejected):
                 try:
                     return unless_throttled(call, arguments)
                 except ClientError as error:
@@ -553,7 +557,7 @@ class DynamoStore:
             part = "Item" if "Item" in request else "Key"
             request = {**request, part: {**request[part], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
-        with translated(self._table):
+        with translated(self._table, writing=True):
             try:
                 response: Mapping[str, Any] = unless_throttled(call, arguments)
                 check_response(arguments, response)

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from attrs import evolve
 
-from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
+from leasehold.adapters.sources.call_timeouts import PENDING_CHECK_SECONDS, CallTimeouts, ResponsePending, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.bulletin import CALL
@@ -430,16 +430,16 @@ class DistantReader:
 
     def __init__(self, client: StreamClient, reader: Reader) -> None:
         self._client, self._reader = client, reader
-        self._patience = CallPatience(client.clients)
+        self._timeouts = CallTimeouts(client.clients)
 
     def read(self) -> Batch:
         """Return the next records. If the stream may be slow, wait for them as a reader of Kinesis does."""
         if not self._client.may_be_slow:
             return self.read_once()
         try:
-            batch: Batch = self._patience.ask("read", reader=self)
-        except StillAsked:
-            return Batch((), None, None, LOOK_SECONDS, fault="not answered yet")
+            batch: Batch = self._timeouts.try_call("read", reader=self)
+        except ResponsePending:
+            return Batch((), None, None, PENDING_CHECK_SECONDS, fault="not answered yet")
         except SourceUnavailable as fault:
             return Batch((), None, None, AGAIN_SECONDS, fault=str(fault))
         return batch
