@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import Note, Trail
+from leasehold.adapters.sources.deduplication import NewRow, Trail
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
@@ -153,7 +153,7 @@ class ArrowPoller(Poller):
         }
         # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
         before, seen = self._seen, self._seen.copy()
-        is_new, notes = list[bool](), list[tuple[Note, ...]]()
+        is_new, notes = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
