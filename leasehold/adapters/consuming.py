@@ -48,7 +48,7 @@ from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.printable import did_you_mean, escaped, said
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import SwapStore, open_tables, tables_apart
+from leasehold.stores.swap import SwapStore, check_tables_differ, open_tables
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
@@ -203,7 +203,7 @@ def consumption(
             raise ValueError(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
-        tables_apart(leases, to, named("to"))
+        check_tables_differ(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
         function = _function(handler, given, named)

@@ -116,7 +116,7 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
 
 
 def _given_up(lease: Lease, wanted: Range) -> bool:
-    return lease.note(UNREAD) == text_of(wanted)
+    return lease.annotation(UNREAD) == text_of(wanted)
 
 
 def _leases(wanted: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:

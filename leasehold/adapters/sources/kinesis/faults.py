@@ -20,7 +20,7 @@ from botocore.exceptions import (
 
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint
+from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, region_hint
 from leasehold.stores.printable import said
 
 
@@ -107,7 +107,7 @@ def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterat
     """
     try:
         yield
-    except (*ODD_ANSWER, ValueError) as error:
+    except (*PARSE_ERRORS, ValueError) as error:
         message = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(error)}"
         raise SourceUnavailable(message) from error
 

@@ -479,9 +479,9 @@ def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -
             "GetRecords",
             packed(question | named),
             CBOR,
-            read=plain_answer_of,
-            by_boto=lambda: by_boto(**question),
-            again=True,
+            parse=plain_answer_of,
+            boto3_call=lambda: by_boto(**question),
+            repeatable=True,
         )
 
     _change(client, calls, get_records=get_records)
@@ -509,9 +509,9 @@ def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None)
             "PutRecords",
             packed(question | named),
             CBOR,
-            read=_results,
-            by_boto=lambda: by_boto(**question),
-            again=False,
+            parse=_results,
+            boto3_call=lambda: by_boto(**question),
+            repeatable=False,
         )
 
     _change(client, calls, put_records=put_records)
