@@ -10,7 +10,7 @@ from azure.eventhub._pyamqp.aio import _connection_async
 from hub_steps import Here, collected, texts
 
 from leasehold.adapters.sources.event_hubs.access import http_proxy_of
-from leasehold.adapters.sources.event_hubs.poller import Background, open_url
+from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold_lab.standins.node import HOST, free_port
 
@@ -35,14 +35,14 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
         going.close()
         return socket
 
-    port, loop = free_port(), Background()
+    port, loop = free_port(), BackgroundLoop()
     application = web.Application()
     application.router.add_get(PATH, carry)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
-    loop.ask(runner.setup())
-    loop.ask(web.TCPSite(runner, HOST, port).start())
+    loop.run(runner.setup())
+    loop.run(web.TCPSite(runner, HOST, port).start())
     yield port, protocols
-    loop.ask(runner.cleanup())
+    loop.run(runner.cleanup())
     loop.close()
 
 
