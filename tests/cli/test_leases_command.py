@@ -362,7 +362,7 @@ def test_check_ends_with_the_status_as_a_number(
 def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
     """Seconds after a kill, a look does not say OK because of what the owner wrote when it was alive."""
     store, passed = MemoryStore(), [0.0]
-    row = [placed(store, Lease("s-0", owner="ann", notes=told(7.0)))]
+    row = [placed(store, Lease("s-0", owner="ann", annotations=told(7.0)))]
 
     def wait(for_seconds: float) -> None:
         passed[0] += for_seconds
@@ -376,7 +376,7 @@ def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str,
 def test_the_command_says_that_a_lease_was_not_renewed(tmp_path: Path) -> None:
     """The exit status of the command after a kill is not 0, and neither are those of its other forms."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", notes=told(7.0, lease=1.0)))
+    placed(store, Lease("s-0", owner="ann", annotations=told(7.0, lease=1.0)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)

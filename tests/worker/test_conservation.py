@@ -16,7 +16,7 @@ from virtual_fleet import FaultySource, FaultyStore, Kept, ManualExecutor, four_
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
-from leasehold.adapters.consumer.handler_consumer import handler_reader
+from leasehold.adapters.consumer.handler_consumer import HandlerConsumer, handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.memory import RECORD_BYTES, MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
@@ -205,7 +205,9 @@ class Conservation(RuleBasedStateMachine):
     @property
     def letters(self) -> bool:
         """Whether records may be dead-lettered."""
-        return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
+        consumer = self.readings[0].consumer
+        assert isinstance(consumer, HandlerConsumer)
+        return consumer._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:
         """Drop everything in whatever state it is, and check that nothing is left."""

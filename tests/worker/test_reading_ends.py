@@ -12,7 +12,7 @@ from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
-from leasehold.adapters.consumer.handler_consumer import MEMORY_SECONDS
+from leasehold.adapters.consumer.handler_consumer import MEMORY_SECONDS, HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, LeaseReader
 from leasehold.adapters.consumer.lifecycle import end
@@ -289,6 +289,7 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
+    assert isinstance(reading.consumer, HandlerConsumer)
     monkeypatch.setattr(reading.consumer._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)

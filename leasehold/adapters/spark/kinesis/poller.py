@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import Note, Trail
+from leasehold.adapters.sources.deduplication import NewRow, Trail
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
@@ -153,7 +153,7 @@ class ArrowPoller(Poller):
         }
         # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
         before, seen = self._seen, self._seen.copy()
-        is_new, annotations = list[bool](), list[tuple[Note, ...]]()
+        is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
@@ -161,10 +161,10 @@ class ArrowPoller(Poller):
             new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
             is_new.append(new)
             if new:
-                annotations.append(() if tag is None else ((tag, position),))
+                new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(annotations))
-        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, annotations)
+        self._dropped.repeated(len(is_new) - len(new_rows))
+        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
         """Drop the rows before the start."""
