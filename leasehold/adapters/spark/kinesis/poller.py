@@ -10,7 +10,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
 from leasehold.adapters.sources.deduplication import NewRow, Trail
-from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
+from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_deaggregated
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS_FROM
@@ -113,7 +113,7 @@ class ArrowPoller(Poller):
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Make columns of records, and return them with the position of the last record, even if it was dropped."""
-        users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
+        users, others = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
         # Dropped records count as seen, otherwise a tail of nothing else could never be checkpointed.
         sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
