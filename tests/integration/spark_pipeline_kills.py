@@ -49,7 +49,7 @@ sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "source
 import kcl_jar
 from faulty_line import Line, Refused, Reset, line
 
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.balancer.model import HASH_KEYS
 from leasehold_lab.demo.child import Child, isolate
@@ -110,7 +110,7 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
                     sys.stdout.flush()
             return False
 
-        supervise(start, ending=ending)
+        supervise(start, should_stop=ending)
     return 0
 
 
@@ -357,7 +357,7 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
             writer = writer.format("parquet").option("path", str(folder / "end")).queryName("end")
             return writer.option("checkpointLocation", str(folder / "end-progress")).trigger(availableNow=True).start()
 
-        begun(start).awaitTermination()
+        start_query(start).awaitTermination()
         rows = spark.read.parquet(str(folder / "end"))
         number = f.lpad("sequenceNumber", 60, "0")
         collected = rows.orderBy(number, "subSequenceNumber").select("partitionKey", "data").collect()

@@ -13,7 +13,7 @@ from stepped_loop import Stepped, a_reader, stepped
 
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
-from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.options import OptionReader, parse_lease_options
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
 
@@ -87,7 +87,7 @@ def texts(prefix: str, count: int) -> list[str]:
 def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
     """Return a function that makes such a Spark over these shards."""
     stepped(monkeypatch)
-    monkeypatch.setattr("leasehold.adapters.spark.stream.TELLS_AVAILABLE_NOW", False)
+    monkeypatch.setattr("leasehold.adapters.spark.query_run.HAS_AVAILABLE_NOW", False)
     return lambda **records: OlderSpark(Stream(records))
 
 
@@ -149,8 +149,8 @@ def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older:
 
 def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query of a slice cannot end here, because such a Spark asks for one batch only."""
-    monkeypatch.setattr("leasehold.adapters.spark.leased_source.TELLS_AVAILABLE_NOW", False)
-    options = lease_options(Given({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
+    monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
+    options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
     spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this Spark does not tell a query when to end"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
@@ -161,8 +161,8 @@ def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
     code = (
         "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"
-        "from leasehold.adapters.spark import compat, leased_source, sink, stream\n"
-        "assert not compat.TELLS_AVAILABLE_NOW\n"
+        "from leasehold.adapters.spark import compat, leased_source, query_run, sink\n"
+        "assert not compat.HAS_AVAILABLE_NOW\n"
         "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceStreamWriter))\n"
         "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceArrowWriter))\n"
         "assert sink.StreamSinkWriter.commit is datasource.DataSourceStreamWriter.commit\n"

@@ -28,7 +28,7 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
     for shard in place.stream.records:
         stolen(query.store, shard)
     loop = query.reader._run._loop  # type: ignore[union-attr]  # noqa: SLF001  what it holds
-    query.until(lambda _: not loop._feeds)  # noqa: SLF001  likewise
+    query.until(lambda _: not loop._prefetchers)  # noqa: SLF001  likewise
     with caplog.at_level(logging.WARNING):
         loop.commit({shard: Position("1") for shard in place.stream.records})
     shown = ", ".join(f"shard-{number}" for number in range(5))

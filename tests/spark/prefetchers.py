@@ -6,13 +6,13 @@ from threading import Condition
 from attrs import Factory, define
 from fake_stream import Stream
 
-from leasehold.adapters.spark.feed import (
+from leasehold.adapters.spark.kinesis.options import MIN_INTERVAL_MS
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.prefetcher import (
     ReadAheadPace,
     ReadAheadState,
     ShardPrefetcher,
 )
-from leasehold.adapters.spark.kinesis.options import LEAST_MS
-from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -33,7 +33,7 @@ class Hands:
         """Do nothing; the test releases leases."""
 
 
-def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
+def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
     """Return a pace without limits."""
     return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
@@ -56,4 +56,4 @@ def a_feed(
 
 def an_ahead() -> ReadAheadState:
     """Return the state for one feed that begins where its lease says."""
-    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
+    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, held_count=1)

@@ -1,9 +1,9 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
 The runner calls `ShardPrefetcher.step` in a thread of its own, one step of a shard at a time. Spark's main thread reads
-what is buffered (`held`, `waiting`), takes rows out of the buffer (`take`), and reports what Spark has committed
-(`commit`). One condition in `ReadAheadState` guards the state that both threads use. Rows are Arrow rows from the
-source on, and are cut at any row without copying. `Columns` returns the position of any row.
+what is buffered (`range_start`, `buffered`), takes rows out of the buffer (`take`), and reports what Spark has
+committed (`commit`). One condition in `ReadAheadState` guards the state that both threads use. Rows are Arrow rows from
+the source on, and are cut at any row without copying. `Columns` returns the position of any row.
 
 Rule 1: a step reads at most once, and only if there is room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
@@ -31,7 +31,7 @@ from leasehold.adapters.consumer.reader_driver import ReaderDriver
 from leasehold.adapters.consumer.reader_state import ReaderOrder
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
-from leasehold.adapters.spark.offsets import Held
+from leasehold.adapters.spark.offsets import RangeStart
 from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
 from leasehold.adapters.worker.holding import Holding
@@ -74,9 +74,9 @@ class ReadAheadState:
         committed: Returns how far Spark has committed a lease, or None.
         ending: Whether everything must be released now.
         only_now: Whether to stop at the records that exist when reading begins (AvailableNow).
-        feeds: How many shards are held.
+        held_count: How many shards are held.
         measure: Receives each response.
-        answers: How many reads were answered, empty responses included.
+        answered_reads: How many reads were answered, empty responses included.
         undecided: How many rows were read that a Spark sink may have written before, with no way to know.
         read: The shards that were read successfully in this run.
         closed: Returns the shards that are known to be closed.
@@ -88,9 +88,9 @@ class ReadAheadState:
     committed: Callable[[str], Position | None]
     ending: bool = False
     only_now: bool = False
-    feeds: int = 0
+    held_count: int = 0
     measure: Measure = lambda _holding, _batch: None
-    answers: int = 0
+    answered_reads: int = 0
     undecided: int = 0
     read: set[str] = Factory(set)
     closed: Callable[[], Collection[str]] = tuple
@@ -103,19 +103,23 @@ class ShardPrefetcher(ReaderDriver):
         worker: The worker.
         holding: Its lease.
         shared: The state shared with the other prefetchers.
-        left: Called with this prefetcher when it is finished.
+        on_finished: Called with this prefetcher when it is finished.
     """
 
     def __init__(
-        self, worker: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
+        self,
+        worker: ReadingWorker,
+        holding: Holding,
+        shared: ReadAheadState,
+        on_finished: Callable[["ShardPrefetcher"], None],
     ) -> None:
         super().__init__(worker, holding, "commits", EXCLUDED_SECONDS)
-        self.key, self._shared, self._left = holding.key, shared, left
+        self.key, self._shared, self._on_finished = holding.key, shared, on_finished
         self._behind = False  # whether the last response says that much more is there
         self._buffer = RowBuffer(shared.pace.columns)
-        self._held: Held | None = None  # the last value of `held`
-        self._done: Position | None = None  # committed by Spark, not yet written
-        self._given = False
+        self._range_start: RangeStart | None = None  # the last value of `range_start`
+        self._unwritten: Position | None = None  # committed by Spark, not yet written
+        self._rows_taken = False
         self._tip = ShardTip(holding.key)
 
     # For planning batches; call these with `shared.changed` held
@@ -126,16 +130,16 @@ class ShardPrefetcher(ReaderDriver):
         return self._state.begun
 
     @property
-    def held(self) -> Held | None:
+    def range_start(self) -> RangeStart | None:
         """The shard as the next batch may take it, or None if no batch may take it."""
         if not self.opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
-        if self._held is None or self._held.begins is not self._cursor.delivered:
-            self._held = Held(self.holding.epoch, self._cursor.delivered)
-        return self._held
+        if self._range_start is None or self._range_start.begins is not self._cursor.delivered:
+            self._range_start = RangeStart(self.holding.epoch, self._cursor.delivered)
+        return self._range_start
 
     @property
-    def waiting(self) -> tuple[int, int]:
+    def buffered(self) -> tuple[int, int]:
         """The number of rows and bytes read ahead."""
         # A position without rows counts as one row. If it were never planned, it would never be committed, and after
         # each start the records that were dropped would be read again.
@@ -147,7 +151,7 @@ class ShardPrefetcher(ReaderDriver):
         return self._behind and not self._tip.reached and not self._full
 
     @property
-    def read_up(self) -> bool:
+    def caught_up(self) -> bool:
         """Whether an AvailableNow query has read everything that was there when reading began."""
         return self._tip.reached
 
@@ -159,7 +163,7 @@ class ShardPrefetcher(ReaderDriver):
     @property
     def _writable(self) -> Position | None:
         """The position that Spark has committed and that may be written now (rule 4), if the lease lacks it."""
-        return self._done if self.opened and (self._cursor.over or self.key in self._shared.read) else None
+        return self._unwritten if self.opened and (self._cursor.over or self.key in self._shared.read) else None
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """Remove and return the next rows within both limits."""
@@ -167,12 +171,12 @@ class ShardPrefetcher(ReaderDriver):
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
             # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
-            self._given = True
+            self._rows_taken = True
         return chunk
 
     def commit(self, position: Position) -> None:
         """Note that Spark has committed everything up to this position."""
-        self._done = position
+        self._unwritten = position
 
     def _waits(self, fault: Exception, now: float, due: float, what: str) -> float:
         self._behind = False  # so that no batch waits for a shard that cannot be read
@@ -192,7 +196,7 @@ class ShardPrefetcher(ReaderDriver):
             free=False,
             room=not (leaving or self._blocked(now)),
             # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
-            working=self._given and cursor.out and not self._shared.ending,
+            working=self._rows_taken and cursor.out and not self._shared.ending,
         )
 
     def _idle_until(self, now: float) -> float:
@@ -218,8 +222,8 @@ class ShardPrefetcher(ReaderDriver):
         """Drop the committed position if the lease contains it now."""
         with self._shared.changed:
             # Compare before dropping: Spark may have committed more while the write was under way.
-            if self._done is not None and self._done.order <= self._cursor.committed.order:
-                self._done = None
+            if self._unwritten is not None and self._unwritten.order <= self._cursor.committed.order:
+                self._unwritten = None
             self._shared.changed.notify_all()
 
     def _find_start(self, parents: Mapping[str, Lease]) -> Position | None:
@@ -240,10 +244,10 @@ class ShardPrefetcher(ReaderDriver):
         with self._shared.changed:
             self._cursor.begun_at(start)
             self._state.began()
-            self._tip.heard = now
+            self._tip.last_record_at = now
             # Spark may have committed more while another worker held the lease. Write that as soon as rule 4 allows.
             committed = self._shared.committed(self.key)
-            self._done = None if committed is None or committed.order > start.order else committed
+            self._unwritten = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only that end is left to write
             self.holding.progress.not_awaited()
@@ -253,8 +257,8 @@ class ShardPrefetcher(ReaderDriver):
     def _read(self, now: float) -> float:
         if self._shared.only_now and self._tip.target is None:
             # Ask the source once the shard is opened: records that arrive from here on are for the next run.
-            self._tip.begin(self._worker.source.latest(self.holding.lease), now)
-            self._look(now, behind=None)
+            self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
+            self._update_tip(now, behind=None)
         if self._tip.reached:
             self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_SECONDS
@@ -264,16 +268,16 @@ class ShardPrefetcher(ReaderDriver):
             with self._shared.changed:
                 if chunk is not None:
                     self._buffer.put(chunk)
-                    self._tip.heard = now
+                    self._tip.last_record_at = now
                     # Do not notify of empty responses: each would make the planner look through all shards.
                     self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
                 self._shared.undecided += batch.undecided
                 if chunk is not None or batch.behind_seconds is not None:
-                    self._shared.answers += 1
+                    self._shared.answered_reads += 1
                     self._shared.read.add(self.key)
-                self._look(now, behind=batch.behind_seconds)
+                self._update_tip(now, behind=batch.behind_seconds)
 
         # The position and the rows must move under one lock, otherwise a batch planned in between would skip or repeat
         # some.
@@ -286,15 +290,18 @@ class ShardPrefetcher(ReaderDriver):
         # readers of a shard share its limit.
         return max(now + self._shared.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
-    def _look(self, now: float, *, behind: float | None) -> None:
+    def _update_tip(self, now: float, *, behind: float | None) -> None:
         """Note whether everything that was there at the start has been read."""
-        if self._tip.look(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
+        if self._tip.update(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
             self._shared.read.add(self.key)  # rule 4: it is the same stream
 
     @property
     def _full(self) -> bool:
-        pace, feeds = self._shared.pace, max(1, self._shared.feeds)
-        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # at least 1, so that every shard is read
+        pace, held_count = self._shared.pace, max(1, self._shared.held_count)
+        rows, size = (
+            max(1, pace.rows // held_count),
+            max(1, pace.bytes // held_count),
+        )  # at least 1, so that every shard is read
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
     def _blocked(self, now: float) -> bool:
@@ -309,6 +316,6 @@ class ShardPrefetcher(ReaderDriver):
         self._pull.close()
         with self._shared.changed:
             # Close before notifying: a connection that is still open would get in the next owner's way.
-            self._left(self)
+            self._on_finished(self)
             self._shared.changed.notify_all()
         return math.inf
