@@ -73,7 +73,7 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
         patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
-        patched.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
+        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
             again(place, crash)

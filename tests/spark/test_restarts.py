@@ -171,7 +171,7 @@ def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer
 ) -> None:
     """A nightly job fails on a shard that cannot be read, and does not hang."""
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 1.0)
-    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
+    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
     place.stream.silent.add("a")
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
