@@ -9,7 +9,7 @@ from fake_stream import Mortal, Query, Stream
 from stepped_loop import a_reader, stepped
 from waiters import Clock
 
-from leasehold.adapters.spark.available_now import AvailableNow, HeldShard, ShardTip, flush_due
+from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus, ShardTip, flush_due
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
@@ -18,9 +18,9 @@ from leasehold.stores.writes import DeleteLease, RequestLease
 ME = "me"
 END = Position("SHARD_END")
 IDLE, BUSY, WAITS = (
-    HeldShard(opened=True, idle=True),
-    HeldShard(opened=True, idle=False),
-    HeldShard(opened=False, idle=False),
+    ShardStatus(opened=True, idle=True),
+    ShardStatus(opened=True, idle=False),
+    ShardStatus(opened=False, idle=False),
 )
 Rows = dict[str, Lease]
 
@@ -34,7 +34,7 @@ def lease(key: str, owner: str | None = None, *parents: str, ended: bool = False
 
 
 MERGED = ("c", None, "a", "b")
-CASES: dict[str, tuple[dict[str, HeldShard], Rows, dict[str, str]]] = {
+CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
     "no lease yet, or the lease table was deleted": ({}, {}, {"(all)": "there are no leases yet"}),
     "one shard is still read": ({"a": BUSY}, rows(lease("a", ME)), {"a": "its end is not reached"}),
     "one shard is read up": ({"a": IDLE}, rows(lease("a", ME)), {}),
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[dict[str, HeldShard], Rows, dict[str, str]]] = {
 
 @pytest.mark.parametrize(("feeds", "leases", "left"), CASES.values(), ids=CASES)
 def test_a_shard_is_waited_for_only_where_it_can_go_on_without_a_commit(
-    feeds: dict[str, HeldShard], leases: Rows, left: dict[str, str]
+    feeds: dict[str, ShardStatus], leases: Rows, left: dict[str, str]
 ) -> None:
     """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
     assert AvailableNow(ME).awaited(feeds, leases) == left

@@ -78,7 +78,7 @@ class ShardTip:
 
 
 @frozen
-class HeldShard:
+class ShardStatus:
     """A shard that this query reads.
 
     Attributes:
@@ -99,7 +99,7 @@ class AvailableNow:
         self._alive: set[str] = set()
 
     @staticmethod
-    def unread(held: Mapping[str, HeldShard]) -> Mapping[str, str]:
+    def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
         """Return our shards with more to read or to write (A2), each with the reason."""
         return {
             key: "its end is not reached"
@@ -109,7 +109,7 @@ class AvailableNow:
 
     def awaited(
         self,
-        held: Mapping[str, HeldShard],
+        held: Mapping[str, ShardStatus],
         leases: Mapping[str, Lease],
         listed: Iterable[Shard] = (),
         ended: Collection[str] = (),
@@ -138,7 +138,7 @@ class AvailableNow:
             without_lease, "it has no lease yet"
         )
 
-    def _reason(self, lease: Lease, leases: Mapping[str, Lease], held_shard: HeldShard | None) -> str:
+    def _reason(self, lease: Lease, leases: Mapping[str, Lease], held_shard: ShardStatus | None) -> str:
         if lease.ended:
             return ""
         if lease.owner is None or lease.owner == self._me:

@@ -2,8 +2,8 @@
 
 Spark calls a reader from that process's main thread, one call at a time, and may be busy or blocked for long. Renewals
 and reads continue meanwhile. The runner's threads call `_begin_prefetching` for each new lease and then the `step` of
-its prefetcher. The main thread calls everything else. One condition guards the state that both use. When the query
-ends, leases are released if possible; if not, they expire.
+its reader. The main thread calls everything else. One condition guards the state that both use. When the query ends,
+leases are released if possible; if not, they expire.
 
 If a call from Spark may last long, a `Watchdog` decides when to give up. An AvailableNow query waits for all its
 shards, and a repeated batch waits for its ranges.
@@ -22,9 +22,9 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
+from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus
 from leasehold.adapters.spark.offsets import RangeStart, fair_shares
-from leasehold.adapters.spark.prefetcher import ReadAheadPace, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.prefetcher import ReadAheadPace, ReadAheadState, ShardPrefetcher, prefetching_reader
 from leasehold.adapters.spark.row_buffer import ANY_SIZE
 from leasehold.adapters.spark.rows import Chunk
 from leasehold.adapters.threads import spawn
@@ -270,7 +270,7 @@ class LeaseLoop:
         """
         with self._changed:
             prefetchers = {
-                key: HeldShard(prefetcher.opened, prefetcher.idle) for key, prefetcher in self._prefetchers.items()
+                key: ShardStatus(prefetcher.opened, prefetcher.idle) for key, prefetcher in self._prefetchers.items()
             }
             ended = {key for key, position in self._committed.items() if position.ended}
         if unread := self._available_now.unread(prefetchers):
@@ -289,7 +289,7 @@ class LeaseLoop:
         now = self._worker.clock()
         with self._changed:
             prefetchers = {
-                key: HeldShard(prefetcher.opened, idle=prefetcher.holding.progress.behind(now) == 0)
+                key: ShardStatus(prefetcher.opened, idle=prefetcher.holding.progress.behind(now) == 0)
                 for key, prefetcher in self._prefetchers.items()
             }
         return self._available_now.awaited(
@@ -312,10 +312,10 @@ class LeaseLoop:
             self._ever_held.add(holding.key)
             self._prefetchers[holding.key] = prefetcher
             self._shared.held_count = len(self._prefetchers)
-        return prefetcher.step
+        return prefetching_reader(prefetcher).step
 
     def _with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check `waiting` first: it is cheaper than `held`, and most shards have nothing.
+        # Check `buffered` first: it is cheaper than `range_start`, and most shards have nothing.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()
@@ -334,7 +334,7 @@ STALL_LEASE_TIMES = 3.0
 
 
 class Watchdog:
-    """Watches a wait, from the first call of `go_on` on.
+    """Watches a wait, from the first call of `check` on.
 
     Args:
         lease_seconds: How long a dead worker's leases stay unchanged before they are taken.

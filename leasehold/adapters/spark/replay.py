@@ -25,7 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.lease_loop import Watchdog, with_reasons
 from leasehold.adapters.spark.offsets import Offset, Range, range_text
@@ -116,7 +116,7 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
 
 
 def _is_given_up(lease: Lease, part: Range) -> bool:
-    return lease.note(UNREAD) == range_text(part)
+    return lease.annotation(UNREAD) == range_text(part)
 
 
 def _leases(part: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
@@ -166,8 +166,8 @@ class RangeReplay:
         """Yield the rows. Raises Trimmed if the end of the range will not come."""
         with closing(
             read_through(self._pull, self._context.columns, self._lease, ended=self._cancelled.is_set)
-        ) as answered_reads:
-            for response, rows in answered_reads:
+        ) as responses:
+            for response, rows in responses:
                 if isinstance(response, SourceUnavailable):
                     self.problem = str(response)
                     log.warning(
