@@ -73,7 +73,7 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
 def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
     """A process that reaches the port cannot read the stream without the token."""
     part = server.keep(1, 0, [rows(1)])
-    with pytest.raises(RuntimeError, match="closed the connection without an answer"):
+    with pytest.raises(RuntimeError, match="closed the connection without a response"):
         got(evolve(part, token=bytes(len(part.token))))
     assert part.token.hex() not in repr(part)
     assert repr(part.token) not in repr(part)
@@ -131,7 +131,10 @@ def test_queries_of_one_driver_take_ports_one_after_another() -> None:
 
 def test_no_port_is_said_in_one_sentence() -> None:
     """An address of another machine is reported in one sentence, without a traceback."""
-    with pytest.raises(OSError, match=r"^no port could be had .* lease\.fetchPort another, or set lease\.transport"):
+    with pytest.raises(
+        OSError,
+        match=r"^tasks cannot fetch rows, because no port could be opened .* lease\.fetchPort to another",
+    ):
         RowServer(evolve(ADDRESS, bind="203.0.113.1"), PLENTY, "")
 
 

@@ -96,7 +96,7 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("lease.externalid", "x-17", "it goes with a role; give lease.roleArn, or leave it out"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
-        ("lease.store", "memory://x", "seen by one process only"),
+        ("lease.store", "memory://x", "exists within one process"),
         ("lease.maxleases", "0", "'0' is not a whole number"),
         ("lease.maxleases", "9" * 5000, "' is not a whole number"),
         ("kinesis.startingposition", '{"at_timestamp": ' + "[" * 20_000, "not the JSON of a position"),

@@ -32,7 +32,10 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
     with caplog.at_level(logging.WARNING):
         loop.commit({shard: Position("1") for shard in place.stream.records})
     shown = ", ".join(f"shard-{number}" for number in range(5))
-    assert f"lost meanwhile, so their checkpoints are for others to move: {shown} and 3 more" in caplog.messages
+    assert (
+        f"leases were lost to other workers, which write their checkpoints from now on: {shown} and 3 more"
+        in caplog.messages
+    )
 
 
 def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place) -> None:

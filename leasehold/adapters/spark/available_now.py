@@ -72,7 +72,9 @@ class ShardTip:
             self.reached = True
             return read.order == target.order
         elif now - self.last_record_at > SILENT_SECONDS:
-            log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
+            log.warning(
+                "shard %s: no record came up to %s, so it is assumed to be past retention", self.key, target.sequence
+            )
             self.reached = True
         return False
 

@@ -89,7 +89,7 @@ class RowServer:
 
     def _failed(self, fault: BaseException) -> None:
         """Close the port, so that tasks fail at once instead of waiting for rows that never come."""
-        log.error("rows are sent to tasks no more: %s", said(fault), exc_info=fault)
+        log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
     @property
@@ -196,7 +196,7 @@ class _RowRequestHandler(BaseRequestHandler):
         token, number, task = REQUEST.unpack(receive_exactly(self.request, REQUEST.size))
         # Compare in constant time, so that timing does not reveal how much of a guess was right.
         if not compare_digest(token, self.server.token):
-            log.warning("%s asked for rows without this query's token, and got none", self.client_address)
+            log.warning("%s requested rows without this query's token: the request was rejected", self.client_address)
             return
         rows = self.server.task_rows.get((number, task))
         # A task's sink may block for any length of time. Keepalive detects a peer that is gone.
@@ -221,8 +221,8 @@ def _listen(address: Address) -> _RowTcpServer:
         except OSError as error:
             fault = error
     raise OSError(
-        f"no port could be had for tasks to fetch rows from ({printable(text_of(fault))}): give lease.fetchPort "
-        "another, or set lease.transport to embedded"
+        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(fault))}): set lease.fetchPort "
+        "to another, or lease.transport to embedded"
     ) from fault
 
 
@@ -306,7 +306,7 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
             with connection.makefile("rb") as stream:
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
                 if stream.read(1) != COMPLETE:  # Arrow takes an end between two batches for the end of the stream
-                    raise ConnectionError("the driver went away before it had sent all rows")
+                    raise ConnectionError("the driver closed the connection before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
         remedy = (
             "let executors connect there, as they do to Spark's own ports, with lease.fetchPort where only some are "
@@ -330,6 +330,6 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
         # One call may return less than it asked for.
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("the other side has closed the connection without an answer")
+            raise ConnectionError("the other side closed the connection without a response")
         data += part
     return data

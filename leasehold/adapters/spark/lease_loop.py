@@ -106,7 +106,9 @@ class LeaseLoop:
         if self._thread is not None:
             self._thread.join(STOP_SECONDS + 1.0)  # the runner logs what it could not release in time
             if self._thread.is_alive():
-                log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
+                log.warning(
+                    "not all leases were released within %g s; the others are free once they expire", STOP_SECONDS
+                )
         self._exports.close()
 
     # Called by the main thread
@@ -223,7 +225,7 @@ class LeaseLoop:
             self._runner.hurry(key)
         # Leases that were never ours need no warning: an earlier run had them, and their owners know where they are.
         if lost := sorted((ends.keys() & self._ever_held) - set(ours)):
-            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", few(lost))
+            log.warning("leases were lost to other workers, which write their checkpoints from now on: %s", few(lost))
 
     def mark_read(self, keys: Iterable[str]) -> None:
         """Note that a repeated batch has read these shards, so their checkpoints may be written once they are held."""
@@ -279,7 +281,7 @@ class LeaseLoop:
             leases = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
             unread = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
-            log.warning("the leases could not be read, looking again: %s", fault)
+            log.warning("the leases could not be read, trying again: %s", fault)
             return unread
         return self._available_now.awaited(prefetchers, leases, self._worker.discovery.listed, ended)
 

@@ -177,7 +177,9 @@ def parse_lease_options(
     cores = opts.number("lease.cores", os.cpu_count()) or 1
     url = opts.text("lease.store", store)
     if url.startswith("memory:"):
-        raise ValueError("option lease.store: memory:// is seen by one process only, and every query is another")
+        raise ValueError(
+            "option lease.store: memory:// exists within one process, and each query has its own; use sqlite:// here"
+        )
     if opts.text("lease.to"):
         raise ValueError(
             "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, move their leases by "

@@ -40,7 +40,7 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             late = True
         if not late:
             break
-        log.warning("a Python process of Spark's did not start in time")
+        log.warning("a Python process of Spark did not start in time, starting the query again")
     return query
 
 

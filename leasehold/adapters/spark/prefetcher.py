@@ -231,7 +231,10 @@ class ShardPrefetcher(ConsumerPort):
             return None if pinned is None else evolve(pinned, token=resumed.token or pinned.token)
         # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.
         log.info(
-            "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, resumed.sequence
+            "shard %s: its lease has checkpoint %s, but this query continues after %s",
+            self.key,
+            lease.checkpoint.sequence,
+            resumed.sequence,
         )
         return resumed
 

@@ -73,7 +73,7 @@ def end_on_signal(stop: Callable[[], None]) -> None:
                 os._exit(0)
 
     def failed(fault: BaseException) -> None:
-        log.error("no signal would end this process any more, so it ends now: %s", said(fault))
+        log.error("signals are not handled any more, so this process ends now: %s", said(fault))
         os._exit(1)
 
     spawn("leasehold-end", end, failed)

@@ -141,7 +141,10 @@ class QueryRun:
         if not self._restarted:
             self._restarted = True
             log.warning(
-                "stream %s was made anew, and is %s now: its leases begin at %s, as asked", former, current, restart
+                "stream %s was made anew, and is %s now: its leases restart at %s (lease.ifRecreated)",
+                former,
+                current,
+                restart,
             )
         return evolve(offset, ranges=(), incarnation=current)
 
@@ -174,7 +177,7 @@ class QueryRun:
             return
         self._joined, self._previous = True, start
         if not start.ranges:
-            log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
+            log.info("no earlier batch is known: each shard continues at its lease's checkpoint")
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
         # of an exclusive source's ranges whose lease has changed owner.
         self._delivered_keys = delivered_keys(start, self._replay_context) & (

@@ -171,7 +171,9 @@ class RangeReplay:
                 if isinstance(response, SourceUnavailable):
                     self.problem = str(response)
                     log.warning(
-                        "shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, response
+                        "shard %s: its range of the repeated batch cannot be read yet, trying again: %s",
+                        self._lease.key,
+                        response,
                     )
                 elif response.fault:
                     self.problem = response.fault

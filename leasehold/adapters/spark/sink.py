@@ -274,4 +274,9 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
         """Log that the batch was abandoned. Parts may be in the stream; if it is repeated, our readers drop those."""
         set_up_logging()
         finished = sum(message is not None for message in messages)
-        log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, finished, len(messages))
+        log.warning(
+            "batch %d was aborted after %d of %d tasks had written; if it is repeated, our readers drop their rows",
+            batchId,
+            finished,
+            len(messages),
+        )

@@ -119,7 +119,7 @@ class HubRowWriter:
             try:
                 self._client.close()
             except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the client is left: %s", said(left))
+                log.debug("the client could not be closed: %s", said(left))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault

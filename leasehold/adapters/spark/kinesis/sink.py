@@ -102,7 +102,7 @@ class KinesisRowWriter:
             try:
                 self._producer.close(0)
             except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the producer is left: %s", left)
+                log.debug("the producer could not be closed: %s", left)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
