@@ -10,7 +10,7 @@ The state decides, and knows the marks, the waits and the faults. This module ha
 attempts and calls.
 
 1. A step reads at most once, and a reader holds at most one batch. A slow handler therefore slows only its own shard,
-   and memory stays bounded.
+   and memory stays bounded. With `linger_seconds` a batch may be that of several reads (`consumer/batch_window.py`).
 2. Nothing here sleeps or waits for a handler. A step returns the time of the next call, or infinity once nothing is
    left to do.
 3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
@@ -36,6 +36,7 @@ from typing import assert_never
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
+from leasehold.adapters.consumer.batch_window import BatchWindow, joined
 from leasehold.adapters.consumer.dispatcher import AtWork, CallEnded, Dispatcher, GivenUp, Handover, LeaseLost, NotBegun
 from leasehold.adapters.consumer.handling import (
     DeadLetter,
@@ -139,6 +140,7 @@ class LeaseReader(ReaderDriver):
         self._wall = wall
         self._memory = (memory or MemoryBudget()).share(holding.key)
         self._attempts = Attempts(handling, holding, worker.uniform)
+        self._window = BatchWindow(handling.linger_seconds, handling.max_records)
         self._call: tuple[Handover, Called] | None = None
 
     def _go_on(self, now: float) -> float:
@@ -159,8 +161,15 @@ class LeaseReader(ReaderDriver):
             memory.take_up()
         if memory.dropped:  # the batch waited for its next attempt, and other readers needed the memory
             memory.dropped = False
+            self._window.close()
             self._pull.drop()
-        return state.order(now, lost=holding.lost.is_set(), leaving=holding.releasing, expired=holding.expired)
+        return state.order(
+            now,
+            lost=holding.lost.is_set(),
+            leaving=holding.releasing,
+            expired=holding.expired,
+            free=self._lingers_until(now) <= now,
+        )
 
     def _idle_until(self, now: float) -> float:
         # An expired lease is renewed or dropped within moments. Until then another worker might own the records
@@ -177,9 +186,17 @@ class LeaseReader(ReaderDriver):
         self._state.began()
         self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
 
+    def _lingers_until(self, now: float) -> float:
+        """Return until when the held records wait for more; a past time if they do not."""
+        return self._window.until(self._memory.batch, lambda batch: len(self._attempts.rest(batch)), now)
+
     def _read(self, now: float) -> float:
         holding, memory = self.holding, self._memory
-        if not memory.ask():
+        if (waiting := memory.batch) is not None:
+            if not memory.ask_more():
+                self._window.close()
+                return self._deliver(waiting, now)
+        elif not memory.ask():
             # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits
             # it, not the stream.
             holding.progress.failed("batches of other shards take all the memory there is for them", now)
@@ -194,16 +211,17 @@ class LeaseReader(ReaderDriver):
             raise
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         holding.throughput.add(batch.size, now)
-        holding.progress.read(batch, now)
+        held, until = memory.batch or batch, self._lingers_until(now)
+        holding.progress.read(held, now, self._window.why if until > now else "")
         if holding.progress.left:
             return now
         # Must come before the records are dispatched, otherwise a handler that hangs would hide what was read.
         self._dispatcher.notify("measure", self._handling.measure, holding, batch)
-        return self._deliver(batch, now)
+        return self._deliver(held, now) if until <= now else self._state.rest_until_read(until)
 
     def _keep(self, batch: Batch) -> None:
         # In this order: a batch that could not be held must not count as read, otherwise it would not be read again.
-        self._memory.hold(batch)
+        self._memory.hold(joined(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
     # Dispatching
@@ -232,6 +250,7 @@ class LeaseReader(ReaderDriver):
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
 
+        self._window.close()  # if it fails, it is repeated when that is due
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
             age = self._wall() - (piece.records[0].arrived or math.inf)
@@ -298,12 +317,15 @@ class LeaseReader(ReaderDriver):
         """Continue after this piece, which the handler or dead letter has finished with; by default the whole batch."""
         if not self._state.passed(batch, None if piece is None else piece.read_to) and piece is not None:
             self._attempts.passed(piece.read_to)
+            if not self._attempts.searching:
+                self._window.renew()
             self.holding.progress.rested()
             self.holding.progress.progressed(now, first_after(batch, piece))
             return now if self._stored(now) else self._leave("lease-lost")
         self.holding.progress.done(now)
         # Must come before the checkpoint, which may wait for the store: other readers may need the memory now.
         self._memory.clear()
+        self._window.renew()
         if self._attempts.failing and self._state.past_failures:
             # Batches that never failed must not end the attempts.
             self._attempts.done(batch)
