@@ -174,7 +174,7 @@ class Options(TypedDict, total=False):
         Sequence[str] | Mapping[str, object] | None, Option("Change another setting of the planner, as name=value.")
     ]
     concurrency: Annotated[
-        int | None, Option("Handle this many keys of a batch at once, each in order; for async def handlers.")
+        int | None, Option("Handle this many keys of a batch at once, each in order; for async def or lambda:.")
     ]
     attempts: Annotated[int | None, Option("Try a batch this many times.", _OF_HANDLING["attempts"])]
     max_records: Annotated[

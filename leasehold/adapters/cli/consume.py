@@ -38,7 +38,8 @@ likewise.
 
 `--handler lambda:app.handler` calls an AWS Lambda function with the events of an event source mapping, one call at a
 time; `lambda:app.handler?report_batch_item_failures=true` reads its response, too. Batches have up to 100 records
-unless `--max-records` says otherwise.
+unless `--max-records` says otherwise. `--concurrency N` calls it for up to N parts of a batch at a time, each with its
+own keys and in a process of its own.
 
 Seconds can be written as durations: `90`, `1.5s`, `5m`, `2h`, `1d12h`, `PT2H`. `--from` is where reading begins on a
 shard whose lease is new; `leasehold reset` moves the checkpoint of one that is there. Where the stream or the store
