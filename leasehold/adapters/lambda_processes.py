@@ -15,7 +15,6 @@ import hashlib
 import importlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import traceback
@@ -32,7 +31,14 @@ from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction,
 from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import said
 
-START = "import sys; from leasehold.adapters.lambda_processes import serve; serve(int(sys.argv[1]))"
+START = """
+import signal, sys
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    # Before the imports, which take a while. Not SIG_IGN, which programs that the function starts would inherit.
+    signal.signal(number, lambda _number, _frame: None)
+from leasehold.adapters.lambda_processes import serve
+serve(int(sys.argv[1]))
+"""
 
 WATCH_SECONDS = 1.0
 """How often to check for a process that has ended while its own child keeps the connection open."""
@@ -213,9 +219,6 @@ def _slot(key: str, slots: int) -> int:
 def serve(descriptor: int) -> None:
     """Call the function for one `Call` after another that comes from this connection, and exit when it is closed."""
     os.set_inheritable(descriptor, False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Not SIG_IGN, which programs that the function starts would inherit.
-        signal.signal(number, lambda _number, _frame: None)
     # As the command's own lines. Lambda's runtime has a handler of log records, too.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[Call]()
