@@ -17,7 +17,7 @@ from types_boto3_kinesis import KinesisClient
 from wire_server import Load, served
 from wire_speed import REGION, STREAM, alone, client_of, clocked, codec_compiled
 
-from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as ours
 from leasehold.adapters.sources.kinesis.producer.core import Placed, Settings, Unit
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
@@ -69,7 +69,7 @@ def by_boto3(url: str, shape: Shape) -> Cost:
     return timed(lambda: len(client.put_records(StreamName=STREAM, Records=rows)["Records"]))
 
 
-def by_ours(url: str, shape: Shape, wire: WireForm) -> Cost:
+def by_ours(url: str, shape: Shape, wire: WireFormat) -> Cost:
     """A producer, or its requests alone."""
     client = ours.client_of(REGION, url, 4, wire)
     if shape.aggregated:

@@ -27,7 +27,7 @@ from written import answer_of
 from leasehold.adapters.multilang.children import END_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Lost
-from leasehold.stores.swap import CONTROL, marked
+from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import DeleteLease
 from leasehold_lab.demo.child import Child
 from leasehold_lab.demo.stage import TICK_SECONDS, Stage, Tail
@@ -240,7 +240,7 @@ class Fleet(Stage):
             return
         place = self.places["store"]
         with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
-            if there := [row.key for row in left.list().leases if not marked(row) and row.key != CONTROL]:
+            if there := [row.key for row in left.list().leases if not is_marked(row) and row.key != CONTROL]:
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
 
     def abandon(self) -> None:

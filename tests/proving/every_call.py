@@ -301,7 +301,7 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
 def _first_due(history: RunHistory, shard: str) -> int:
     """Return the first record that was due: where reading began at LATEST, by the time that was noted first."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
-    notes = (row.note("latest_ms") for row in rows if row is not None)
+    notes = (row.annotation("latest_ms") for row in rows if row is not None)
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
 
 

@@ -6,7 +6,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.dynamodb_streams import STREAMS
 from leasehold.adapters.sources.event_hubs.access import Access, explained
-from leasehold.adapters.sources.kinesis.faults import KINESIS, AwsService, said_plainly
+from leasehold.adapters.sources.kinesis.faults import KINESIS, AwsService, translate_errors
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
 
@@ -48,7 +48,7 @@ def test_a_rejection_of_aws_is_lasting_only_if_the_same_request_gets_it_again(
 ) -> None:
     """A redirect is temporary, and a missing permission is lasting."""
     error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    with pytest.raises(SourceError) as raised, said_plainly("orders", service):
+    with pytest.raises(SourceError) as raised, translate_errors("orders", service):
         raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # enough of a response
     assert type(raised.value) is kind
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_bench import ReaderHarness, data
@@ -274,6 +275,8 @@ def test_a_handler_that_checkpoints_by_itself_gathers_by_itself() -> None:
 
     with pytest.raises(ValueError, match="linger_seconds: a handler that checkpoints by itself"):
         Handling(print, final_checkpoint=final, linger_seconds=1)
+    with pytest.raises(ValueError, match="linger_seconds: it goes with a handler"):
+        evolve(Handling.of_consumer(lambda _shard: None), linger_seconds=1)  # type: ignore[arg-type,return-value]
 
 
 def test_the_option_is_a_duration() -> None:

@@ -134,7 +134,7 @@ class CheckedCells:
             raise OutcomeUnknown("no answer")
         return answer
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return every row whose name begins with one of the prefixes."""
         return tuple(_row(*row) for row in self.ask(CellRequest("list", prefixes)))
 
@@ -345,12 +345,20 @@ class CheckedWorker:
         """Return everything that decides what the worker does, as a string."""
         store = self.store
         pages = [
-            (page.session, page.session.stored.etag, page.ended, page.settled, sorted(page.last.items()), page.parted)
+            (
+                page.session,
+                page.session.stored.etag,
+                page.ended,
+                page.settled,
+                sorted(page.last.items()),
+                page.superseded,
+            )
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
         free = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
-        memory = (pages, rows, free, sorted(store._named.items()), store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
+        memory = (pages, rows, free, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
         return repr((self.moves, self.held, self.seen, self.given, self.lost, memory))
 
 
@@ -508,7 +516,9 @@ class SessionModel:
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
-        return snapshot_of(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
+        return snapshot_of(
+            CheckedWorker(name, self.make(cells, sync=_AtOnce(), gather_seconds=0.0, ids=_Ids(name)), moves)
+        )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield everything that may happen next, and the law that it breaks, if any."""

@@ -14,7 +14,7 @@ from attrs import define
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Capabilities, Listing, Outcome
-from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
+from leasehold.stores.swap import CONTROL, DIRECTION, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
     READS,
@@ -74,7 +74,6 @@ class SwappingWorker(CheckedWorker):
     """A worker that may also direct the leases to one table or the other, as the command does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """Yield the actions that the worker may take next, each with its argument."""
         yield from super().options(tick)
         if self.moves > 0:
             yield "send", "to"
@@ -84,7 +83,6 @@ class SwappingWorker(CheckedWorker):
                     yield "carry", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
-        """Take an action, and return the events to judge."""
         if verb not in {"send", "carry"}:
             try:
                 return super().act(verb, key, tick, now)
@@ -96,10 +94,10 @@ class SwappingWorker(CheckedWorker):
             if verb == "send":
                 table = store._tables[TO]  # noqa: SLF001  the command has its own
                 (control,) = table.get([CONTROL])
-                table.write(AnnotateLease(control, WISH, key))
+                table.write(AnnotateLease(control, DIRECTION, key))
             else:
                 seen = self.seen.pop(key)[0]
-                store.carry(seen, 1 - parted(seen)[0])
+                store.move_unowned(seen, 1 - split_version(seen)[0])
         except OutcomeUnknown:
             pass
         return []
@@ -132,7 +130,7 @@ class SwapModel(SessionModel):
             return f"sticks: {fault}"
 
 
-_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, notes=((WISH, "to"),))
+_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
 
 
 def swap_model(

@@ -13,13 +13,13 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from leasehold.adapters.worker.notes import PROCESS
+from leasehold.adapters.worker.annotations import PROCESS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import TO, SwapStore, announced
+from leasehold.stores.swap import TO, SwapStore, control_row
 from leasehold.stores.writes import ReleaseLease, ResetLease, counted
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.judge.events import Incident, Sent, WriteEvent
@@ -93,7 +93,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
     for emptying in scenario.emptyings:
         tasks.start(partial(_empty, world, emptying), emptying.at)
     if scenario.swaps:
-        announced((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
+        control_row((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
         tasks.start(partial(commanded, world))
     if scenario.reading:
         tasks.start(partial(_produce, world))
@@ -120,7 +120,7 @@ def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
             shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
         )
         annotations = ((PROCESS, f"before/{owner}"),) if owner in present else ()
-        yield counted(evolve(row, yields=owner in ours, notes=annotations), int(owner is not None))
+        yield counted(evolve(row, yields=owner in ours, annotations=annotations), int(owner is not None))
 
 
 QUIET = 5
@@ -162,7 +162,7 @@ def _empty(world: World, emptying: Emptying) -> None:
 
 def _reset(world: World) -> None:
     """Reset every unfinished lease to the beginning of its shard, freeing it first."""
-    store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.table
+    store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.table
     if world.scenario.swaps:
         goal = store if world.scenario.sessions else world.goal
         store = SwapStore((world.table, goal), NAMES[TO], clock=lambda: world.tasks.now)

@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 
 from leasehold.adapters.consumer.handling import Handler
 from leasehold.adapters.consumer.runner import DRAIN_SECONDS
-from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.fields import KB
@@ -78,7 +78,7 @@ class Member:
     knows_calls: bool = True
     present: bool = False
     deaf: tuple[Nap, ...] = ()
-    gives_up_seconds: float = POLL_SECONDS[0]
+    gives_up_seconds: float = POLL_TIMEOUTS[0]
 
     def alive(self, t: float) -> bool:
         """Whether it is running at `t`."""
@@ -114,7 +114,7 @@ class Network:
     outages: tuple[Nap, ...] = ()
     reading: tuple[float, float] = (0.0, 0.0)
     slow: tuple[Nap, ...] = ()
-    patience: tuple[float, ...] = POLL_SECONDS
+    patience: tuple[float, ...] = POLL_TIMEOUTS
 
 
 @frozen

@@ -187,7 +187,7 @@ class SeenRows:
     at: Position | None = None
     _text: str | None = field(default=None, eq=False)
     _until: dict[tuple[str, int], int] = field(factory=dict, eq=False)
-    _undecided: int = field(default=0, eq=False)
+    _possible_duplicates: int = field(default=0, eq=False)
 
     def __bool__(self) -> bool:
         return any(queries for _, queries in self.pieces)
@@ -214,14 +214,14 @@ class SeenRows:
             log.warning(text, tag.query, tag.run, tag.batch, latest)
             self._until = {**self._until, (tag.query, tag.run): latest}
         if self._until and tag.batch <= self._until.get((tag.query, tag.run), -1):
-            self._undecided += 1
+            self._possible_duplicates += 1
         self.note(tag, position)
         return False
 
-    def undecided(self) -> int:
+    def take_possible_duplicates(self) -> int:
         """Return how many possible duplicates were kept since the last call."""
-        count, self._undecided = self._undecided, 0
-        return count
+        possible_duplicates, self._possible_duplicates = self._possible_duplicates, 0
+        return possible_duplicates
 
     def note(self, tag: Tag, position: Position) -> None:
         """Record a new row. Its number counts for the hash keys of its span (W1), its batch for all hash keys (W2)."""
@@ -255,7 +255,7 @@ class SeenRows:
     def copy(self) -> Self:
         """Return an independent copy."""
         pieces = [(last, _copied(queries)) for last, queries in self.pieces]
-        return type(self)(pieces, self.at, self._text, self._until, self._undecided)
+        return type(self)(pieces, self.at, self._text, self._until, self._possible_duplicates)
 
     @property
     def token(self) -> str:
@@ -363,11 +363,11 @@ class Trail(NamedTuple):
 
     Attributes:
         before: The state before the first row.
-        notes: What each row added to the state, including what the dropped rows just before it added.
+        annotations: What each row added to the state, including what the dropped rows just before it added.
     """
 
     before: SeenRows
-    notes: Sequence[tuple[Note, ...]]
+    annotations: Sequence[tuple[Note, ...]]
 
     def token(self, row: int) -> str:
         """Return the token of this row's position."""
@@ -375,13 +375,13 @@ class Trail(NamedTuple):
 
     def behind(self, row: int) -> "Trail":
         """Return the trail of the rows from this one on."""
-        return Trail(self._until(row), self.notes[row:])
+        return Trail(self._until(row), self.annotations[row:])
 
     def where(self, kept: Sequence[bool | None]) -> "Trail":
         """Return the trail of the rows whose entry in `kept` is true."""
         filtered, pending = list[tuple[Note, ...]](), tuple[Note, ...]()
-        for keep, notes in zip(kept, self.notes, strict=True):
-            pending += notes
+        for keep, annotations in zip(kept, self.annotations, strict=True):
+            pending += annotations
             if keep:
                 filtered.append(pending)
                 pending = ()
@@ -389,7 +389,7 @@ class Trail(NamedTuple):
 
     def _until(self, row: int) -> SeenRows:
         seen = self.before.copy()
-        for tag, position in chain.from_iterable(self.notes[:row]):
+        for tag, position in chain.from_iterable(self.annotations[:row]):
             seen.note(tag, position)
         return seen
 

@@ -37,7 +37,7 @@ and the turn must not wait for it."""
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, and for how many seconds at least."""
+    """A lease to leave to other workers, and for how many seconds at least, if no other worker takes it."""
 
     holding: Holding
     seconds: float
@@ -184,7 +184,8 @@ class StreamSilence:
             few([holding.key for holding in left]),
             rest,
         )
-        return [SilentLease(holding, rest) for holding in left]
+        # Not for the whole rest: what nobody else has taken by then is tried again (D5).
+        return [SilentLease(holding, self._lease_seconds) for holding in left]
 
     def _annotated(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float

@@ -96,8 +96,8 @@ class World:
                 self.meter.done(self.now)
                 self.due = self.now + batch.wait_seconds
             if self.meter.untold(self.now):
-                self.lease = evolve(self.lease, notes=self.meter.notes(self.now))
-            if self.lease.note(NOTE):
+                self.lease = evolve(self.lease, annotations=self.meter.annotations(self.now))
+            if self.lease.annotation(NOTE):
                 yield status_of(self.lease, lag_of(self.lease, self.wall(), 50.0), self.wall(), LEASE_SECONDS)
 
 

@@ -15,7 +15,7 @@ from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, lis
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire
-from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
 from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, Unit, UnitOutcome, Unknown
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
@@ -59,7 +59,9 @@ def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def speaking(*answers: Answer, wire: WireForm = "cbor", way: Way = "through boto3") -> tuple[KinesisPutClient, Spoken]:
+def speaking(
+    *answers: Answer, wire: WireFormat = "cbor", way: Way = "through boto3"
+) -> tuple[KinesisPutClient, Spoken]:
     """Return a producer's client that has listed the shards, and the scripted service."""
     if way == "directly":
         spoken = Spoken(list(answers))

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from attrs import evolve
 
-from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
+from leasehold.adapters.sources.call_timeouts import PENDING_CHECK_SECONDS, CallTimeouts, ResponsePending, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.bulletin import CALL
@@ -144,7 +144,7 @@ class Client:
     @property
     def capabilities(self) -> Capabilities:
         """All capabilities, as of DynamoDB, except that with dated rows, as of blobs, annotations cost requests."""
-        return Capabilities(free_notes=not self._dated)
+        return Capabilities(free_annotations=not self._dated)
 
     # Reading
 
@@ -223,7 +223,10 @@ class Client:
     def _perhaps_stale(self, listing: Listing) -> Listing:
         if self._caller.forgets:
             # An earlier version ignores this attribute, and leaves it alone.
-            rows = (evolve(row, notes=tuple(note for note in row.notes if note[0] != CALL)) for row in listing.leases)
+            rows = (
+                evolve(row, annotations=tuple(note for note in row.annotations if note[0] != CALL))
+                for row in listing.leases
+            )
             listing = Listing(tuple(rows))
         draw, stale = self._draw, self._network.stale
         if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
@@ -238,7 +241,7 @@ class Client:
         self._history.requests[verb] += 1
         sent = self._tasks.now
         if self._caller.forgets and isinstance(write, writes.RenewLease):
-            write = evolve(write, notes=tuple(note for note in write.notes if note[0] != CALL))
+            write = evolve(write, annotations=tuple(note for note in write.annotations if note[0] != CALL))
         if self._caller.foreign:
             # Another library steals under the version that it saw, and does not know our attributes.
             match write:
@@ -427,16 +430,16 @@ class DistantReader:
 
     def __init__(self, client: StreamClient, reader: Reader) -> None:
         self._client, self._reader = client, reader
-        self._patience = CallPatience(client.clients)
+        self._timeouts = CallTimeouts(client.clients)
 
     def read(self) -> Batch:
         """Return the next records. If the stream may be slow, wait for them as a reader of Kinesis does."""
         if not self._client.may_be_slow:
             return self.read_once()
         try:
-            batch: Batch = self._patience.ask("read", reader=self)
-        except StillAsked:
-            return Batch((), None, None, LOOK_SECONDS, fault="not answered yet")
+            batch: Batch = self._timeouts.try_call("read", reader=self)
+        except ResponsePending:
+            return Batch((), None, None, PENDING_CHECK_SECONDS, fault="not answered yet")
         except SourceUnavailable as fault:
             return Batch((), None, None, AGAIN_SECONDS, fault=str(fault))
         return batch

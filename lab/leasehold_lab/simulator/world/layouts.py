@@ -17,10 +17,10 @@ from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
-from leasehold.stores.sessions.group import Pace
+from leasehold.stores.sessions.group import SyncPrimitives
 from leasehold.stores.sessions.rows import lease_name
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CONTROL, FROM, LOOK_SECONDS, TO, WISH, SwapStore, parted
+from leasehold.stores.swap import CONTROL, DIRECTION, FROM, LOOK_SECONDS, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, CheckpointLease, RenewLease, Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer, WriteEvent
 from leasehold_lab.simulator.world.client import Client
@@ -38,10 +38,10 @@ class DistantCells:
         self._cells, self._history, self._client = world.cells, world.history, client
         self._listed: dict[str, str] = {}
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
         """Return every row whose name begins with one of the prefixes."""
         self._history.requests["list"] += 1
-        rows = self._client.asked("store.list", lambda: self._cells.list(*prefixes, certain=certain))
+        rows = self._client.asked("store.list", lambda: self._cells.list(*prefixes, consistent=consistent))
         self._history.scanned += len(rows)
         # If a listing contains names without content, as of objects, the changed ones must be read.
         self._history.refetched += sum(self._listed.get(row.name) != row.etag for row in rows)
@@ -79,19 +79,19 @@ class DistantCells:
         return self._client.written(f"store.{kind}", apply)
 
 
-def sessions_of(world: World, caller: Caller, client: Client, pace: Pace) -> SessionStore:
+def sessions_of(world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> SessionStore:
     """Return the store of one process. The ids of its sessions are never reused."""
     numbers = count(1)
-    return SessionStore(DistantCells(world, client), pace=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
+    return SessionStore(DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
 
 
 class SessionClient(PassingStore):
     """The store of one process, which records changes of leases in the history."""
 
-    def __init__(self, world: World, caller: Caller, client: Client, pace: Pace) -> None:
+    def __init__(self, world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> None:
         super().__init__(sessions_of(world, caller, client, pace))
         self._world, self._caller = world, caller
-        self._truth = SessionStore(world.cells, pace=pace)
+        self._truth = SessionStore(world.cells, sync=pace)
 
     def write(self, write: Write) -> Outcome:
         """Write, and record the write in the history."""
@@ -160,19 +160,19 @@ class SwapClient(PassingStore):
 
 def commanded(world: World) -> None:
     """Move the leases there and back at the times of the swaps, and carry unowned ones, as `leasehold swap` does."""
-    goal_store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
+    goal_store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.goal
     store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
     for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
         world.tasks.sleep_until(swap_at)
         goal = FROM if number % 2 else TO
         (control,) = goal_store.get([CONTROL])
-        goal_store.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
+        goal_store.write(AnnotateLease(control, DIRECTION, ("from", "to")[goal]))
         while world.tasks.now < end:
             leases = store.list().leases
-            if {parted(lease)[:2] for lease in leases} == {(goal, False)}:
+            if {split_version(lease)[:2] for lease in leases} == {(goal, False)}:
                 world.history.swaps.append((swap_at, world.tasks.now))
                 break
             for lease in leases:
                 if lease.owner is None:
-                    store.carry(lease, goal)
+                    store.move_unowned(lease, goal)
             world.tasks.sleep(LOOK_SECONDS)

@@ -18,7 +18,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look
-from leasehold.balancer.lookout import until_late_judged
+from leasehold.balancer.lookout import seconds_until_late_owners_expire
 from leasehold.balancer.watch import Watch
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.printable import said
@@ -47,7 +47,9 @@ class Paced(Worker):
         super()._look_and_act(now, asked, each)
         if asked is None:
             seen = (sighting.lease for sighting in self.table.watch.sightings.values())
-            self._whole_due = now + min(self.config.cycle_seconds, until_late_judged(seen, self._asking(), self.config))
+            self._whole_due = now + min(
+                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._asking(), self.config)
+            )
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
 

@@ -103,7 +103,6 @@ class SimulatedTable(MemoryStore):
         return Listing(tuple(old if t > horizon and chosen() else row for row, t, old in earlier))
 
     def write(self, write: Write) -> Outcome:
-        """Write as a store does, and keep the previous row."""
         key = write.lease.key
         before = self._table.rows.get(key)
         if not self._weighed and write.lease.weight is not None:

@@ -44,7 +44,7 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
-from leasehold.adapters.sources.call_patience import Backoff, datetime_of
+from leasehold.adapters.sources.call_timeouts import Backoff, datetime_of
 from leasehold.adapters.sources.deduplication import SeenRows, own_token
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
@@ -56,7 +56,7 @@ from leasehold.adapters.sources.event_hubs.access import (
     http_proxy_of,
 )
 from leasehold.adapters.sources.event_hubs.records import record, tag_of
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, rows_in_columns
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_of
 from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
@@ -384,7 +384,7 @@ class PartitionReader:
         self._behind = None if arrived is None else max(0.0, time.time() - arrived)
         self._hear(self._clock())
         self._backoff.reset()
-        in_columns = partial(rows_in_columns, _COLUMNS, self._partition)
+        in_columns = partial(call_rows_of, _COLUMNS, self._partition)
         opening, self._opening = self._opening, None
         unlinked = 0.0 if opening is None else self._clock() - opening
         return Batch(
@@ -394,7 +394,7 @@ class PartitionReader:
             wait_seconds=0.0,
             in_columns=in_columns,
             unlinked_seconds=unlinked,
-            undecided=self._seen.undecided(),
+            possible_duplicates=self._seen.take_possible_duplicates(),
         )
 
     @property

@@ -42,10 +42,16 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.processes import call_at_exit, current_process
-from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.call_timeouts import CallTimeouts
 from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
-from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, summary_of, understood
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat
+from leasehold.adapters.sources.kinesis.faults import (
+    SERVER_ERROR,
+    code_of,
+    summary_of,
+    translate_errors,
+    translate_parse_errors,
+)
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
@@ -65,8 +71,8 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Unsendable,
     mapped,
 )
-from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
-from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, shards_from, with_mark
+from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.errors import ProducerError, RecordFailed, RecordLate, SourceError, SourceUnavailable
@@ -102,7 +108,7 @@ def clients_of(
     region: str | None,
     endpoint: str | None,
     connections: int,
-    wire: WireForm = "cbor",
+    wire: WireFormat = "cbor",
     *,
     session: boto3.Session | None = None,
     arn: str | None = None,
@@ -127,7 +133,7 @@ def client_of(
     region: str | None,
     endpoint: str | None,
     connections: int,
-    wire: WireForm = "cbor",
+    wire: WireFormat = "cbor",
     *,
     read_seconds: float = PUT_SECONDS[0],
     session: boto3.Session | None = None,
@@ -157,7 +163,7 @@ def client_of(
     )
     bound_client(client)
     if arn is not None:
-        ask_by_arn(client, arn)
+        name_stream_by_arn(client, arn)
     if PutWire is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
@@ -174,11 +180,14 @@ class KinesisPutClient:
         """Send requests to `stream` by `client`, which must not retry them by itself."""
         clients = KinesisClients.of(client)
         self._stream = stream
-        self._putting, self._asking = CallPatience(clients, quick=QUICK), CallPatience(clients, insists=True)
+        self._putting, self._asking = (
+            CallTimeouts(clients, quick_responses=QUICK),
+            CallTimeouts(clients, retry_first_call=True),
+        )
 
     def fitting(self, settings: Settings) -> Settings:
         """Return the settings with the stream's record limit. Raises SourceError if order cannot be kept."""
-        with said_plainly(self._stream), understood(self._stream):
+        with translate_errors(self._stream), translate_parse_errors(self._stream):
             response = self._asking.call("describe_stream_summary", StreamName=self._stream)
             summary = summary_of(response, self._stream)
             strategy = summary.get("RecordDistributionStrategy")
@@ -197,13 +206,13 @@ class KinesisPutClient:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        with said_plainly(self._stream), understood(self._stream):
+        with translate_errors(self._stream), translate_parse_errors(self._stream):
             page = self._asking.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
             while token := page.get("NextToken"):
                 page = self._asking.call("list_shards", NextToken=token)
                 rows += page["Shards"]
-            return mapped(listed(rows))
+            return mapped(shards_from(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
         """Send units together, once. If the request is rejected because of a record, send each half to find it.
@@ -218,7 +227,7 @@ class KinesisPutClient:
             for unit in units
         )
         try:
-            with said_plainly(self._stream):
+            with translate_errors(self._stream):
                 response = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__
@@ -448,7 +457,7 @@ class Producer:
             if self._closed:
                 raise self._why_closed()
             if self._settings.epoch is not None:
-                data = marked(data, Mark(self._settings.epoch, self._tickets))
+                data = with_mark(data, Mark(self._settings.epoch, self._tickets))
             now, ticket = self._clock(), self._tickets
             expires = now + self._settings.time_to_live_seconds
             fields = ticket, data, partition_key, hash_key, explicit_hash_key, now, expires
