@@ -398,7 +398,7 @@ class Worker:
         return not self._silence.waits(self.holdings, now)
 
     def _leave_silent(self, leases: Sequence[Lease] | None, now: float, each: ParallelMap) -> None:
-        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D6).
+        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D7).
 
         Args:
             leases: All leases, as just read; None if only some were, by which nothing is judged.
@@ -416,7 +416,7 @@ class Worker:
             leaving.holding.progress.put_aside(leaving.seconds, now)
             # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
             self._cooldown.put(leaving.holding.key, now + self.config.lease_seconds)
-            leaving.holding.ask_release()
+            leaving.holding.ask_release(leaving.to)
             self._release(leaving.holding)
             leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
         self.leave_stuck(now, self.config.lease_seconds, each)

@@ -325,8 +325,8 @@ class Caller(Protocol):
     def wait(self, seconds: float) -> None:
         """Let virtual time pass. Raises Killed if the process died meanwhile."""
 
-    def listen(self) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response from the stream now."""
+    def listen(self, shard: str) -> None:
+        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
 
     def nap(self, seconds: float) -> None:
         """Stand still with all its tasks."""

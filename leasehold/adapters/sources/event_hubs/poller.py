@@ -289,11 +289,14 @@ IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
 
 HEARD_SECONDS = 8.0
-"""How long a silent link counts as read after we last heard from the service. It is short, so that the status shows a
-fault soon."""
+"""How long a link may fail to deliver an event that the service has before that counts as a fault."""
 
-ASK_SECONDS = 20.0
-"""After this much silence we ask the service about the partition: one request at a time per idle partition."""
+ASK_SECONDS = 5.0, 20.0
+"""How long after an event, and how long after a response without one, we ask the service about the partition. There is
+one request at a time per idle partition."""
+
+REPLY_SECONDS = 2.0
+"""After this time a request that is not answered counts as a fault. An idle partition that is well has none."""
 
 LATE_SECONDS = 2 * ANSWER_SECONDS
 """How long a link may fail to deliver an event that the service has, before it is reopened. Opening a link takes about
@@ -333,6 +336,7 @@ class PartitionReader:
         self._heard = self._asked_at = clock()
         self._told = self._heard  # opening the link does not count as a response
         self._asked: Future[int] | None = None
+        self._idling = False
         self._owed: tuple[int, float] | None = None
         self._feed: PartitionReceiver | None = self._opened()
 
@@ -383,6 +387,7 @@ class PartitionReader:
         arrived = came[-1].arrived
         self._behind = None if arrived is None else max(0.0, time.time() - arrived)
         self._hear(self._clock())
+        self._idling = False
         self._backoff.reset()
         in_columns = partial(rows_in_columns, _COLUMNS, self._partition)
         opening, self._opening = self._opening, None
@@ -403,7 +408,7 @@ class PartitionReader:
 
     def _waiting(self) -> Batch:
         now = self._clock()
-        if self._asked is None and now - max(self._heard, self._asked_at) > ASK_SECONDS:
+        if self._asked is None and now - max(self._heard, self._asked_at) > ASK_SECONDS[self._idling]:
             self._asked, self._asked_at = self._background.start(self._last_enqueued()), now
         if self._asked is not None and (self._asked.done() or now - self._asked_at > ANSWER_SECONDS):
             # If there is no response, keep the link, because a slow service may be about to open it.
@@ -419,13 +424,15 @@ class PartitionReader:
                 self._owed = self._owed or (request.result(), now)
             else:
                 self._hear(now)
+                self._idling = True
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link has delivered everything
         if self._owed is not None and now - self._owed[1] > LATE_SECONDS:
             return self._again(ConnectionError(f"its link brings nothing, and event {self._owed[0]} is there"))
         wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
         silence, fault = now - self._heard, ""
-        if silence > HEARD_SECONDS:
+        late = self._asked is not None and now - self._asked_at > REPLY_SECONDS
+        if late or self._refused or (self._owed is not None and silence > HEARD_SECONDS):
             fault = f"{self._refused or self._where}: nothing was heard of it for {silence:.0f} s"
         previous, self._told = self._told, self._heard
         behind = None if self._behind is None or fault else 0.0
