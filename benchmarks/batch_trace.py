@@ -28,7 +28,7 @@ def steady() -> list[Call]:
     """The calls of the stretch with the fewest; those of code that this file or the simulator has are left out."""
     calls: list[Call] = []
     ends: list[int] = []
-    own = str(ROOT / "adapters" / "proving")
+    own = str(ROOT.parent / "lab")
     names: dict[str, str | None] = {}
 
     def called(frame: FrameType, event: str, _: object) -> None:

@@ -66,7 +66,7 @@ ABLATIONS: dict[str, tuple[Change, ...]] = {
     "C8: all stand in at once": _to(STAND_IN_SECONDS=0.0),
     "C8: *looks* are not watched": _to(LOOKS_SILENT_SECONDS=math.inf),
     "C8: no early listing": NO_EARLY_LISTING,
-    "C10: newcomers do not wait for others": ((joining, "GATHER", 1e-9),),
+    "C10: newcomers do not wait for others": ((joining, "JOIN_WAIT", 1e-9),),
     "C11: no last resort": NO_LAST_RESORT,
     "C15: all look at once": _to(START_SECONDS=0.0),
     "without warnings, C5's look and C8": NO_WARNINGS + NO_EXACT_LOOK + NO_STAND_IN + NO_EARLY_LISTING,
@@ -84,7 +84,7 @@ def stuck(seed: int, *, joins: bool) -> float:
     """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     at = 40.0 + draw.uniform(0.0, 20.0)
-    row = [Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in SOME.names]
+    row = [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in SOME.names]
     first, *_, last = lookout_ranks(row, OURS).ranks
     members = [Member(name, OURS, draw.uniform(0.0, 1.0), at if name == last else math.inf) for name in SOME.names]
     wrong = evolve(members[SOME.names.index(first)], starts=at - 4.0) if joins else None

@@ -48,7 +48,7 @@ def evened(cell_of: dict[str, str], cells: list[str]) -> tuple[dict[str, str], i
 def look_seconds(leases: int, workers: int) -> tuple[float, float]:
     """Seconds of processor of a reading of the whole table, planned, and of one of a single row."""
     table = tuple(
-        Lease(f"s-{place:06}", owner=(name := f"w-{place % workers}"), notes=(("process", f"p/{name}"),))
+        Lease(f"s-{place:06}", owner=(name := f"w-{place % workers}"), annotations=(("process", f"p/{name}"),))
         for place in range(leases)
     )
     watch, _ = Watch(bulletins=BulletinTracker()).look(table, 0.0, 0.5)

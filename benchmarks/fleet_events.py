@@ -100,7 +100,9 @@ def told(
     """The figures of one run."""
     logging.disable(logging.CRITICAL)
     names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
-    ranks = lookout_ranks([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in names], OURS).ranks
+    ranks = lookout_ranks(
+        [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in names], OURS
+    ).ranks
     members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks, at)
     owners = balanced(leases or EACH * workers, names, draw)
     ends = at + after

@@ -29,8 +29,8 @@ from rich.table import Table
 from leasehold.adapters.consumer.status import lags_of, statuses_of
 from leasehold.adapters.ops.explaining import plans
 from leasehold.adapters.report.watching import WatchedTable, picture
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import Renewing
 from leasehold.balancer.actions import Look
 from leasehold.balancer.bulletin import BulletinTracker
@@ -43,7 +43,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.stores.aws_calls.pages import page_of
 from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.run import uncollected
+from leasehold_lab.simulator.run import without_gc
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
@@ -110,7 +110,7 @@ def works(workers: int) -> dict[str, Work]:
         now = float(next(clock))
         pages = (page_of(body, orjson.loads) for body in next(answers))
         read = known_rows.read(page["Items"] for page in pages if page is not None)
-        with uncollected():
+        with without_gc():
             rows = tuple(sorted(read.leases, key=lambda lease: lease.key))
             seen_rows, leases_now = seen_rows.look(rows, now, now + 0.5)
         return leases_now
@@ -121,7 +121,7 @@ def works(workers: int) -> dict[str, Work]:
     shown = WatchedTable(leases, lags=lags, statuses=statuses_of(leases, lags, 0.0, 10.0))
     few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
-    signed = tuple(evolve(each, notes=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
+    signed = tuple(evolve(each, annotations=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
     hearing, _ = Watch(bulletins=BulletinTracker()).look(signed, 0.0, 0.5)
     hearing, known = hearing.look(signed[:1], 1.0, 1.1, [signed[0].key])
     row = lookout_ranks(known, CONFIG).row or signed[0]

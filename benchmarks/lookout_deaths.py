@@ -98,7 +98,9 @@ def unread(fleet: Fleet, death: Death, seed: int) -> float:
     """Seconds until everything is owned again."""
     logging.disable(logging.CRITICAL)
     ours = [name for number, name in enumerate(fleet.names) if fleet.config(number) is OURS] or fleet.names
-    ranks = lookout_ranks([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in ours], OURS).ranks
+    ranks = lookout_ranks(
+        [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in ours], OURS
+    ).ranks
     gone = frozenset(ranks[: death.first] if death.first else ranks[-1:])
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     at = CRASH + draw.uniform(0.0, KCL.cycle_seconds)

@@ -146,7 +146,7 @@ def drawn(told: Story) -> str:
             parts.append(box)
     said = [
         (0.0, "12 leases, 4 workers, no coordinator"),
-        (KILLED, f"kill -9 {names[told.killed]}: nobody is told"),
+        (KILLED, f"kill -9 {names[told.killed]}: no one is notified"),
         (first, f"{first - KILLED:.0f} s later: its leases have expired, and are taken"),
         (last + 3, "all is read again, from the checkpoints"),
         (COMES, f"{names[NEW]} starts: {given} leases are handed over"),

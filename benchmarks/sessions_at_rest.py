@@ -12,7 +12,7 @@ from attrs import frozen
 from session_requests import requested
 
 from leasehold.adapters.worker.progress import TELL_SECONDS
-from leasehold.balancer.bulletin import note_of
+from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
@@ -47,10 +47,13 @@ def run_by(leases: int, workers: int, checkpoints: float, seconds: float) -> tup
 def asked_of(leases: int, workers: int, checkpoints: float) -> Asked:
     """By the planner of a reader that has read the bulletin a moment ago, where nothing is new."""
     names = [f"w-{number:04}" for number in range(workers)]
-    said = note_of(Bulletin(7, 2))
+    said = bulletin_annotations(Bulletin(7, 2))
     table = tuple(
         Lease(
-            f"s-{number:06}", owner=(name := names[number % workers]), idle=1.0, notes=(("process", f"p/{name}"), *said)
+            f"s-{number:06}",
+            owner=(name := names[number % workers]),
+            idle=1.0,
+            annotations=(("process", f"p/{name}"), *said),
         )
         for number in range(leases)
     )

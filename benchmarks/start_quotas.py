@@ -19,8 +19,8 @@ from attrs import define, field
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.consumer.reader_state import FAULT_WAITS
-from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.kinesis.source import PAGE, KinesisSource
+from leasehold.adapters.sources.call_timeouts import Backoff
+from leasehold.adapters.sources.kinesis.source import PAGE_SIZE, KinesisSource
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import start_seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -81,7 +81,7 @@ class Service:
         """A page of a listing of no shards: only its requests count."""
         self._served("ListShards")
         page = int(str(question.get("NextToken", 0))) + 1
-        more = {"NextToken": str(page)} if page * PAGE < self.shards else {}
+        more = {"NextToken": str(page)} if page * PAGE_SIZE < self.shards else {}
         return {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}, **more}
 
     def _served(self, operation: str) -> None:

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from attrs import define, field
 
-from leasehold.stores.swap import SwapStore, announced
+from leasehold.stores.swap import SwapStore, control_row
 from leasehold.stores.urls import name_of, open_store
 from leasehold_lab.demo.stage import Stage, Stream, services
 from leasehold_lab.judge.events import Sent
@@ -94,7 +94,7 @@ def main() -> None:
         names = (name_of(urls[0]), name_of(urls[1]))
         with closing(Stream(kinesis, name, SHARDS)) as stream:
             tables = (open_store(urls[0]), open_store(urls[1]))
-            announced(tables, names)
+            control_row(tables, names)
             with closing(SwapStore(tables, names[1])) as store:
                 stage = Stage(Path(folder), stream, store, urls[0], ("--to", urls[1], *SETTINGS))
                 producer = Producer(stream)

@@ -40,7 +40,7 @@ class OutcomeUnknown(StoreError):
 
 
 class NotWritten(OutcomeUnknown):
-    """Raised when the store responded that it cannot write now, for example because its disk is full.
+    """Raised when the store responded that it cannot write now, because its disk is full or it throttles, for example.
 
     Nothing was written. Trying again may help.
 

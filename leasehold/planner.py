@@ -5,10 +5,10 @@
 
 from leasehold.balancer import (
     HASH_KEYS,
+    Annotations,
     HashRange,
     History,
     Hole,
-    Notes,
     RuleSet,
     Version,
     children_to_create,
@@ -18,10 +18,10 @@ from leasehold.balancer import (
 
 __all__ = [
     "HASH_KEYS",
+    "Annotations",
     "HashRange",
     "History",
     "Hole",
-    "Notes",
     "RuleSet",
     "Version",
     "children_to_create",

@@ -83,4 +83,4 @@ class ScriptedTable(MemoryStore):
             grows=behind > before > 0,
         )
         notes = ((NOTE, reach.note),)
-        return Lease(f"s-{number}", owner=reach.owner, weight=round(kbps * 1024), notes=notes)
+        return Lease(f"s-{number}", owner=reach.owner, weight=round(kbps * 1024), annotations=notes)

@@ -11,8 +11,8 @@ from leasehold.balancer.model import (
     SHARD_END,
     TRIM_HORIZON,
     WEIGHT_MAX,
+    Annotations,
     Lease,
-    Notes,
     Position,
     at_timestamp,
 )
@@ -80,7 +80,7 @@ weights = st.none() | st.integers(0, 10**9)
 """In KB/s, with no more digits behind the point than every layout keeps."""
 
 
-def _notes(pairs: dict[str, str]) -> Notes:
+def _notes(pairs: dict[str, str]) -> Annotations:
     return tuple(sorted(pairs.items()))
 
 
@@ -93,7 +93,7 @@ leases = st.builds(
     hash_range=ranges,
     weight=weights,
     epoch=counts,
-    notes=st.dictionaries(texts, texts, max_size=2).map(_notes),
+    annotations=st.dictionaries(texts, texts, max_size=2).map(_notes),
 )
 """Leases that nobody owns, as any worker may have to write them down."""
 
@@ -105,7 +105,7 @@ def assert_said(read: object) -> None:
         assert len(read.why) < 200
         f"{read.key} {read.field} {read.why}".encode()
     if isinstance(read, Lease):
-        json.dumps([read.key, read.owner, read.next_owner, read.notes], ensure_ascii=False).encode()
+        json.dumps([read.key, read.owner, read.next_owner, read.annotations], ensure_ascii=False).encode()
         assert read.epoch >= 0
         assert read.checkpoint.sub >= 0
         assert read.weight is None or 0 <= read.weight <= WEIGHT_MAX

@@ -31,7 +31,7 @@ PUBLIC = {
         "a reader of shards asks them what to read and what to create": "children_to_create readable",
         "a log tells whose renewals are slow": "slow_owners",
         "a rule set of one's own derives from it": "RuleSet",
-        "fields of `Me`, `Lease` and `Shard` have these types": "HASH_KEYS HashRange History Hole Notes Version",
+        "fields of `Me`, `Lease` and `Shard` have these types": "HASH_KEYS HashRange History Hole Annotations Version",
     },
     "leasehold.stores": {
         "a table is opened by its URL": "open_both open_store",
@@ -45,6 +45,7 @@ PUBLIC = {
     },
     "leasehold.adapters": {
         "a handler with a policy of its own": "Delivery Handling by_key",
+        "a consumer that acknowledges later": "Assignment ShardConsumer",
         "a worker beside a loop of one's own": "Runner Worker",
         "what `leasehold.run` opens by a URL": "dead_letters open_source",
     },

@@ -7,12 +7,12 @@ const table = Array.from({ length: 6 }, (_, n) => ({ key: `shard-${n}`, owner: n
 
 function plan(worker, turn) {
   const question = { leases: table, me: { worker, turn }, config: { rules: "kcl", max_steals: 3 } };
-  const asked = spawnSync(program, words, { input: JSON.stringify(question), encoding: "utf8" });
-  if (asked.status !== 0) throw new Error(asked.stderr);
-  return JSON.parse(asked.stdout);
+  const result = spawnSync(program, words, { input: JSON.stringify(question), encoding: "utf8" });
+  if (result.status !== 0) throw new Error(result.stderr);
+  return JSON.parse(result.stdout);
 }
 
-// What a store does: a write under the condition that the lease is as it was seen, else nobody is told Done.
+// What a store does: write only if the lease still has the version that was read.
 function write(key, seen, change) {
   const stored = table.find((lease) => lease.key === key);
   if (stored.version !== seen) return false;

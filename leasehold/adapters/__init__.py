@@ -8,17 +8,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
-    from leasehold.adapters.consumer.handling import Delivery, Handling, by_key
+    from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, ShardConsumer, by_key
     from leasehold.adapters.consumer.runner import Runner
     from leasehold.adapters.sources.urls import open_source
     from leasehold.adapters.worker.worker import Worker
 
-__all__ = ["Delivery", "Handling", "Runner", "Worker", "by_key", "dead_letters", "open_source"]
+__all__ = [
+    "Assignment",
+    "Delivery",
+    "Handling",
+    "Runner",
+    "ShardConsumer",
+    "Worker",
+    "by_key",
+    "dead_letters",
+    "open_source",
+]
 
 _HOMES = {
+    "Assignment": "consumer.handling",
     "Delivery": "consumer.handling",
     "Handling": "consumer.handling",
     "Runner": "consumer.runner",
+    "ShardConsumer": "consumer.handling",
     "Worker": "worker.worker",
     "by_key": "consumer.handling",
     "dead_letters": "consumer.dead_letters.sinks",

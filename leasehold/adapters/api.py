@@ -82,9 +82,9 @@ def run(
         shard-0 customer-7 b'a lamp'
         True
     """
-    described = consumption(source, leases, handler, options)
-    with described.joined() as joined:
-        return described.run(joined)
+    settings = consumption(source, leases, handler, options)
+    with settings.joined() as joined:
+        return settings.run(joined)
 
 
 async def arun(
@@ -121,27 +121,27 @@ async def arun(
         shard-0 2
     """
     loop = asyncio.get_running_loop()
-    described = consumption(source, leases, handler, options)
-    dead_letter, calls = described.handling.dead_letter, _LoopCalls(loop)
+    settings = consumption(source, leases, handler, options)
+    dead_letter, calls = settings.handling.dead_letter, _LoopCalls(loop)
     handling = evolve(
-        described.handling,
-        handler=calls.calling(described.handling.handler),
-        dead_letter=None if dead_letter is None else calls.calling(dead_letter),
+        settings.handling,
+        handler=calls.wrap(settings.handling.handler),
+        dead_letter=None if dead_letter is None else calls.wrap(dead_letter),
     )
-    over = asyncio.Event()
-    background = WorkerThread(evolve(described, handling=handling), over=lambda: _tell(loop, over.set))
+    ended = asyncio.Event()
+    background = WorkerThread(evolve(settings, handling=handling), on_end=lambda: _call_soon(loop, ended.set))
     try:
         _stop_with_loop(loop, background)
         with _draining_on_signals(loop, background.stop):
             try:
-                await over.wait()
+                await ended.wait()
             except asyncio.CancelledError:
                 if background.origin.left:
                     raise
                 background.stop()
-                while not over.is_set():
+                while not ended.is_set():
                     with suppress(asyncio.CancelledError):  # release the leases first, which has its own time limit
-                        await over.wait()
+                        await ended.wait()
                 raise
     finally:
         # Also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
@@ -269,19 +269,19 @@ class WorkerThread:
     """A worker in a thread of its own, which opens, runs and closes it.
 
     Args:
-        described: The worker's configuration.
+        settings: The worker's configuration.
         executor: Where handlers are called; None: in threads.
-        over: Called in the worker's thread once the worker has ended.
+        on_end: Called in the worker's thread once the worker has ended.
     """
 
     def __init__(
         self,
-        described: Consumption,
+        settings: Consumption,
         *,
         executor: HandlerExecutor | None = None,
-        over: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._described, self._executor, self._over = described, executor, over
+        self._settings, self._executor, self._on_end = settings, executor, on_end
         self._stopping, self._ended = Event(), Event()
         self.origin = Origin()
         self._runner: Runner | None = None
@@ -292,7 +292,7 @@ class WorkerThread:
     @property
     def id(self) -> str:
         """The worker's id."""
-        return self._described.me
+        return self._settings.me
 
     def stop(self) -> None:
         """Have the worker finish the running batches, checkpoint and release, without waiting for that."""
@@ -329,8 +329,8 @@ class WorkerThread:
             self.wait()
 
     def _work(self) -> None:
-        with self._described.joined(self._stopping) as joined:
-            self._verdict = self._described.run(joined, executor=self._executor, begun=self._begun)
+        with self._settings.joined(self._stopping) as joined:
+            self._verdict = self._settings.run(joined, executor=self._executor, begun=self._begun)
         self._end()
 
     def _begun(self, runner: Runner) -> None:
@@ -348,10 +348,10 @@ class WorkerThread:
     def _end(self) -> None:
         self._ended.set()
         atexit.unregister(self._exit)
-        self._over()
+        self._on_end()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     with suppress(RuntimeError):  # the loop is closed, so nothing waits for the call
         loop.call_soon_threadsafe(call)
 
@@ -378,14 +378,14 @@ class _LoopCalls:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._origin = loop, Origin()
 
-    def calling(self, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
-        """Return the function to call in place of `given`."""
+    def wrap(self, function: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  any function
+        """Return the function to call in place of `function`."""
 
         def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
             with self._withdrawing():
                 if self._loop.is_closed():
                     raise RuntimeError
-                result = given(*arguments)
+                result = function(*arguments)
             return self._awaited(result) if inspect.isawaitable(result) else result
 
         return call
@@ -399,13 +399,13 @@ class _LoopCalls:
                 raise Withdrawn("the event loop of its worker is closed") from fault
             raise
 
-    async def _awaited(self, answer: Awaitable[object]) -> object:
-        work = self._there(answer)
+    async def _awaited(self, result: Awaitable[object]) -> object:
+        work = self._in_loop(result)
         with self._withdrawing():
             try:
                 future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
             except RuntimeError:
-                for pending in (work, answer):
+                for pending in (work, result):
                     if inspect.iscoroutine(pending):
                         pending.close()  # otherwise Python warns that it was never awaited
                 raise
@@ -418,10 +418,10 @@ class _LoopCalls:
                 raise
             return future.result()
 
-    async def _there(self, answer: Awaitable[object]) -> object:
+    async def _in_loop(self, result: Awaitable[object]) -> object:
         raised: BaseException | None = None
         try:
-            return await answer
+            return await result
         except BaseException as error:
             raised = error
             raise
@@ -457,22 +457,22 @@ class BatchQueue:
 
     def __init__(self) -> None:
         self.changed = Condition()
-        self._works: deque[Work] = deque()
-        self.over = False
-        self._told: Callable[[], None] = lambda: None
+        self._queue: deque[Work] = deque()
+        self.ended = False
+        self._on_change: Callable[[], None] = lambda: None
 
     def start(self, work: Work) -> None:
         """Keep the work until the consumer asks for a batch."""
         with self.changed:
-            self._works.append(work)
-        self.tell()
+            self._queue.append(work)
+        self.notify()
 
     def withdraw(self, work: Work) -> bool:
         """Remove the work; return False if the consumer has taken it."""
         with self.changed:
-            if work not in self._works:
+            if work not in self._queue:
                 return False
-            self._works.remove(work)
+            self._queue.remove(work)
             return True
 
     def replace(self, work: Work) -> None:
@@ -484,71 +484,71 @@ class BatchQueue:
     def take(self) -> Work | None:
         """Return the work that has waited longest, or None."""
         with self.changed:
-            return self._works.popleft() if self._works else None
+            return self._queue.popleft() if self._queue else None
 
     def end(self) -> None:
         """End the queue, because no more work follows."""
-        self.over = True
-        self.tell()
+        self.ended = True
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the consumer if it waits for a batch or the end."""
         with self.changed:
             self.changed.notify_all()
-            wake = self._told
-        wake()
+            on_change = self._on_change
+        on_change()
 
     def wait(self) -> None:
         """Wait for a batch or the end. Signal handlers can run meanwhile."""
         with self.changed:
-            while not self.changed.wait_for(lambda: self._works or self.over, SIGNAL_SECONDS):
+            while not self.changed.wait_for(lambda: self._queue or self.ended, SIGNAL_SECONDS):
                 pass
 
-    async def awaited(self) -> None:
+    async def wait_async(self) -> None:
         """Wait for a batch or the end without blocking the event loop."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
-            self._told = lambda: _tell(loop, news.set)
-            ready = bool(self._works) or self.over
+            self._on_change = lambda: _call_soon(loop, changed.set)
+            ready = bool(self._queue) or self.ended
         if not ready:
-            await news.wait()
+            await changed.wait()
 
 
 class _Iteration:
     """The state of an iteration, to which its threads refer so that the iterator itself can be dropped."""
 
-    def __init__(self, described: Consumption) -> None:
+    def __init__(self, settings: Consumption) -> None:
         self.waiting = BatchQueue()
         self.origin = Origin()
-        self.described = evolve(described, handling=evolve(described.handling, handler=self._hand))
+        self.settings = evolve(settings, handling=evolve(settings.handling, handler=self._deliver))
         self.background: WorkerThread | None = None
         self.batch: Delivery | None = None
-        self.answer: Future[None] = Future()
+        self.acknowledgment: Future[None] = Future()
 
-    def _hand(self, delivery: Delivery) -> Awaitable[None]:
+    def _deliver(self, delivery: Delivery) -> Awaitable[None]:
         """Handle a batch by giving it to the consumer, in whose thread this runs."""
-        self.batch, self.answer = delivery, (answer := Future[None]())
+        self.batch, self.acknowledgment = delivery, (acknowledgment := Future[None]())
 
-        async def answered() -> None:  # awaited on the worker's loop while the consumer works
-            await asyncio.wrap_future(answer)
+        async def acknowledged() -> None:  # awaited on the worker's loop while the consumer works
+            await asyncio.wrap_future(acknowledgment)
 
-        return answered()
+        return acknowledged()
 
-    def begun(self) -> WorkerThread:
+    def start(self) -> WorkerThread:
         if self.background is None:
-            self.background = WorkerThread(self.described, executor=self.waiting, over=self.waiting.end)
+            self.background = WorkerThread(self.settings, executor=self.waiting, on_end=self.waiting.end)
         return self.background
 
-    def settle(self, fault: Exception | None = None) -> None:
+    def finish(self, fault: Exception | None = None) -> None:
         """Acknowledge the consumer's batch, or fail it; do nothing if it has none."""
         if self.batch is None:
             return
         self.batch = None
         with suppress(InvalidStateError):  # the call was given up meanwhile
             if fault is None:
-                self.answer.set_result(None)
+                self.acknowledgment.set_result(None)
             else:
-                self.answer.set_exception(fault)
+                self.acknowledgment.set_exception(fault)
 
     def next(self) -> Delivery | None:
         """Return the next batch whose lease is still held, or None if none is waiting."""
@@ -567,9 +567,9 @@ class _Iteration:
     def leave(self) -> None:
         """End without acknowledging the consumer's batch, which will be read again."""
         self.stop()
-        self.settle(Withdrawn("its consumer takes no more batches"))
+        self.finish(Withdrawn("its consumer takes no more batches"))
 
-    def dropped(self) -> None:
+    def drop(self) -> None:
         """Leave, and wait until the leases are released, unless in an event loop, which must not be blocked."""
         if self.origin.left:
             return
@@ -623,41 +623,41 @@ class Batches:
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError if an option is wrong; the message names it."""
         # A placeholder that passes the checks of handlers; `_Iteration` replaces it.
-        self._reading = _Iteration(consumption(source, leases, lambda _batch: None, options))
-        self._again = self._closed = False
-        self._entering, self._consumer = Lock(), _Consumer()
+        self._iteration = _Iteration(consumption(source, leases, lambda _batch: None, options))
+        self._resumed = self._closed = False
+        self._lock, self._consumer = Lock(), _Consumer()
         # After a `break`, an iterator without other references is finalized immediately.
-        self._dropped = weakref.finalize(self, self._reading.dropped)
+        self._finalizer = weakref.finalize(self, self._iteration.drop)
 
     def __iter__(self) -> Self:
-        self._again = True
+        self._resumed = True
         return self
 
     def __next__(self) -> Delivery:
-        with self._alone():
+        with self._exclusive():
             while (batch := self._step()) is None:
-                self._reading.waiting.wait()
+                self._iteration.waiting.wait()
             return batch
 
     def __aiter__(self) -> Self:
-        self._again = True
+        self._resumed = True
         return self
 
     async def __anext__(self) -> Delivery:
-        with self._alone():
+        with self._exclusive():
             try:
                 while (batch := self._step()) is None:
-                    await self._reading.waiting.awaited()
+                    await self._iteration.waiting.wait_async()
             except StopIteration:
                 raise StopAsyncIteration from None
             return batch
 
     @contextmanager
-    def _alone(self) -> Generator[None]:
+    def _exclusive(self) -> Generator[None]:
         """Let only one thread or task step; raise RuntimeError in another while the first may be handling a batch."""
-        self._reading.origin.check()
+        self._iteration.origin.check()
         me = _Consumer.current()
-        with self._entering:
+        with self._lock:
             if not self._closed and self._consumer != me and self._consumer.alive:
                 raise RuntimeError(
                     "these batches are iterated by another thread or task: its batch would be acknowledged here; "
@@ -672,22 +672,22 @@ class Batches:
 
     def _step(self) -> Delivery | None:
         """Return the next batch, or None if none is ready. Raises StopIteration, or the error that ended the worker."""
-        again, self._again = self._again, False
-        reading = self._reading
+        resumed, self._resumed = self._resumed, False
+        iteration = self._iteration
         if self._closed:
             raise StopIteration
-        if again and reading.batch is not None and not reading.batch.lost:
-            return reading.batch  # not acknowledged when the loop was left by `break`
-        reading.settle()
-        if not reading.waiting.over:
-            reading.begun()
-            batch = reading.next()
-            if batch is not None or not reading.waiting.over:
+        if resumed and iteration.batch is not None and not iteration.batch.lost:
+            return iteration.batch  # not acknowledged when the loop was left by `break`
+        iteration.finish()
+        if not iteration.waiting.ended:
+            iteration.start()
+            batch = iteration.next()
+            if batch is not None or not iteration.waiting.ended:
                 return batch
         self._closed = True
-        self._dropped.detach()
-        if reading.background is not None:
-            reading.background.result()
+        self._finalizer.detach()
+        if iteration.background is not None:
+            iteration.background.result()
         raise StopIteration
 
     def stop(self) -> None:
@@ -695,17 +695,17 @@ class Batches:
 
         May be called from any thread and from signal handlers.
         """
-        self._reading.origin.check()
-        self._reading.stop()
+        self._iteration.origin.check()
+        self._iteration.stop()
 
     def close(self) -> None:
         """Release the leases and wait until that is done. The current batch is not acknowledged."""
         self._closed = True
-        self._dropped.detach()
-        self._reading.origin.check()
-        self._reading.leave()
-        if self._reading.background is not None:
-            self._reading.background.result()
+        self._finalizer.detach()
+        self._iteration.origin.check()
+        self._iteration.leave()
+        if self._iteration.background is not None:
+            self._iteration.background.result()
 
     async def aclose(self) -> None:
         """Close without blocking the event loop."""
@@ -723,7 +723,7 @@ class Batches:
     async def __aexit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
         if kind is GeneratorExit:  # nothing can be awaited now
             self._closed = True
-            self._dropped()
+            self._finalizer()
         else:
             await asyncio.to_thread(self._leave, kind)
 

@@ -39,7 +39,7 @@ from leasehold.adapters.inputs import (
 )
 from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
 from leasehold.adapters.options import MIB, Options, checked, options_of
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.worker import Worker
@@ -48,7 +48,7 @@ from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.printable import did_you_mean, escaped, said
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import SwapStore, open_tables, tables_apart
+from leasehold.stores.swap import SwapStore, check_tables_differ, open_tables
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
@@ -203,7 +203,7 @@ def consumption(
             raise ValueError(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
-        tables_apart(leases, to, named("to"))
+        check_tables_differ(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
         function = _function(handler, given, named)

@@ -20,6 +20,7 @@ from leasehold.balancer.family import blocking_problems, families
 from leasehold.balancer.model import (
     HASH_KEYS,
     SENTINELS,
+    Annotations,
     Bulletin,
     BulletinState,
     HashRange,
@@ -27,7 +28,6 @@ from leasehold.balancer.model import (
     Hole,
     Lease,
     Me,
-    Notes,
     Position,
     Shard,
     at_timestamp,
@@ -187,11 +187,11 @@ class UnreadFields:
 _ALWAYS = ("key", "owner", "version", "idle", "checkpoint")
 _UNLESS_DEFAULT = (
     *("sub", "token", "stream", "shard", "parents", "hash_range", "next_owner", "next_owner_idle", "yields"),
-    *("leaving", "epoch", "notes", "weight", "held"),
+    *("leaving", "epoch", "annotations", "weight", "held"),
 )
 _DEFAULTS = cells(Lease(""))
 
-JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle"}
+JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations": "notes"}
 """The fields of a lease that have another name in JSON."""
 
 
@@ -371,7 +371,7 @@ def _of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set decla
 
 
 _names, _seconds = _each(JsonValue.name), JsonValue.number
-_notes: Callable[[JsonValue], Notes] = _by_name(JsonValue.text)
+_notes: Callable[[JsonValue], Annotations] = _by_name(JsonValue.text)
 _name_or_none, _whole_or_none = _or(None, JsonValue.name), _or(None, JsonValue.whole)
 _seconds_or_infinite = _or(math.inf, _seconds)
 
@@ -447,7 +447,7 @@ def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
         "actions": [action_json(action) for action in actions],
         "look_again_seconds": look.seconds,
         **({} if look.keys is None else {"look_again_keys": list(look.keys)}),
-        **_if("look_again_notes", dict(look.notes)),
+        **_if("look_again_notes", dict(look.annotations)),
         **_if("look_again_stale_ok", look.stale_ok),
         **_if("problems", problems),
     }
@@ -467,8 +467,8 @@ def action_json(action: Action) -> dict[str, Any]:
             document |= _if("stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None)
         case Release(next_owner=next_owner):
             document |= _if("to", next_owner)
-        case Renew(notes=notes):
-            document |= _if("notes", dict(notes))
+        case Renew(annotations=annotations):
+            document |= _if("notes", dict(annotations))
         case Claim() | Delete():
             pass
         case _:

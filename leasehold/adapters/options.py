@@ -190,7 +190,7 @@ class Options(TypedDict, total=False):
         Option(
             "Send records that arrived longer ago to the dead letter, not to the handler.",
             unset="no limit",
-            limits=DurationLimits(1.0),
+            limits=DurationLimits(1.0, 366 * 86400.0, "no stream keeps records for that long"),
         ),
     ]
     slow_seconds: Annotated[
@@ -204,7 +204,11 @@ class Options(TypedDict, total=False):
     ]
     handler_seconds: Annotated[
         Seconds | None,
-        Option("Release the lease if one batch takes longer than this.", unset="never", limits=DurationLimits(0.01)),
+        Option(
+            "Release the lease if one batch takes longer than this.",
+            unset="never",
+            limits=DurationLimits(0.01, 3600.0, "a handler that hangs keeps its shard from being read for that long"),
+        ),
     ]
     checkpoint_seconds: Annotated[
         Seconds | None,

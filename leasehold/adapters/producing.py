@@ -6,7 +6,7 @@ from typing import cast, get_args
 import boto3
 
 from leasehold.adapters.options import ProduceOptions, checked
-from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
@@ -44,7 +44,7 @@ def open_producer(
     address = stream_address(stream, place.get("region"), "SOURCE URL")
     if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := place.get("wire", "cbor")) not in get_args(WireForm):
+    if (wire := place.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
     endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
     credentials = session_of(place, "SOURCE URL", session)
@@ -57,6 +57,6 @@ def open_producer(
         epoch=values["epoch"],
     )
     clients = clients_of(
-        address.region, endpoint, REQUESTS, cast("WireForm", wire), session=credentials, arn=address.arn
+        address.region, endpoint, REQUESTS, cast("WireFormat", wire), session=credentials, arn=address.arn
     )
     return Producer(clients, address.name, settings)

@@ -1,13 +1,14 @@
 """The actions that a plan can contain: a closed union.
 
-The class tells how a lease is obtained: `Claim` takes a free or expired lease, `Steal` one whose owner is alive. Each
-action holds the lease as it was read and the rule that asked for it. A store rejects an action if the lease has changed
-since; a rejection is an expected result, not an error.
+A lease can be obtained in two ways: `Claim` takes a free or expired lease, `Steal` one whose owner is alive. Each
+action
+contains the lease as it was read and the rule that asked for it. A store rejects an action if the lease has changed
+since. A rejection is an expected result, not an error.
 """
 
 from attrs import frozen
 
-from leasehold.balancer.model import Lease, Notes
+from leasehold.balancer.model import Annotations, Lease
 
 
 @frozen
@@ -29,7 +30,7 @@ class Create:
 class Renew:
     """Renew a lease to show that its owner is alive.
 
-    `notes` are written in the same request.
+    `annotations` are written in the same request.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, plan
@@ -40,7 +41,7 @@ class Renew:
 
     lease: Lease
     rule: str
-    notes: Notes = ()
+    annotations: Annotations = ()
 
 
 @frozen
@@ -144,7 +145,7 @@ class Look:
     Attributes:
         seconds: How many seconds from now to read.
         keys: The keys of the leases to read, or None to read the whole table.
-        notes: The attributes that renewals should write.
+        annotations: The attributes that renewals should write.
         stale_ok: Whether an eventually consistent read is good enough.
 
     Examples:
@@ -155,5 +156,5 @@ class Look:
 
     seconds: float
     keys: tuple[str, ...] | None = None
-    notes: Notes = ()
+    annotations: Annotations = ()
     stale_ok: bool = False

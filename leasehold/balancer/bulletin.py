@@ -13,7 +13,7 @@ bulletin's counts, on all its rows:
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
     | | |    |   a worker, by the first digits of its digest, and the rows that it should read
-    | | |    a row of the worker that stands in first, and of the next ones: their bulletins would be there
+    | | |    a row of the worker that stands in first, and of the next ones: the rows where their bulletins would be
     | | the row that carries the bulletin: the lookout renews it more often than any other
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to
@@ -34,9 +34,9 @@ from functools import lru_cache
 from attrs import evolve, field, fields, frozen
 
 from leasehold.balancer.chance import digest_under
-from leasehold.balancer.model import Bulletin, BulletinState, Lease, Notes
+from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease
 
-NOTE = "bulletin"
+BULLETIN = "bulletin"
 """Our attribute with the counts, which the lookout writes with each of its renewals (C4)."""
 
 DIGITS_MAX = 18
@@ -46,14 +46,14 @@ No lookout looks that often, and Python refuses to convert a string of thousands
 """
 
 
-def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
+def bulletin_annotations(bulletin: Bulletin, call: Annotations = ()) -> Annotations:
     """Return the attributes that a row has for a bulletin and its call."""
-    return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
+    return ((BULLETIN, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
 
 
 def bulletin_of(lease: Lease) -> Bulletin:
     """Return the bulletin of a row, or one with all counts 0 if there is none or it cannot be parsed."""
-    return _parse_counts(lease.note(NOTE) or "")
+    return _parse_counts(lease.annotation(BULLETIN) or "")
 
 
 @lru_cache(maxsize=1_000)  # rows that a former lookout left behind stay the same for hours
@@ -68,7 +68,7 @@ def _parse_counts(text: str) -> Bulletin:
 CALL = "call"
 """Our attribute with the call."""
 
-CALL_MOST = 2000
+CALL_LENGTH_MAX = 2000
 """Maximum length of a call, in characters, since the lookout stores it on each of its rows.
 
 A longer call becomes `*`, which calls all workers.
@@ -80,7 +80,7 @@ DIGITS = 8
 If two workers have the same digits, both read the rows and the store rejects one claim.
 """
 
-SECONDS_MOST = 10**6
+CALL_SECONDS_MAX = 10**6
 
 rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks all workers
 
@@ -120,9 +120,9 @@ def worker_digits(worker: str) -> str:
     return rank_digest(worker).hex()[:DIGITS]
 
 
-def note_of_call(
+def call_annotation(
     looks: int, seconds: float, rows: Sequence[str], names: Mapping[str, Sequence[str]], *, to_all: bool = False
-) -> Notes:
+) -> Annotations:
     """Return the attribute for a call.
 
     All workers are called if the call would be too long or a called key cannot be written. If one of `rows` cannot be
@@ -137,9 +137,9 @@ def note_of_call(
     """
     words = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
     entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
-    prefix = f"{looks} {min(int(seconds), SECONDS_MOST)} {','.join(rows)}"
+    prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
     text = " ".join([prefix, *entries])
-    if to_all or len(text) > CALL_MOST or not all(_is_writable(key) for keys in words.values() for key in keys):
+    if to_all or len(text) > CALL_LENGTH_MAX or not all(_is_writable(key) for keys in words.values() for key in keys):
         text = f"{prefix} *"
     return ((CALL, text),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
 
@@ -156,32 +156,34 @@ def _is_writable(key: str) -> bool:
 def call_of(text: str) -> LookoutCall | None:
     """Parse a call. Return None if there is none or it cannot be parsed."""
     looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
-    counts = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
-    if not counts or not row:
+    valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
+    if not valid or not row:
         return None
-    names = {name: tuple(keys.split(",")) if equals else () for name, equals, keys in (w.partition("=") for w in words)}
+    names = {
+        name: tuple(keys.split(",")) if equals else () for name, equals, keys in (word.partition("=") for word in words)
+    }
     to_all, (first, *others) = names.pop("*", None) is not None, row.split(",")
-    return LookoutCall(int(looks), min(int(seconds), SECONDS_MOST), first, tuple(others), to_all, names)
+    return LookoutCall(int(looks), min(int(seconds), CALL_SECONDS_MAX), first, tuple(others), to_all, names)
 
 
 def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
     """Return the call on this row as a string, or "" if it does not belong to this bulletin."""
-    text = lease.note(CALL) or ""
+    text = lease.annotation(CALL) or ""
     call = call_of(text)
     return text if call is not None and call.looks == bulletin.looks else ""
 
 
-def prolonged_notes(notes: Notes, seconds: float) -> Notes:
+def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
     """Return the attributes of a lookout whose listing has been going on for `seconds`.
 
     Other workers see this time and do not stand in for the lookout (C8).
     """
     updated = []
-    for name, text in notes:
+    for name, text in annotations:
         call = call_of(text) if name == CALL else None
-        longer = call is not None and int(seconds) > call.seconds
+        prolonged = call is not None and int(seconds) > call.seconds
         looks, _, rest = text.partition(" ")
-        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if longer else text))
+        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if prolonged else text))
     return tuple(updated)
 
 
@@ -202,19 +204,24 @@ class BulletinTracker:
     warns_at: float | None = None
 
     def after(
-        self, read: Iterable[Lease], began: float, ended: float, requested_keys: Collection[str] | None, full_at: float
+        self,
+        leases: Iterable[Lease],
+        began: float,
+        ended: float,
+        requested_keys: Collection[str] | None,
+        full_at: float,
     ) -> "BulletinTracker":
         """Return the tracker after another reading.
 
         Args:
-            read: The leases as read, with `held` filled in.
+            leases: The leases as read, with `held` filled in.
             began: When the reading began.
             ended: When the reading ended.
             requested_keys: The keys that were requested, or None for a reading of the whole table.
             full_at: When the last full reading ended.
         """
-        rows, before = tuple(read), self.hearing
-        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.note(NOTE))]
+        rows, before = tuple(leases), self.hearing
+        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(BULLETIN))]
         latest = max([before.latest, *{bulletin for bulletin, _ in bulletins}])
         # During a listing, its lookout rewrites the same call with a longer time.
         calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]

@@ -68,7 +68,7 @@ class Census:
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
         """Iterate over the leases of `held_by`.
 
-        For all owners together, building a tuple would cost more than the counting.
+        Building a tuple of the leases of all owners would cost more than counting them.
         """
         dead = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
@@ -161,16 +161,16 @@ class KnownLeases(Sequence[Lease]):
         self.whole, self.since = whole, since
         before = whole.by_key if since else {}
         self.moved = tuple(key for key, lease in since.items() if _holder(before.get(key)) != _holder(lease))
-        came = sum(lease is not None and key not in before for key, lease in since.items())
-        self._len = len(whole.leases) + came - sum(lease is None and key in before for key, lease in since.items())
+        added = sum(lease is not None and key not in before for key, lease in since.items())
+        self._len = len(whole.leases) + added - sum(lease is None and key in before for key, lease in since.items())
 
     def __len__(self) -> int:
         return self._len
 
     def __iter__(self) -> Iterator[Lease]:
         before, since = self.whole.by_key, self.since
-        now = (since.get(lease.key, lease) for lease in self.whole.leases)
-        yield from (lease for lease in now if lease is not None)
+        rows = (since.get(lease.key, lease) for lease in self.whole.leases)
+        yield from (lease for lease in rows if lease is not None)
         yield from (lease for key, lease in since.items() if lease is not None and key not in before)
 
     def __eq__(self, other: object) -> bool:
@@ -180,11 +180,11 @@ class KnownLeases(Sequence[Lease]):
     __hash__ = None  # type: ignore[assignment]  # no code hashes these
 
     @overload
-    def __getitem__(self, place: int) -> Lease: ...
+    def __getitem__(self, index: int) -> Lease: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Lease, ...]: ...
-    def __getitem__(self, place: int | slice) -> Lease | tuple[Lease, ...]:
-        return self._all[place]
+    def __getitem__(self, index: slice) -> tuple[Lease, ...]: ...
+    def __getitem__(self, index: int | slice) -> Lease | tuple[Lease, ...]:
+        return self._all[index]
 
     @cached_property
     def _all(self) -> tuple[Lease, ...]:
@@ -249,7 +249,7 @@ class KnownLeases(Sequence[Lease]):
 
         A lease without a weight counts as `unknown`.
         """
-        loads = {owner: load + unknown * blank for owner, (load, blank) in self.whole.loads.items()}
+        loads = {owner: load + unknown * unmeasured for owner, (load, unmeasured) in self.whole.loads.items()}
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
                 if row is not None:
@@ -267,8 +267,8 @@ class KnownLeases(Sequence[Lease]):
         workers = self.whole.our_workers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
-            lives = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if lives != (worker in workers):  # if unchanged, keep the same object: callers may have ranked it
+            alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
+            if alive != (worker in workers):  # if unchanged, keep the same object: callers may have ranked it
                 workers ^= {worker}
         return workers
 
@@ -308,4 +308,4 @@ def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[s
 
 def owner_is_ours(lease: Lease) -> bool:
     """Return whether the owner of this lease is one of our workers."""
-    return (lease.note(OURS) or "").partition("/")[2] == lease.owner
+    return (lease.annotation(OURS) or "").partition("/")[2] == lease.owner

@@ -35,13 +35,13 @@ def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     """Return a sort key for leases that is the same for everyone who uses this salt."""
     blank = _salted(salt)
 
-    def place(lease: Lease) -> tuple[bytes, str]:
+    def sort_key(lease: Lease) -> tuple[bytes, str]:
         key = lease.key  # runs for perhaps ten thousand leases, so make as few calls as possible
         hashing = blank.copy()
         hashing.update(key.encode("utf-8", "surrogatepass"))
         return hashing.digest(), key
 
-    return place
+    return sort_key
 
 
 def draw(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:

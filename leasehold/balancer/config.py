@@ -15,13 +15,13 @@ RULE_SETS: tuple[type[RuleSet], ...] = (Kcl, KclRust, EventHubs, Minimal)
 """Every rule set that the commands, the JSON form, the simulator, the checker and the law tests support."""
 
 
-def _a_start(_config: object, attribute: "Attribute[Any]", value: object) -> None:
+def _check_initial_position(_config: object, attribute: "Attribute[Any]", value: object) -> None:
     if not isinstance(value, Position) or value.numbered or value.ended:
         raise ValueError(f"{attribute.name}: {value!r} is not TRIM_HORIZON, LATEST or a position at a timestamp")
 
 
-_A_RULE_SET: Validator = instance_of(RuleSet)
-_ABOVE_ZERO = number(0, above=True)
+_IS_RULE_SET: Validator = instance_of(RuleSet)
+_IS_POSITIVE = number(0, above=True)
 
 
 # attrs computes all defaults before it runs validators, so each default validates the fields that it depends on. They
@@ -29,13 +29,13 @@ _ABOVE_ZERO = number(0, above=True)
 # understand the latter.
 
 
-def _rules(config: "Config") -> RuleSet:
-    _A_RULE_SET(config, fields(Config).rules, config.rules)
+def _validated_rules(config: "Config") -> RuleSet:
+    _IS_RULE_SET(config, fields(Config).rules, config.rules)
     return config.rules
 
 
-def _seconds(config: "Config") -> float:
-    _ABOVE_ZERO(config, fields(Config).lease_seconds, config.lease_seconds)
+def _validated_lease_seconds(config: "Config") -> float:
+    _IS_POSITIVE(config, fields(Config).lease_seconds, config.lease_seconds)
     return config.lease_seconds
 
 
@@ -59,16 +59,20 @@ class Config:
         60.05
     """
 
-    rules: RuleSet = field(factory=Minimal, validator=_A_RULE_SET)
+    rules: RuleSet = field(factory=Minimal, validator=_IS_RULE_SET)
     lease_seconds: float = field(
-        default=Factory(lambda config: _rules(config).lease_seconds, takes_self=True), validator=_ABOVE_ZERO
+        default=Factory(lambda config: _validated_rules(config).lease_seconds, takes_self=True), validator=_IS_POSITIVE
     )
     cycle_seconds: float = field(
-        default=Factory(lambda config: _rules(config).cycle_seconds(_seconds(config)), takes_self=True),
-        validator=_ABOVE_ZERO,
+        default=Factory(
+            lambda config: _validated_rules(config).cycle_seconds(_validated_lease_seconds(config)), takes_self=True
+        ),
+        validator=_IS_POSITIVE,
     )
     renew_seconds: float = field(
-        default=Factory(lambda config: _rules(config).renew_seconds(_seconds(config)), takes_self=True),
-        validator=_ABOVE_ZERO,
+        default=Factory(
+            lambda config: _validated_rules(config).renew_seconds(_validated_lease_seconds(config)), takes_self=True
+        ),
+        validator=_IS_POSITIVE,
     )
-    initial_position: Position = field(default=LATEST, validator=_a_start)
+    initial_position: Position = field(default=LATEST, validator=_check_initial_position)

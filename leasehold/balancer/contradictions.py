@@ -2,8 +2,10 @@
 
 If a stream is deleted and created again under its name, it has the same shard ids. Its old leases are then wrong about
 the new records: the shard of a lease at SHARD_END is never read, and a checkpoint may be after records that no one has
-read. So each lease notes the incarnation of its stream, `<stream>:<creation time>`. A lease without that note, written
-by another library or by an earlier version, counts as a lease of the present stream unless its shard contradicts it.
+read. So each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without that
+annotation, written by another library or by an earlier version, counts as a lease of the present stream unless its
+shard
+contradicts it.
 """
 
 from collections.abc import Collection, Iterable
@@ -90,31 +92,38 @@ def contradictions(
 
 def _of_other_incarnation(lease: Lease, incarnation: str) -> Contradiction | None:
     """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
-    reported = lease.note(INCARNATION)
-    if not incarnation or reported in {None, SETTLED, incarnation}:
+    noted = lease.annotation(INCARNATION)
+    if not incarnation or noted in {None, SETTLED, incarnation}:
         return None
-    (was, made), (now, made_now) = _split_incarnation(reported or ""), _split_incarnation(incarnation)
-    stream = lease.stream or now
-    if was != now:
-        what = f"the leases are those of {was}, and {now} is read: give each stream a table of its own"
+    (noted_stream, noted_at), (listed_stream, listed_at) = (
+        _split_incarnation(noted or ""),
+        _split_incarnation(incarnation),
+    )
+    stream = lease.stream or listed_stream
+    if noted_stream != listed_stream:
+        what = (
+            f"the leases are those of {noted_stream}, and {listed_stream} is read: give each stream a table of its own"
+        )
         return Contradiction("another stream", lease.stream, lease.key, what)
-    if made > made_now:
-        what = f"stream {stream} was listed as made at {made_now}, and lease {lease.key} is of one made at {made}"
+    if noted_at > listed_at:
+        what = f"stream {stream} was listed as made at {listed_at}, and lease {lease.key} is of one made at {noted_at}"
         return Contradiction("old listing", lease.stream, lease.key, f"{what}: the shards are listed again")
-    what = f"stream {stream} was made anew at {made_now} s since 1970, and its leases are of the one made at {made}"
+    what = (
+        f"stream {stream} was made anew at {listed_at} s since 1970, and its leases are of the one made at {noted_at}"
+    )
     return Contradiction("made anew", lease.stream, lease.key, f"{what}: nothing is read; {DO}")
 
 
 def created_later(incarnation: str, earlier: str) -> bool:
     """Return whether `incarnation` is the same stream as the known one, created later."""
-    (now, made_now), (was, made) = _split_incarnation(incarnation), _split_incarnation(earlier)
-    return now == was and made_now > made
+    (stream, time), (earlier_stream, earlier_time) = _split_incarnation(incarnation), _split_incarnation(earlier)
+    return stream == earlier_stream and time > earlier_time
 
 
 def _split_incarnation(incarnation: str) -> tuple[str, int]:
     """Return the stream and its creation time, or the whole string and 0 if it has another form."""
-    stream, _, made = incarnation.rpartition(":")
-    return (stream, int(made)) if made.isascii() and made.isdigit() and len(made) <= 20 else (incarnation, 0)  # noqa: PLR2004
+    stream, _, time = incarnation.rpartition(":")
+    return (stream, int(time)) if time.isascii() and time.isdigit() and len(time) <= 20 else (incarnation, 0)  # noqa: PLR2004
 
 
 def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
@@ -131,9 +140,9 @@ def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
     ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
     # A listing may leave out a parent that is past its retention, but a child always names a parent that is listed.
-    listed = any(parent in family.shards for parent in lease.parents)
-    strange = listed and not shard.parents and shard.hash_range is not None
-    if ranges or parents or strange:
+    some_parent_listed = any(parent in family.shards for parent in lease.parents)
+    gained_parents = some_parent_listed and not shard.parents and shard.hash_range is not None
+    if ranges or parents or gained_parents:
         what = f"lease {lease.key} has {'hash keys' if ranges else 'parents'} that its shard does not have"
         return Contradiction("another shard", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
     return None
@@ -150,7 +159,7 @@ def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
 
 def reported_on(lease: Lease) -> str:
     """Return the contradiction that a worker has reported on this row, or "" if there is none."""
-    sentence = lease.note(CONTRADICTION)
+    sentence = lease.annotation(CONTRADICTION)
     return sentence if sentence not in {None, SETTLED} and sentence else ""
 
 
@@ -161,7 +170,7 @@ class Restart:
     Attributes:
         stored: The lease to replace, or None to create one.
         lease: The new lease, or None to delete the stored one.
-        marks: Whether to note only the incarnation and keep the checkpoint.
+        marks: Whether to write only the incarnation and keep the checkpoint.
     """
 
     stored: Lease | None
@@ -178,11 +187,11 @@ def restarts(
 ) -> tuple[Restart, ...]:
     """Return the steps that restart leases at `start`, in the order in which they must be written.
 
-    If the stream was recreated, the steps replace all leases that do not note its present incarnation. Otherwise they
-    replace those that contradict their shards. The order is:
+    If the stream was recreated, the steps replace all leases that are not annotated with its present incarnation.
+    Otherwise they replace those that contradict their shards. The order is:
 
-    - Leases without a note are marked first, in steps of their own. Otherwise, once the last lease that shows the
-      contradiction is replaced, they would count as leases of the present stream.
+    - Leases without an incarnation are marked first, in steps of their own. Otherwise, once the last lease that shows
+      the contradiction is replaced, they would count as leases of the present stream.
     - Then leases are created for shards that have none. If a worker ended halfway, these leases would be created at the
       initial position, and LATEST would skip records.
     - Existing leases follow, parents before children. Otherwise a child could be read while the old lease of its parent
@@ -202,32 +211,46 @@ def restarts(
     recreated_streams = {contradiction.stream for contradiction in present if contradiction.kind == "made anew"}
     steps: list[Restart] = []
     for family in families(shards, leases):
-        created_again, here = family.stream in recreated_streams, family.leases
-        old = {
+        created_again, family_leases = family.stream in recreated_streams, family.leases
+        to_replace = {
             key: lease
-            for key, lease in sorted(here.items())
-            if (lease.note(INCARNATION) not in {incarnation, SETTLED} if created_again else key in restartable_keys)
+            for key, lease in sorted(family_leases.items())
+            if (
+                lease.annotation(INCARNATION) not in {incarnation, SETTLED}
+                if created_again
+                else key in restartable_keys
+            )
         }
-        former = next((note for lease in old.values() if (note := lease.note(INCARNATION)) is not None), "")
-        unmarked = [lease for lease in old.values() if created_again and lease.note(INCARNATION) is None]
+        former_incarnation = next(
+            (note for lease in to_replace.values() if (note := lease.annotation(INCARNATION)) is not None), ""
+        )
+        unmarked = [lease for lease in to_replace.values() if created_again and lease.annotation(INCARNATION) is None]
         if unmarked:
-            marked = ((lease, tuple(sorted((*lease.notes, (INCARNATION, former))))) for lease in unmarked)
-            steps += [Restart(lease, evolve(lease, notes=notes), marks=True) for lease, notes in marked]
+            marked = (
+                (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation))))) for lease in unmarked
+            )
+            steps += [
+                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in marked
+            ]
             continue
         names = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
         try:  # parents first
-            ordered = [family.shards[name] for name in TopologicalSorter(names).static_order() if name in family.shards]
+            ordered_shards = [
+                family.shards[name] for name in TopologicalSorter(names).static_order() if name in family.shards
+            ]
         except CycleError:  # L2 reports the cycle, and such a stream is left alone
-            ordered = []
+            ordered_shards = []
         steps += [
             Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))
-            for shard in ordered
-            if created_again and shard.id not in here and (shard.open or start != LATEST)
+            for shard in ordered_shards
+            if created_again and shard.id not in family_leases and (shard.open or start != LATEST)
         ]
-        for shard in ordered:
-            if shard.id in old:
+        for shard in ordered_shards:
+            if shard.id in to_replace:
                 position = SHARD_END if start == LATEST and not shard.open else start
-                fresh = evolve(old[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range)
-                steps.append(Restart(old[shard.id], fresh))
-        steps += [Restart(lease, None) for key, lease in old.items() if key not in family.shards]
+                new_lease = evolve(
+                    to_replace[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range
+                )
+                steps.append(Restart(to_replace[shard.id], new_lease))
+        steps += [Restart(lease, None) for key, lease in to_replace.items() if key not in family.shards]
     return tuple(steps)

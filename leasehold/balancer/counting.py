@@ -102,8 +102,8 @@ def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
     limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
     if limit is None or not me.history.led:
         return ()
-    dying = {lease.owner for lease in expired}
-    return tuple(worker for worker, waited in me.history.led if waited <= limit and worker not in dying)
+    losing_workers = {lease.owner for lease in expired}
+    return tuple(worker for worker, waited in me.history.led if waited <= limit and worker not in losing_workers)
 
 
 def expires_above(config: Config) -> float:
@@ -138,9 +138,9 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 
 def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     # 1.25: an owner is clearly slower than we are if its gaps are a quarter longer.
-    usual = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
+    threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
     our_gap = dict(measured).get(me.worker, 0.0)
-    limit = our_gap + config.lease_seconds if our_gap > usual else usual
+    limit = our_gap + config.lease_seconds if our_gap > threshold else threshold
     return tuple((owner, seconds) for owner, seconds in measured if seconds > limit and owner != me.worker)
 
 

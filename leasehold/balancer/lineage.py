@@ -24,7 +24,7 @@ from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.family import Family
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Notes, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Annotations, History, Hole, Lease, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """The checkpoints of a child that no one has read from yet (L8). LATEST counts as started."""
@@ -136,7 +136,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     # readings after its epochs were passed to handlers. We notice such deletions by rows that are due again, or whose
     # epochs are far above normal because they were recreated.
     highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
-    above = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
+    lowest_epoch = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
     created = {
         **_covering_holes(family, history.holes, config),
         **_orphans(family, gone, due, config),
@@ -147,7 +147,9 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
         **_remembered(due),
     }
     creates = (created[name] for name in sorted(created))
-    return tuple(evolve(create, lease=evolve(create.lease, epoch=max(create.lease.epoch, above))) for create in creates)
+    return tuple(
+        evolve(create, lease=evolve(create.lease, epoch=max(create.lease.epoch, lowest_epoch))) for create in creates
+    )
 
 
 def child_position(config: Config) -> Position:
@@ -191,7 +193,7 @@ def children_to_create(
     )
 
 
-def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
+def lease_of(shard: Shard, position: Position, annotations: Annotations = ()) -> Lease:
     """Return a new lease, without an owner, for a shard."""
     return Lease(
         key=shard.id,
@@ -200,7 +202,7 @@ def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
         parents=shard.parents,
         checkpoint=position,
         hash_range=shard.hash_range,
-        notes=notes,
+        annotations=annotations,
     )
 
 
@@ -247,13 +249,13 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
             continue
         ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
         gone = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
-        if any(ended) and all(done or lost for done, lost in zip(ended, gone, strict=True)):
+        if any(ended) and all(finished or missing for finished, missing in zip(ended, gone, strict=True)):
             created[shard.id] = _create(shard, child_position(config), "L3")
     return created
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
-    """Create the children of a shard that disappeared before its lease was finished (L9); no other worker will.
+    """Create the children of a shard that disappeared before its lease was finished (L9), since no other worker will.
 
     The other parent of a merge must have a lease first. Once the child has one, a parent without one counts as
     finished.
@@ -325,7 +327,7 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
         finished = {parent for parent in shard.parents if parent in gone and parent not in due}
         # The other parent of a merge needs a row first: without one it would count as finished (L12).
         if finished and all(
-            p in finished or p in family.leases or p not in family.shards for p in shard.parents
+            other in finished or other in family.leases or other not in family.shards for other in shard.parents
         ):  # L13
             created[name] = _create(shard, child_position(config), "L13")
         if name in tips and not counted:  # L4
@@ -335,14 +337,14 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
 
 def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
     """Return the tips without a lease and their listed ancestors up to the first leased, parents first."""
-    above: dict[str, list[str]] = {}
+    parents_of: dict[str, list[str]] = {}
     todo = [shard for shard in tips if shard not in family.leases]
     while todo:
         name = todo.pop()
-        if name not in above:
-            above[name] = [] if name in family.leases else family.parents(family.shards[name])
-            todo += above[name]
-    return tuple(TopologicalSorter(above).static_order())
+        if name not in parents_of:
+            parents_of[name] = [] if name in family.leases else family.parents(family.shards[name])
+            todo += parents_of[name]
+    return tuple(TopologicalSorter(parents_of).static_order())
 
 
 def _covering_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
@@ -350,7 +352,7 @@ def _covering_holes(family: Family, holes: Collection[Hole], config: Config) -> 
 
     This happens even if a parent is still being read. L12 ensures the reading order.
     """
-    lasting = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
+    confirmed_holes = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
     return {
         shard.id: _create(shard, child_position(config), "L7")
         for shard in family.shards.values()
@@ -358,5 +360,5 @@ def _covering_holes(family: Family, holes: Collection[Hole], config: Config) -> 
         and any(parent in family.leases for parent in shard.parents)
         and all(parent in family.leases or parent not in family.shards for parent in shard.parents)
         and shard.hash_range is not None  # a shard of unknown range might not cover the hole
-        and any(shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1] for hole in lasting)
+        and any(shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1] for hole in confirmed_holes)
     }

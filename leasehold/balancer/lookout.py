@@ -32,7 +32,7 @@ frees them and raises *acts*. The new count is written to the row at once, and w
 leases. specs/cadence.md has the purpose and the benefit of each rule (`python benchmarks/cadence_ablation.py`).
 
 Rule 1: nothing here decides who owns a lease.
-Rule 2: times are for `lease_seconds` of 10 and scale with it; those that wait for requests scale only downwards.
+Rule 2: times are given for a `lease_seconds` of 10 and scale with it. Waits for requests get shorter, but not longer.
 
 There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
 lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
@@ -49,14 +49,22 @@ from heapq import nsmallest
 from attrs import evolve, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import CALL, LookoutCall, bulletin_of, call_of, note_of, note_of_call, rank_digest
+from leasehold.balancer.bulletin import (
+    CALL,
+    LookoutCall,
+    bulletin_annotations,
+    bulletin_of,
+    call_annotation,
+    call_of,
+    rank_digest,
+)
 from leasehold.balancer.census import Census, KnownLeases, our_workers, owner_is_ours
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
 from leasehold.balancer.handoff import live_moves
-from leasehold.balancer.model import Bulletin, BulletinState, Lease, Me, Notes
+from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease, Me
 from leasehold.balancer.rules.loads import slack, takers
-from leasehold.balancer.rules.shares import awaits_joiners, donation_order, until_gathered
+from leasehold.balancer.rules.shares import awaits_joiners, donation_order, seconds_until_joined
 
 HEARTBEAT_SECONDS = 1.5
 """How often the bulletin's row is renewed, so that its silence is noticed within seconds (C4)."""
@@ -91,8 +99,8 @@ REQUESTS_SECONDS = 15.0
 EARLY_SECONDS, EARLY_PLACES = 4.0, 12
 """If the row is silent for this long, this many of the next in rank list the table, the others at twice that (C8).
 
-The second in rank reads the row as rarely as the others do and may notice the silence later than some of them. Those
-would list the table in vain, and in a larger group there would be more of them.
+The second in rank reads the row as rarely as the others do, so some of them may notice the silence first. They would
+list the table in vain, and the larger the group, the more of them there would be.
 """
 
 LAST_RESORT_SECONDS = 20.0
@@ -113,7 +121,7 @@ OUTAGE_SECONDS = 2.0
 AT_ONCE_SECONDS = 0.05
 """How soon a worker that finds itself called reads the rows (C7)."""
 
-LISTING_MOST = 60.0
+LISTING_SECONDS_MAX = 60.0
 """How long a listing may take before its lookout is assumed to hang (C8).
 
 Other workers stand in after twice this time and two missing looks.
@@ -164,9 +172,9 @@ class LookoutRanks:
         )
         if silent <= 0:
             return False
-        return silent > self.behind(me) * scaled(STAND_IN_SECONDS, config)
+        return silent > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
 
-    def behind(self, me: Me) -> int:
+    def stand_ins_before(self, me: Me) -> int:
         """Return how many others stand in before this worker."""
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         return rank - 1 if self.place is None else self.place
@@ -175,14 +183,14 @@ class LookoutRanks:
 def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how many seconds a listing of this table takes, as far as its lookout and this worker know (C8)."""
     call = call_of(hearing.call)
-    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_MOST, config)))
+    return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
 
 
 def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
     By then two looks are missing, each as long as a listing of this table takes. During a listing, its lookout writes
-    how long it has taken so far (`prolonged_notes`), and no worker stands in for it.
+    how long it has taken so far (`prolonged_annotations`), and no worker stands in for it.
     """
     return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
 
@@ -232,8 +240,8 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
 
 
 @lru_cache(maxsize=100)  # most looks find the same workers as the look before
-def _ranked(ours: frozenset[str]) -> tuple[str, ...]:
-    return tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
+def _ranked(our_workers: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
@@ -297,11 +305,11 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
 def start_seconds(worker: str, config: Config) -> float:
     """Return how long a worker waits before its first look: up to half a second, by the digest of its id (C15).
 
-    A worker that holds nothing cannot be seen, so of the workers that look at the same moment, many choose the same
-    first lease.
+    Workers that hold nothing cannot see each other. If many of them looked at the same moment, they would choose the
+    same first lease.
     """
-    part = int.from_bytes(rank_digest(worker)) / 2**64
-    return part * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
+    fraction = int.from_bytes(rank_digest(worker)) / 2**64
+    return fraction * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
 def _scaled_for_requests(seconds: float, config: Config) -> float:
@@ -317,34 +325,45 @@ def next_look(
 ) -> Look:
     """Return when to look next, at which rows, and what to write on this worker's own rows."""
     ranks, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
-    duty = ranks.on_duty(me, hearing, config)
+    on_duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
-    notes = _notes(actions, leases, census, me, config) if duty else _last_bulletin(mine, leases, me, hearing, ranks)
+    annotations = (
+        _next_bulletin(actions, leases, census, me, config)
+        if on_duty
+        else _last_bulletin(mine, leases, me, hearing, ranks)
+    )
     settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
     if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
-        settle = until_gathered(me.history, config)
+        settle = seconds_until_joined(me.history, config)
     if settle is not None:
-        return Look(settle, notes=notes)
+        return Look(settle, annotations=annotations)
     wanted_keys = _requested_soon(census, me, config)
-    if duty or ranks.row is None:
+    if on_duty or ranks.row is None:
         # The rows that others will request are read on their own between two listings (C7).
-        until_judged = max(0.0, _until_judged(census, me, config) - me.history.full_still)
+        until_judged = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
         own_row = bulletin_row(mine, me.worker) if wanted_keys else None
         hurried_seconds = scaled(HURRIED_SECONDS, config)
         if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
-            return Look(min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, notes=notes)
-        return Look(hurried_seconds, keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))), notes=notes, stale_ok=True)
+            return Look(
+                min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, annotations=annotations
+            )
+        return Look(
+            hurried_seconds,
+            keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))),
+            annotations=annotations,
+            stale_ok=True,
+        )
     if partial and _should_list(leases, me, config, ranks, census):
-        return Look(0.0, notes=notes)
+        return Look(0.0, annotations=annotations)
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
-    silent = ranks.left or ranks.silent > heartbeat_seconds(config)
-    hurried = wanted_keys or called_keys or silent or hearing.warned < scaled(WARNED_SECONDS, config)
-    pause = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
+    row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
+    hurried = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    seconds = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
-        pause = scaled(AT_ONCE_SECONDS, config)
+        seconds = scaled(AT_ONCE_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
     stopped = hearing.looks_still > _looks_silent(me, hearing, config)
     stopped |= ranks.left or ranks.silent > _row_silent(me, hearing, config)
@@ -352,8 +371,8 @@ def next_look(
         # C8: a worker that stands in writes this on its rows, so we need not search the whole table for it.
         keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted_keys) > len(leases):
-        return Look(2 * pause, notes=notes)
-    return Look(pause, keys=tuple(dict.fromkeys(keys)), notes=notes, stale_ok=True)
+        return Look(2 * seconds, annotations=annotations)
+    return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
 
 def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
@@ -368,21 +387,21 @@ def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> t
     return keys if LISTED * len(keys) <= len(leases) else ()
 
 
-def _should_list(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
+def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: LookoutRanks, census: Census) -> bool:
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
     # C8: one listing starts this worker's clocks. Otherwise a second lease_seconds would be lost.
-    early = scaled(EARLY_SECONDS, config) * (1 if ours.behind(me) < EARLY_PLACES else 2)
-    unheard = full_still > ours.silent > early + (0.0 if call is None else 2 * call.seconds)
+    early_seconds = scaled(EARLY_SECONDS, config) * (1 if ranks.stand_ins_before(me) < EARLY_PLACES else 2)
+    bulletin_stopped = full_still > ranks.silent > early_seconds + (0.0 if call is None else 2 * call.seconds)
     # A worker that is not called reads nothing. One without a lease cannot be seen, so it cannot be called.
     cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
-    acts = hearing.latest.acts != hearing.acts_read and concerns
-    turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
+    concerns_us = call is None or call.lists(me.worker) or cheaper or not census.mine
+    acts = hearing.latest.acts != hearing.acts_read and concerns_us
+    turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
     # Ranks do not include workers that were never seen to sign a row, but counts do.
-    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ours.ranks), len(census.counts))
-    return acts or turned or unheard or last_resort
+    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
+    return acts or turned or bulletin_stopped or last_resort
 
 
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -403,15 +422,15 @@ def _present_workers(census: Census) -> frozenset[str]:
 
 
 def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
-    """Return the same as `settle_seconds`, but ignore claims that these leases already show as successful (C10).
+    """Return `settle_seconds` for these actions, ignoring claims that the leases already show as successful (C10).
 
-    Another look would show nothing new about such claims, unless there is more to take: M5 takes only one lease at
-    first, and M9 one per turn.
+    Another look would show nothing new about such claims. They count only if there is more to take, because M5 takes
+    only one lease at first, and M9 one per turn.
     """
     mine = {lease.key for lease in census.mine}
-    answered = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
-    more = bool(answered) and takes_more(census, me, config)
-    return settle_seconds([action for action in actions if action not in answered or more], config)
+    confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
+    takes_again = bool(confirmed) and takes_more(census, me, config)
+    return settle_seconds([action for action in actions if action not in confirmed or takes_again], config)
 
 
 def takes_more(census: Census, me: Me, config: Config) -> bool:
@@ -435,7 +454,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     return _scaled_for_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
 
 
-def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
+def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Config) -> float:
     """Return the time until a second reading shows whether a late owner has died (C16).
 
     It is infinite if no owner is late.
@@ -446,7 +465,7 @@ def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
-def _until_judged(census: Census, me: Me, config: Config) -> float:
+def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     """Return the seconds from one listing of the lookout to the next.
 
     They are three, or less if the first suspect reaches its limit sooner (C5), or more if there is no one to watch
@@ -460,15 +479,18 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
     # Times count from the start of the reading, as `idle` does. If listings take long, every worker renews between two
     # of them, so a lease that did not change at all is suspected, too.
-    took = me.history.full_took
+    listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
         for idle in others
-        if (overdue(idle, config) or (idle > 0 and overdue(idle + took, config))) and idle <= limit
+        if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
-    # A long look that begins a moment too early judges no one, and the next one ends a whole listing later.
-    soonest = min(seconds_left) if seconds_left and took >= usual_pause else min([usual_pause, *seconds_left])
+    # If a slow listing begins a moment too early, it cannot show that any owner is dead, and the next result comes a
+    # whole listing later.
+    soonest = (
+        min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
+    )
     # 0.05: wait at least 50 ms before the next look, however close the limit is.
     return max(scaled(0.05, config), soonest)
 
@@ -478,7 +500,9 @@ def overdue(idle: float, config: Config) -> bool:
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
-def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Notes:
+def _next_bulletin(
+    actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config
+) -> Annotations:
     """Return the bulletin after one more look, and its call.
 
     *acts* grows if there is work for others, *warns* if an owner may be dead.
@@ -493,30 +517,38 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     hearing = me.history.hearing or BulletinState()
     mine = [lease for lease in leases if lease.owner == me.worker]
     if me.history.full_still > 0:  # nothing new is known between two listings
-        again = any(bulletin_of(lease) == hearing.latest for lease in mine)
-        return note_of(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
+        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in mine)
+        return (
+            bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
+            if carries_bulletin
+            else ()
+        )
     joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
     # Others have not had time yet to take leases that were just released, or that only became available when their
     # parents ended (M1).
     max_idle = scaled(FREE_SECONDS, config)
-    fresh = any(lease.idle < max_idle for lease in open_leases)
-    if open_leases and not fresh:
+    newly_free = any(lease.idle < max_idle for lease in open_leases)
+    if open_leases and not newly_free:
         ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
-        fresh = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
+        newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
     # Leases that no worker takes and moves that no worker makes raise acts only once per cycle, because each time costs
     # every worker a listing. While the leases of a dead worker expire one after another, its count is low, and no one
     # could do anything about that.
-    persists = not fresh if open_leases else _uneven(census, me, config)
-    lasting = hearing.acts_still >= config.cycle_seconds and persists
+    persists = not newly_free if open_leases else _uneven(census, me, config)
+    stuck = hearing.acts_still >= config.cycle_seconds and persists
     latest, row = hearing.latest, bulletin_row(mine, me.worker)
     if row is None:
-        return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned))
+        return bulletin_annotations(
+            Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned)
+        )
     # A call that has no effect becomes a call to all workers, once per cycle.
-    moves = fresh or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
-    names = config.rules.calls(census, me, config) if moves and not lasting else {}
+    moves_expected = newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
+    names = config.rules.calls(census, me, config) if moves_expected and not stuck else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
-    call = note_of_call(latest.looks + 1, me.history.full_took, rows, names, to_all=lasting)
-    return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned), call)
+    call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=stuck)
+    return bulletin_annotations(
+        Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned), call
+    )
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
@@ -539,8 +571,8 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
 
 
 def _last_bulletin(
-    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
-) -> Notes:
+    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
+) -> Annotations:
     """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
     The call names the row that carries the bulletin now. *acts* grows so that readers of earlier versions list the
@@ -549,7 +581,7 @@ def _last_bulletin(
     latest = hearing.latest
     if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):
         return ()
-    row = bulletin_row(leases, ours.ranks[0]) if ours.ranks else None
-    others = ours.ranks[1:STAND_INS]
-    call = () if row is None else note_of_call(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
-    return note_of(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)
+    row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
+    others = ranks.ranks[1:STAND_INS]
+    call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
+    return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

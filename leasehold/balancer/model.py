@@ -14,7 +14,7 @@ Version = NewType("Version", str)
 HashRange = tuple[int, int]
 """The first and last hash key of a shard, both inclusive and within 0 .. 2**128 - 1."""
 
-Notes = tuple[tuple[str, str], ...]
+Annotations = tuple[tuple[str, str], ...]
 """Our own attributes on a lease row, as (name, value) pairs sorted by name."""
 
 HASH_KEYS: HashRange = (0, 2**128 - 1)
@@ -27,7 +27,7 @@ DIGITS_MAX = 129
 """The most digits a sequence number may have. This is kcl-rust's limit, far above what any service uses."""
 
 
-def _a_sentinel_or_number(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
+def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
     # attrs runs validators after it has set all fields.
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
         msg = f"checkpoint: {position!r} needs a str, an int and a str"
@@ -58,7 +58,7 @@ class Position:
         True
     """
 
-    sequence: str = field(validator=_a_sentinel_or_number)
+    sequence: str = field(validator=_check_position)
     sub: int = 0
     token: str = field(default="", eq=False)
 
@@ -106,13 +106,13 @@ It is a thousand terabytes, small enough that sums stay exact in stores that kee
 """
 
 
-def _whole_bytes(_lease: object, _attribute: object, weight: int | None) -> None:
+def _check_weight(_lease: object, _attribute: object, weight: int | None) -> None:
     if weight is not None and not (type(weight) is int and 0 <= weight <= WEIGHT_MAX):
         msg = f"weight: {weight!r} is not a whole number of bytes per second, from 0 to {WEIGHT_MAX}"
         raise ValueError(msg)
 
 
-def _somebody_or_none(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
+def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
     # This, too, runs after all fields are set.
     for name in ("key", "stream", "shard"):
         if not isinstance(value := getattr(lease, name), str):
@@ -151,7 +151,7 @@ class Lease:
         leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
         epoch: A fencing number that grows with each owner, if the store has one. If the store counts every write, each
             renewal also adds one.
-        notes: Our own attributes on the row.
+        annotations: Our own attributes on the row.
 
     Raises:
         ValueError: If the weight is out of range or the owner is an empty string; the message names the field.
@@ -167,19 +167,19 @@ class Lease:
     stream: str = ""
     shard: str = Factory(lambda lease: lease.key, takes_self=True)
     parents: tuple[str, ...] = ()
-    owner: str | None = field(default=None, validator=_somebody_or_none)
+    owner: str | None = field(default=None, validator=_check_names_and_owner)
     version: Version = Version("")
     idle: float = 0.0
     checkpoint: Position = TRIM_HORIZON
     hash_range: HashRange | None = None
-    weight: int | None = field(default=None, validator=_whole_bytes)
+    weight: int | None = field(default=None, validator=_check_weight)
     held: float = math.inf
     next_owner: str | None = None
     next_owner_idle: float = 0.0
     yields: bool = False
     leaving: bool = False
     epoch: int = 0
-    notes: Notes = ()
+    annotations: Annotations = ()
     # Stored rather than computed because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
@@ -197,18 +197,18 @@ class Lease:
         fields["idle"], fields["held"], fields["next_owner_idle"] = idle, held, next_owner_idle
         return _copy(fields)
 
-    def written(self, epoch: int, notes: Notes) -> "Lease":
+    def written(self, epoch: int, annotations: Annotations) -> "Lease":
         """Return the row as a write leaves it that changes only the counter and the notes.
 
         The counter is also the version.
         """
         fields = self.__dict__.copy()
-        fields["epoch"], fields["version"], fields["notes"] = epoch, Version(str(epoch)), notes
+        fields["epoch"], fields["version"], fields["annotations"] = epoch, Version(str(epoch)), annotations
         return _copy(fields)
 
-    def note(self, name: str) -> str | None:
+    def annotation(self, name: str) -> str | None:
         """Return the value of one of our attributes, or None if the row does not have it."""
-        for key, value in self.notes:
+        for key, value in self.annotations:
             if key == name:
                 return value
         return None

@@ -1,7 +1,7 @@
 """The entry points of the planner: leases in, actions out.
 
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
-keeps state between calls: time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
+keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
 Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
 So a plan made from an old reading can be rejected, but it cannot do harm (S1).
 """
@@ -20,12 +20,12 @@ from leasehold.balancer.lookout import (
     free_expired,
     next_look,
     overdue,
+    seconds_until_late_owners_expire,
     settle_seconds,
     takes_more,
-    until_late_judged,
 )
 from leasehold.balancer.model import Lease, Me, Shard
-from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
+from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 
 HANDOFF_POLL_SECONDS = 0.125
 """How often a next owner reads the leases that it has requested.
@@ -107,28 +107,32 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     without_renewals, history, rules = tuple(actions), me.history, config.rules
     reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
     moving = reading.unsettled(expires_above(config)) if isinstance(reading, KnownLeases) else reading
-    asked_keys = {
+    requested_keys = {
         lease.key for lease in moving if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
     }
-    asked_keys |= _keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
-    if asked_keys:
+    requested_keys |= _keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
+    if requested_keys:
         # C10: a newcomer waits for its first lease and for other joiners at the same time. If the owner that it asked
         # is silent, that owner may be dead and may have been the lookout. A listing starts the clocks of all its leases
         # (C1).
-        gathered = history.hearing is not None and history.full_still >= until_gathered(history, config)
-        silent = any(overdue(lease.idle, config) for lease in moving if lease.key in asked_keys)
-        whole = history.full_still >= config.cycle_seconds or (
-            gathered and (silent or takes_more(take_census(reading, me, config), me, config))
+        join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
+        silent = any(overdue(lease.idle, config) for lease in moving if lease.key in requested_keys)
+        read_all = history.full_still >= config.cycle_seconds or (
+            join_wait_over and (silent or takes_more(take_census(reading, me, config), me, config))
         )
-        return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked_keys)), stale_ok=not whole)
+        return Look(
+            HANDOFF_POLL_SECONDS, keys=None if read_all else tuple(sorted(requested_keys)), stale_ok=not read_all
+        )
     if history.hearing is not None and rules.keeps_lookout:
         return next_look(without_renewals, reading, me, config, history.hearing)
     if history.full_still > 0:
         return Look(0.0)  # no request is pending, so read the whole table now
-    pause = min(_pause(without_renewals, config), until_late_judged(reading, me, config), config.cycle_seconds)
+    seconds = min(
+        _pause(without_renewals, config), seconds_until_late_owners_expire(reading, me, config), config.cycle_seconds
+    )
     if rules.keeps_lookout and awaits_joiners(reading, me, config):
-        pause = min(pause, until_gathered(history, config))
-    return Look(pause)
+        seconds = min(seconds, seconds_until_joined(history, config))
+    return Look(seconds)
 
 
 def lifecycle(
@@ -160,9 +164,9 @@ def lifecycle(
 
 def _keys(actions: Collection[Action]) -> set[str]:
     """Return every key in these actions, including those of alternates."""
-    several = (action for action in actions if isinstance(action, Taking) and action.alternates)
-    others = {other.lease.key for action in several for other in action.alternates}
-    return others | {action.lease.key for action in actions}
+    with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
+    alternate_keys = {other.lease.key for action in with_alternates for other in action.alternates}
+    return alternate_keys | {action.lease.key for action in actions}
 
 
 def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
@@ -175,8 +179,8 @@ def _pause(actions: tuple[Action, ...], config: Config) -> float:
     rules, takes = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
     if takes and rules.again_at_once:
         return 0.0
-    if rules.keeps_lookout and (soon := settle_seconds(actions, config)) is not None:
-        return soon  # read the result, then take what is still missing
+    if rules.keeps_lookout and (settle := settle_seconds(actions, config)) is not None:
+        return settle  # read the result, then take what is still missing
     if any(isinstance(action, Create) for action in actions):
         return 1.0  # the new lease waits only for the next look of this worker
     return config.cycle_seconds

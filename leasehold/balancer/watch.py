@@ -63,14 +63,14 @@ class ReportTrack:
 
     Attributes:
         stamp: The stamp of its latest report.
-        stood_at: When that stamp was first seen.
+        stamp_at: When that stamp was first seen.
         moved_at: The same, or minus infinity if the report may be the last one of a dead worker.
         count: The number of its leases.
         since: Since when it has been known to be alive with so few leases.
     """
 
     stamp: str
-    stood_at: float
+    stamp_at: float
     moved_at: float
     count: int
     since: float
@@ -82,55 +82,55 @@ class WorkerReports:
 
     Attributes:
         leader: The leader in the last reading.
-        traces: The track of each worker.
+        tracks: The track of each worker.
         empty: Whether there was no reading yet.
     """
 
     leader: str | None = None
-    traces: Mapping[str, ReportTrack] = field(factory=dict)
+    tracks: Mapping[str, ReportTrack] = field(factory=dict)
     empty: bool = True
 
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
         """Return the state after another reading of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
-        traces = {worker: self._track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
-        return WorkerReports(reports.leader, traces, empty=False)
+        tracks = {worker: self._track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
+        return WorkerReports(reports.leader, tracks, empty=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living leader, with the seconds since each was last given a lease.
 
-        The time is infinite while we or the leader may still believe that a worker which has ended is alive. The leader
-        would then give that worker the surplus of the others. This lasts as long as its last report is recent, and
-        until every worker without leases has reported once more, because nothing else shows that they are alive. It
-        happens again when another worker without leases appears.
+        The time is infinite while we or the leader may still believe that a worker is alive although it has ended,
+        because the leader would then give that worker the surplus of the others. We may believe so as long as its last
+        report is recent, and until every worker without leases has reported once more, because nothing else shows that
+        they are alive. This starts again when another worker without leases appears.
         """
-        alive = {worker: trace for worker, trace in self.traces.items() if began - trace.moved_at <= REPORT_SECONDS}
+        alive = {worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:
             return ()
-        forgotten = [trace.stood_at + SILENT_SECONDS for worker, trace in self.traces.items() if worker not in alive]
-        calm = max(forgotten, default=-math.inf)
-        idle = [trace for trace in alive.values() if not trace.count]
-        last = max([calm, *(trace.since for trace in idle)])
-        certain = began >= calm and all(trace.moved_at >= last for trace in idle)
+        forget_times = [track.stamp_at + SILENT_SECONDS for worker, track in self.tracks.items() if worker not in alive]
+        forgotten_at = max(forget_times, default=-math.inf)
+        idle = [track for track in alive.values() if not track.count]
+        last_change = max([forgotten_at, *(track.since for track in idle)])
+        certain = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
         return tuple(
-            (worker, max(0.0, began - max(calm, trace.since)) if certain else math.inf)
-            for worker, trace in sorted(alive.items())
+            (worker, max(0.0, began - max(forgotten_at, track.since)) if certain else math.inf)
+            for worker, track in sorted(alive.items())
         )
 
     def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
         """Return the track of a worker after another reading."""
-        before = self.traces.get(worker)
+        before = self.tracks.get(worker)
         if before is None:
             # A report in the first reading may be years old. One that appears later was written in the meantime.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
-        stood_at = before.stood_at if stamp == before.stamp else ended
+        stamp_at = before.stamp_at if stamp == before.stamp else ended
         if before.count and not count:
             # The worker may have lost its leases because it died just after a report. Only its next report proves it
             # alive.
-            return ReportTrack(stamp, stood_at, -math.inf, count, ended)
+            return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
         grown = count > before.count or before.moved_at == -math.inf
-        return ReportTrack(stamp, stood_at, moved_at, count, ended if grown else before.since)
+        return ReportTrack(stamp, stamp_at, moved_at, count, ended if grown else before.since)
 
 
 class Sighting(NamedTuple):
@@ -199,11 +199,11 @@ class Watch:
         fleet_at: The end of the first reading that showed the present set of owners and next owners.
         full_at: The end of the last reading of the whole table.
         bulletins: Tracks bulletins; None if no worker writes any (C14).
-        roll: Tracks the workers that report next to the leases.
+        worker_reports: Tracks the workers that report next to the leases.
         whole: The last reading of the whole table, as `look` returned it.
         silence_seconds: If the store answers no reading for longer than this, it has an outage (C17).
         silent_at: When the first of the recent unanswered readings began, or None.
-        back_at: The end of the first reading that succeeded after an outage.
+        recovered_at: The end of the first reading that succeeded after an outage.
 
     Examples:
         >>> from leasehold import Lease, Watch
@@ -221,11 +221,11 @@ class Watch:
     fleet_at: float | None = None
     full_at: float = -math.inf
     bulletins: BulletinTracker | None = None
-    roll: WorkerReports = field(factory=WorkerReports)
+    worker_reports: WorkerReports = field(factory=WorkerReports)
     whole: FullReading = field(factory=lambda: FullReading(()), eq=False, repr=False)
     silence_seconds: float = math.inf
     silent_at: float | None = None
-    back_at: float = -math.inf
+    recovered_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
         """Return the watch after a reading that began at this time and failed."""
@@ -258,17 +258,19 @@ class Watch:
             reports: The reports of workers, only with a reading of the whole table.
         """
         if self.silent_at is not None:
-            back_at = ended if began - self.silent_at > self.silence_seconds else self.back_at
-            return evolve(self, silent_at=None, back_at=back_at).look(listing, began, ended, requested_keys, reports)
+            recovered_at = ended if began - self.silent_at > self.silence_seconds else self.recovered_at
+            return evolve(self, silent_at=None, recovered_at=recovered_at).look(
+                listing, began, ended, requested_keys, reports
+            )
         if requested_keys is None:
             earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
             fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
             sightings: Mapping[str, Sighting] = fresh
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
             whole, lost = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
-            stood = not lost and _stood(earlier, fresh)
-            owners_at, fleet_at = self._changes(earlier, fresh, ended, stood=stood)
-            history = self._history(sightings, leases, stood=stood)
+            unchanged = not lost and _unchanged(earlier, fresh)
+            owners_at, fleet_at = self._changes(earlier, fresh, ended, unchanged=unchanged)
+            history = self._history(sightings, leases, unchanged=unchanged)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
             sightings = self._with(fresh, set(requested_keys) - fresh.keys())
@@ -281,7 +283,9 @@ class Watch:
         bulletins = (
             None if self.bulletins is None else self.bulletins.after(read, began, ended, requested_keys, full_at)
         )
-        roll = self.roll if requested_keys is not None else self.roll.after(reports, leases, ended)
+        worker_reports = (
+            self.worker_reports if requested_keys is not None else self.worker_reports.after(reports, leases, ended)
+        )
         history = evolve(
             history,
             owners_still=max(0.0, began - owners_at),
@@ -290,17 +294,17 @@ class Watch:
             full_apart=history.full_apart if requested_keys is not None else max(0.0, began - self.full_at),
             full_took=history.full_took if requested_keys is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
-            led=roll.led(began),
+            led=worker_reports.led(began),
             gone=self._gone(sightings, lost),
         )
-        seen = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, roll, whole)
-        return evolve(seen, silence_seconds=self.silence_seconds, back_at=self.back_at), leases
+        watch = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, worker_reports, whole)
+        return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
 
-    def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, stood: bool) -> History:
+    def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
         """Return the history with everything that only a reading of the whole table shows."""
         holes = self.history.holes
-        again = (evolve(hole, times=hole.times + 1) for hole in holes)
-        holes = tuple(again) if stood else holes_after(leases, holes)
+        persisting = (evolve(hole, times=hole.times + 1) for hole in holes)
+        holes = tuple(persisting) if unchanged else holes_after(leases, holes)
         gaps, paces = dict[str, float](), dict[str, float]()  # the longest of each owner
         for sighting in sightings.values():
             gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
@@ -364,22 +368,22 @@ class Watch:
         same_owner = old.owner == lease.owner
         # A row that was deleted and recreated restarts its counter, so it may repeat an earlier version (L13).
         if same_owner and old.version == lease.version:
-            version_at = max(version_at, self.back_at)
+            version_at = max(version_at, self.recovered_at)
         else:
             # Do not count the gap before a new owner's first renewal, which does not show how often that owner renews.
-            now_stood = watched if version_at > owner_at else 0.0
-            gap = min(now_stood, stood) if same_owner else 0.0
+            interval = watched if version_at > owner_at else 0.0
+            gap = min(interval, stood) if same_owner else 0.0
             renewals = lease.epoch - old.epoch if same_owner else 0
             # If the owner had renewed any faster between the readings, its counter would have grown once more.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
-            stood, version_at = now_stood, ended
+            stood, version_at = interval, ended
         if not same_owner:
             owner_at = ended
         if old.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
         # The store's own age of a row includes an outage, so cap it (C17).
-        age = min(lease.idle, max(0.0, began - self.back_at)) if lease.idle else 0.0
+        age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
         watched_lease = lease.watched(
             idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0
@@ -389,11 +393,11 @@ class Watch:
         )
 
     def _changes(
-        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
+        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, unchanged: bool
     ) -> tuple[float, float]:
         """Return the ends of the first readings that showed the present owners and the present set of workers."""
-        owners_at = self.owners_at if stood or _owners(before) == _owners(now) else None
-        fleet_at = self.fleet_at if stood or _fleet(before) == _fleet(now) else None
+        owners_at = self.owners_at if unchanged or _owners(before) == _owners(now) else None
+        fleet_at = self.fleet_at if unchanged or _fleet(before) == _fleet(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
@@ -422,7 +426,7 @@ def _known(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
 
-def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
+def _unchanged(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
     """Return whether no lease is new, has ended, or has another owner, next owner, hash range or stream than before."""
     for key, sighting in now.items():
         if (earlier := before.get(key)) is None:

@@ -36,7 +36,7 @@ def region_hint(error: BaseException) -> str:
     return " (is the region right?)" if unreachable else ""
 
 
-ODD_ANSWER = (
+PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -80,22 +80,22 @@ def session_of(
         raise ValueError(f"{where}: option 'external_id' wants the role_arn that it is for")
     if role is not None and not ROLE.fullmatch(role):
         raise ValueError(f"{where}: option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME")
-    ambient = profile is None and not os.environ.keys().isdisjoint(PROFILE_VARIABLES)
-    if profile is None and role is None and not ambient:
+    from_environment = profile is None and not os.environ.keys().isdisjoint(PROFILE_VARIABLES)
+    if profile is None and role is None and not from_environment:
         return None
-    core = botocore.session.Session(profile=profile)
+    botocore_session = botocore.session.Session(profile=profile)
     try:
-        core.get_scoped_config()
+        botocore_session.get_scoped_config()
     except ProfileNotFound:
-        named_by = "environment variable AWS_PROFILE" if ambient else f"{where}: option 'profile'"
-        raise ValueError(f"{named_by}: AWS's configuration has no profile {core.profile!r}") from None
+        named_by = "environment variable AWS_PROFILE" if from_environment else f"{where}: option 'profile'"
+        raise ValueError(f"{named_by}: AWS's configuration has no profile {botocore_session.profile!r}") from None
     if profile is None and role is None:
         return None
     import boto3  # noqa: PLC0415  slow, see above
 
     if role is not None:
-        core = with_providers([assumed_role(core, role, external_id=secret)], profile)
-    return boto3.Session(botocore_session=core)
+        botocore_session = with_providers([assumed_role(botocore_session, role, external_id=secret)], profile)
+    return boto3.Session(botocore_session=botocore_session)
 
 
 def core_of(session: "boto3.Session | None") -> botocore.session.Session:
@@ -107,20 +107,20 @@ def core_of(session: "boto3.Session | None") -> botocore.session.Session:
         return botocore.session.get_session()
     # Without a profile, boto3 returns `default`, which botocore rejects if it is not configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
-    core = with_providers([_StandingCredentials(session.get_credentials())], profile)
-    core.set_config_variable("region", session.region_name)
-    return core
+    botocore_session = with_providers([_FixedCredentials(session.get_credentials())], profile)
+    botocore_session.set_config_variable("region", session.region_name)
+    return botocore_session
 
 
 def with_providers(providers: Iterable[CredentialProvider], profile: str | None = None) -> botocore.session.Session:
     """Return a session that uses the credentials of the first provider that has any."""
-    core = botocore.session.Session(profile=profile)
-    core.register_component("credential_provider", CredentialResolver([*providers]))
-    return core
+    botocore_session = botocore.session.Session(profile=profile)
+    botocore_session.register_component("credential_provider", CredentialResolver([*providers]))
+    return botocore_session
 
 
 def assumed_role(
-    core: botocore.session.Session,
+    botocore_session: botocore.session.Session,
     role: str,
     *,
     external_id: str | None = None,
@@ -131,7 +131,7 @@ def assumed_role(
     """Return a provider of the credentials of a role.
 
     Args:
-        core: The session whose credentials are used to assume the role.
+        botocore_session: The session whose credentials are used to assume the role.
         role: The ARN of the role.
         external_id: The external id that the role requires, if any.
         session_name: The name of the session, which CloudTrail shows.
@@ -140,11 +140,11 @@ def assumed_role(
     """
 
     def sts(service: str, **arguments: Any) -> Any:  # noqa: ANN401  boto's client
-        place = {name: value for name, value in (("region_name", region), ("endpoint_url", endpoint)) if value}
-        return core.create_client(service, **arguments | place)
+        client_options = {name: value for name, value in (("region_name", region), ("endpoint_url", endpoint)) if value}
+        return botocore_session.create_client(service, **arguments | client_options)
 
     def refreshed() -> Mapping[str, Any]:
-        if (source := core.get_credentials()) is None:
+        if (source := botocore_session.get_credentials()) is None:
             raise NoCredentialsError
         extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
         fetched: Mapping[str, Any] = AssumeRoleCredentialFetcher(
@@ -152,10 +152,10 @@ def assumed_role(
         ).fetch_credentials()
         return fetched
 
-    return _StandingCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
+    return _FixedCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
 
 
-class _StandingCredentials(CredentialProvider):
+class _FixedCredentials(CredentialProvider):
     """A provider of existing credentials, or None. If they expire, they refresh themselves."""
 
     METHOD = "given"

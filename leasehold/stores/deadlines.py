@@ -1,8 +1,8 @@
 """Limits the time that a whole response may take, whichever HTTP library reads it.
 
 A socket's timeout starts over with every byte, so a service that sends a byte now and then could block its caller for
-hours. The deadline here covers the whole response. It is `WHOLE` times the read timeout, starting when reading starts.
-After the deadline, reading raises TimeoutError, as a read timeout does.
+hours. The deadline here covers the whole response. It is `RESPONSE_READ_TIMEOUTS` times the read timeout, counted from
+the start of reading. After the deadline, reading raises TimeoutError, as a read timeout does.
 
 boto3, requests and azure-core all use urllib3, whose pools create the connections. So we give each of these libraries
 pools whose connections read their responses under a deadline.
@@ -28,9 +28,9 @@ log = escaped(logging.getLogger("leasehold.calls"))
 _WARNED: list[AttributeError] = []
 """Why boto3 clients of this process could not be bounded; logged once."""
 
-WHOLE = 3
+RESPONSE_READ_TIMEOUTS = 3
 """How long a whole response may take, in read timeouts."""
-_ENDLESS = "application/vnd.amazon.eventstream"
+_EVENT_STREAM = "application/vnd.amazon.eventstream"
 """The content type of a response that ends only with its subscription."""
 
 
@@ -50,7 +50,7 @@ class Deadline:
 
     def restart(self) -> None:
         """Start the full time again."""
-        self._end = self._clock() + WHOLE * self._seconds
+        self._end = self._clock() + RESPONSE_READ_TIMEOUTS * self._seconds
 
     def lift(self) -> None:
         """Remove the deadline until the next restart."""
@@ -58,11 +58,11 @@ class Deadline:
 
     def keep(self, connection: socket.socket, receive: Callable[[], T]) -> T:
         """Read from this connection. Raises TimeoutError after the read timeout, or if the deadline has passed."""
-        connection.settimeout(self._left())
+        connection.settimeout(self._seconds_left())
         try:
             return receive()
         except TimeoutError:
-            self._left()
+            self._seconds_left()
             raise
 
     def end(self, connection: socket.socket) -> None:
@@ -70,12 +70,12 @@ class Deadline:
         if connection.fileno() >= 0:
             connection.settimeout(self._seconds)
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         if (left := self._end - self._clock()) > 0:
             return min(left, self._seconds)
-        what = f"the response was not whole after {WHOLE * self._seconds:g} s"
-        log.warning("%s: %s; the request is given up", self._host, what)
-        raise TimeoutError(what)
+        message = f"the response was not whole after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
+        log.warning("%s: %s; the request is given up", self._host, message)
+        raise TimeoutError(message)
 
 
 class _Response(io.RawIOBase):
@@ -128,7 +128,7 @@ class _Connection(HTTPConnection):
     def getresponse(self) -> HTTPResponse:  # type: ignore[override]  # as urllib3 itself
         connection = cast("_Socket", self.sock)
         response = super().getresponse()
-        if (deadline := connection.deadline) is not None and response.headers.get("content-type") == _ENDLESS:
+        if (deadline := connection.deadline) is not None and response.headers.get("content-type") == _EVENT_STREAM:
             deadline.lift()
         cast("Any", response).deadline = deadline
         return response
@@ -150,12 +150,12 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
         session = client._endpoint.http_session  # noqa: SLF001  boto3 offers no other way to its pools
         pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
         session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
-    except AttributeError as odd:
+    except AttributeError as error:
         if not _WARNED:
-            _WARNED.append(odd)
+            _WARNED.append(error)
             log.warning(
                 "boto3 waits for slow responses without limit, because this version of it is not supported: %s",
-                said(odd),
+                said(error),
             )
 
 

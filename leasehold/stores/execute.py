@@ -6,12 +6,14 @@ The caller decides what a rejected write means. `Done` contains the lease to wor
 from typing import assert_never
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.model import Notes, Position
+from leasehold.balancer.model import Annotations, Position
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Outcome, Store
 
 
-def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained: Position | None = None) -> Outcome:
+def execute(
+    store: Store, action: Action, me: str, *, annotations: Annotations = (), drained: Position | None = None
+) -> Outcome:
     """Carry out one action as this worker, and return its outcome.
 
     If a Claim, Steal or RequestHandoff is rejected, its alternates are tried in turn. If an outcome is unknown, no
@@ -21,7 +23,7 @@ def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained
         store: The store.
         action: The action.
         me: The name of this worker.
-        notes: The annotations to write with a Claim or Steal. A Renew has its own.
+        annotations: The annotations to write with a Claim or Steal. A Renew has its own.
         drained: The position at which the next owner of a lease is to start. None means the checkpoint as seen.
 
     Returns:
@@ -39,25 +41,25 @@ def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained
         >>> execute(store, Claim(row, "M6"), "worker-a").lease.owner
         'worker-a'
     """
-    outcome = store.write(write_of(action, me, notes, drained))
+    outcome = store.write(write_of(action, me, annotations, drained))
     for alternate in action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ():
         if isinstance(outcome, Done):
             break
-        outcome = execute(store, alternate, me, notes=notes)
+        outcome = execute(store, alternate, me, annotations=annotations)
     return outcome
 
 
-def write_of(action: Action, me: str, notes: Notes = (), drained: Position | None = None) -> writes.Write:
+def write_of(action: Action, me: str, annotations: Annotations = (), drained: Position | None = None) -> writes.Write:
     """Return the write for this action, without its alternates."""
     match action:
         case Create(lease):
             return writes.CreateLease(lease)
-        case Renew(lease, notes=own):
-            return writes.RenewLease(lease, own)
+        case Renew(lease, annotations=renewal_annotations):
+            return writes.RenewLease(lease, renewal_annotations)
         case Claim(lease):
-            return writes.ClaimLease(lease, me, notes)
+            return writes.ClaimLease(lease, me, annotations)
         case Steal(lease):
-            return writes.StealLease(lease, me, notes)
+            return writes.StealLease(lease, me, annotations)
         case RequestHandoff(lease):
             return writes.RequestLease(lease, me)
         case Release(lease, next_owner=next_owner) if next_owner is None or next_owner != lease.next_owner:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from attrs import frozen
 
-from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, HashRange, Lease, Notes, Position
+from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, Annotations, HashRange, Lease, Position
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Listing, Malformed
 
@@ -74,7 +74,7 @@ FIELDS = (
     RowField("next_owner_idle", "seconds", "", "", "", "", "how long that worker has been named"),
     RowField("yields", "flag", "handoffOwner", "yields", "handoffowner", "handoffowner", "its owner answers requests"),
     RowField("leaving", "flag", "checkpointOwner", "", "", "", "a hand-off of KCL 3.x is under way"),
-    RowField("notes", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
+    RowField("annotations", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
 )
 """The fields of a row, in the order of SQLite's columns.
 
@@ -108,27 +108,27 @@ def cells(lease: Lease) -> dict[str, Any]:
         "next_owner_idle": lease.next_owner_idle,
         "yields": lease.yields,
         "leaving": lease.leaving,
-        "notes": dict(lease.notes),
+        "annotations": dict(lease.annotations),
     }
 
 
-def checked(field: RowField, spelled: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
+def checked(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
     """Check and convert one value of a row.
 
     Args:
         field: The field.
-        spelled: Its name in the layout, for errors.
+        layout_name: Its name in the layout, for errors.
         value: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
 
     Raises:
         BadRowField: If the value is invalid, or missing although required.
     """
-    check, silent = _CHECKS[field.kind]
+    check, default = _CHECKS[field.kind]
     if value is not None:
-        return check(spelled, value)
-    if silent is _NEEDED:
-        raise BadRowField(spelled, "is missing")
-    return silent
+        return check(layout_name, value)
+    if default is _NEEDED:
+        raise BadRowField(layout_name, "is missing")
+    return default
 
 
 def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra: Any) -> Lease:  # noqa: ANN401  by field
@@ -175,10 +175,10 @@ def readable(key: str, parse: Callable[[], T]) -> T | Malformed:
     """Return the result of `parse`, or `Malformed` if it raises BadRowField, or ValueError as `Lease` does."""
     try:
         return parse()
-    except BadRowField as bad:
-        return Malformed(encodable(key), encodable(bad.field), bad.why)
-    except ValueError as invalid:
-        field, _, why = str(invalid).partition(": ")
+    except BadRowField as error:
+        return Malformed(encodable(key), encodable(error.field), error.why)
+    except ValueError as error:
+        field, _, why = str(error).partition(": ")
         return Malformed(encodable(key), encodable(field), why)
 
 
@@ -187,15 +187,15 @@ def encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def decimal(text: str, limit: int) -> int | None:
+def decimal(string: str, limit: int) -> int | None:
     """Parse a number from 0 to `limit` written in ASCII digits; return None for anything else.
 
     The digits are counted first. Python refuses to convert strings of thousands of digits, with an error that does not
     name the field.
     """
-    if not (text.isascii() and text.isdigit()):
+    if not (string.isascii() and string.isdigit()):
         return None
-    digits = text.lstrip("0") or "0"
+    digits = string.lstrip("0") or "0"
     return int(digits) if len(digits) <= len(str(limit)) and int(digits) <= limit else None
 
 
@@ -249,7 +249,7 @@ def keys(field: str, text: str) -> tuple[str, ...]:
     return tuple(name(field, key) for key in items)
 
 
-def notes(field: str, encoded: str) -> Notes:
+def annotations(field: str, encoded: str) -> Annotations:
     """Parse a JSON object of strings, which are annotations."""
     annotations = from_json(field, encoded)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
@@ -332,6 +332,6 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "hash key": (text, None),
     "KB/s": (weight, None),
     "flag": (lambda _field, found: bool(found), False),
-    "notes": (notes, ()),
+    "notes": (annotations, ()),
 }
 """The check of each kind of value, and the value to use if a row has none. No store keeps seconds."""

@@ -30,7 +30,7 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
 from leasehold.stores.fields import listing_of, valid_lease
 from leasehold.stores.printable import escaped, printable
-from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Patience
+from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Timeouts
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 
@@ -62,14 +62,14 @@ The fillfactor leaves half of each page free, so that the new version of a renew
 index has to be updated.
 """
 
-PATIENCE = Patience(connect_seconds=3, read_seconds=5, attempts=3)
+TIMEOUTS = Timeouts(connect_seconds=3, read_seconds=5, attempts=3)
 CONNECTIONS = 8
 """The maximum number of connections of a process. All but one are closed when they are idle."""
 IDLE_SECONDS = 60.0
-_AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
+_RETRYABLE = (errors.SerializationFailure, errors.DeadlockDetected)
 """Errors of writes that were certainly not applied. They occur with stricter default isolation levels."""
-_NO_ANSWER = (OperationalError, InterfaceError, InternalError)
-_OUR_FAULT = re.compile(
+_UNAVAILABLE = (OperationalError, InterfaceError, InternalError)
+_PERMANENT_ERRORS = re.compile(
     r"authentication failed|no pg_hba\.conf entry|no password supplied|does not exist|permission denied"
     r"|invalid sslmode|does not support SSL|root certificate|not permitted to log in|invalid (port|integer)"
 )
@@ -89,7 +89,7 @@ SqlRow = Mapping[str, Any]
 
 
 @frozen
-class PostgresPlace:
+class TableLocation:
     """The location of a lease table: settings of libpq, and the name of the table, which may include its schema.
 
     Settings that are empty or None come from libpq's environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
@@ -107,7 +107,7 @@ class PostgresPlace:
         """The name of the table as errors show it."""
         return f"PostgreSQL table {'.'.join(self.table)} of {self.host or 'this machine'}/{self.database}"
 
-    def conninfo(self, patience: Patience) -> str:
+    def conninfo(self, timeouts: Timeouts) -> str:
         """Return the connection string, which contains no secrets."""
         return make_conninfo(
             host=self.host or None,
@@ -115,7 +115,7 @@ class PostgresPlace:
             dbname=self.database,
             user=self.user,
             sslmode=self.sslmode,
-            connect_timeout=max(1, round(patience.connect_seconds)),
+            connect_timeout=max(1, round(timeouts.connect_seconds)),
             application_name="leasehold",
             # Of several hosts, use the one that accepts writes: reads from a standby could be stale.
             target_session_attrs="read-write",
@@ -139,36 +139,40 @@ class Statements:
     def of(cls, name_parts: tuple[str, ...]) -> "Statements":
         """Return the statements for the table with this name, which may include its schema."""
         columns = [Identifier(name) for name in COLUMNS]
-        every = SQL(", ").join(columns)
-        new = SQL(", ").join(map(Placeholder, COLUMNS))
-        sets = SQL(", ").join(SQL("{} = {}").format(Identifier(name), Placeholder(name)) for name in COLUMNS)
-        same = SQL(" AND ").join(
+        all_columns = SQL(", ").join(columns)
+        placeholders = SQL(", ").join(map(Placeholder, COLUMNS))
+        assignments = SQL(", ").join(SQL("{} = {}").format(Identifier(name), Placeholder(name)) for name in COLUMNS)
+        unchanged = SQL(" AND ").join(
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
         # PostgreSQL uses the index for `key =`. For IS NOT DISTINCT FROM alone it would read the whole table.
-        same = SQL("key = {} AND {}").format(Placeholder("was_key"), same)
+        unchanged = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged)
 
-        def said(text: LiteralString) -> bytes:
+        def compiled(template: LiteralString) -> bytes:
             table = Identifier(*name_parts)
-            return SQL(text).format(table=table, every=every, new=new, sets=sets, same=same).as_bytes(None)
+            return (
+                SQL(template)
+                .format(table=table, every=all_columns, new=placeholders, sets=assignments, same=unchanged)
+                .as_bytes(None)
+            )
 
         return cls(
             Identifier(*name_parts).as_string(None),
-            said(SCHEMA),
-            said("SELECT {every} FROM {table}"),
-            said("SELECT {every} FROM {table} WHERE key = ANY(%(keys)s)"),
-            said("SELECT key FROM {table} LIMIT 1"),
-            said("INSERT INTO {table} ({every}) VALUES ({new}) ON CONFLICT (key) DO NOTHING"),
-            said("UPDATE {table} SET {sets}, written = now() WHERE {same}"),
-            said("DELETE FROM {table} WHERE {same}"),
+            compiled(SCHEMA),
+            compiled("SELECT {every} FROM {table}"),
+            compiled("SELECT {every} FROM {table} WHERE key = ANY(%(keys)s)"),
+            compiled("SELECT key FROM {table} LIMIT 1"),
+            compiled("INSERT INTO {table} ({every}) VALUES ({new}) ON CONFLICT (key) DO NOTHING"),
+            compiled("UPDATE {table} SET {sets}, written = now() WHERE {same}"),
+            compiled("DELETE FROM {table} WHERE {same}"),
         )
 
 
-class _Bounded(Connection[DictRow]):
+class _BoundedConnection(Connection[DictRow]):
     """A connection with a read timeout, because a server that hangs keeps its connections open."""
 
-    seconds: float = PATIENCE.read_seconds
+    seconds: float = TIMEOUTS.read_seconds
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401  psycopg's
         """Wait for the server, for at most `seconds` unless the call has its own timeout."""
@@ -178,36 +182,36 @@ class _Bounded(Connection[DictRow]):
 class PostgresStore:
     """A lease table in PostgreSQL. Thread-safe. The counter is both the version and the epoch."""
 
-    def __init__(self, place: PostgresPlace, *, create: bool = True, patience: Patience = PATIENCE) -> None:
+    def __init__(self, location: TableLocation, *, create: bool = True, timeouts: Timeouts = TIMEOUTS) -> None:
         """Find the table, or create it.
 
         Args:
-            place: The location of the table.
+            location: The location of the table.
             create: Create the table if it does not exist, also if it is dropped later.
-            patience: The timeouts and retries.
+            timeouts: The timeouts and retries.
         """
-        self._place, self._create, self._patience = place, create, patience
-        self._sql = Statements.of(place.table)
+        self._location, self._create, self._timeouts = location, create, timeouts
+        self._sql = Statements.of(location.table)
         self._seen: dict[str, SqlRow] = {}
         # The pool does not report why it cannot connect, so connect once without it.
         with self._translated():
-            connect(place.conninfo(patience)).close()
+            connect(location.conninfo(timeouts)).close()
 
-        def bounded(connection: _Bounded) -> None:
-            connection.seconds = patience.read_seconds
+        def set_timeout(connection: _BoundedConnection) -> None:
+            connection.seconds = timeouts.read_seconds
 
         self._pool = ConnectionPool(
-            place.conninfo(patience),
-            connection_class=_Bounded,
+            location.conninfo(timeouts),
+            connection_class=_BoundedConnection,
             # No prepared statements, because a pooler may send them to another connection.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
-            configure=bounded,
+            configure=set_timeout,
             min_size=1,
             max_size=CONNECTIONS,
             max_idle=IDLE_SECONDS,
-            timeout=patience.connect_seconds,
+            timeout=timeouts.connect_seconds,
             # By default, the pool pauses longer and longer while the service is down, and thus also after it is back.
-            reconnect_timeout=patience.connect_seconds,
+            reconnect_timeout=timeouts.connect_seconds,
             num_workers=1,
             open=True,
         )
@@ -231,7 +235,7 @@ class PostgresStore:
                 raise
             self._prepare()
             rows = self.rows(self._sql.every)
-            log.error("%s was dropped while in use; created it again", self._place.name)  # noqa: TRY400  said
+            log.error("%s was dropped while in use; created it again", self._location.name)  # noqa: TRY400  no traceback is needed
         self._seen = {row["key"]: row for row in rows}
         return listing_of(map(to_lease, rows))
 
@@ -246,17 +250,17 @@ class PostgresStore:
         """Apply the write to the row as last seen (rule 2). If the row has changed, read it and try again."""
         key = write.lease.key
         row = self._seen.get(key)
-        fresh = row is None and not isinstance(write, CreateLease)
-        if fresh:
+        just_read = row is None and not isinstance(write, CreateLease)
+        if just_read:
             row = self._read(key)
         for _ in range(ATTEMPTS):
             stored = valid_lease(to_lease(row)) if row else None
             after = applied(write, stored)
-            if after is None and fresh:
+            if after is None and just_read:
                 return Lost(key, stored)
             if after and self._put(key, row, None if isinstance(write, DeleteLease) else after):
                 return Done(after)
-            row, fresh = self._read(key), True
+            row, just_read = self._read(key), True
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def prove(self) -> None:
@@ -268,7 +272,7 @@ class PostgresStore:
         other = {**row, "owner": "another"}
         sql = self._sql
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            (durable,) = connection.execute("SELECT current_setting('synchronous_commit') AS said").fetchall()
+            (durable,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
             probes = (
                 (sql.insert, row, 1),
                 (sql.insert, row, 0),
@@ -280,12 +284,12 @@ class PostgresStore:
             honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
         if not honored:
             raise StoreError(
-                f"{self._place.name} ignores the conditions of writes, or refuses what fits them (has it rules or "
+                f"{self._location.name} ignores the conditions of writes, or refuses what fits them (has it rules or "
                 "triggers?), so two workers could own one lease; name a table of its own"
             )
-        if durable["said"] in {"off", "local"}:
+        if durable["value"] in {"off", "local"}:
             raise StoreError(
-                f"{self._place.name}: synchronous_commit is {durable['said']} for this user, so that a checkpoint "
+                f"{self._location.name}: synchronous_commit is {durable['value']} for this user, so that a checkpoint "
                 "that was answered could be lost; ALTER ROLE … SET synchronous_commit = on"
             )
 
@@ -306,13 +310,13 @@ class PostgresStore:
 
     def cells(self) -> "PostgresCells":
         """Return the rows of layout `sessions`, which are in a separate table."""
-        return PostgresCells(self, self._place.table, create=self._create)
+        return PostgresCells(self, self._location.table, create=self._create)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
         """Return whether there are rows of layout `sessions`, and of this layout."""
-        sql = cell_statements(self._place.table)
-        (row,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS said", {"table": sql.table})
-        return bool(row["said"] and self.rows(sql.any)), bool(self.rows(self._sql.any))
+        sql = cell_statements(self._location.table)
+        (row,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS value", {"table": sql.table})
+        return bool(row["value"] and self.rows(sql.any)), bool(self.rows(self._sql.any))
 
     def close(self) -> None:
         """Close all connections."""
@@ -331,7 +335,7 @@ class PostgresStore:
         """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
         retrying = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
-            stop=stop_after_attempt(self._patience.attempts),
+            stop=stop_after_attempt(self._timeouts.attempts),
             wait=wait_random_exponential(multiplier=0.05, max=1),
             reraise=True,
         )
@@ -373,14 +377,14 @@ class PostgresStore:
             try:
                 if connection.execute(statement, arguments).rowcount != 1:
                     return False
-            except _AGAIN:
+            except _RETRYABLE:
                 return False
         if after:
             self._seen[key] = values
         return True
 
     @contextmanager
-    def connection(self) -> Iterator[_Bounded]:
+    def connection(self) -> Iterator[_BoundedConnection]:
         """Yield a connection from the pool, and turn its errors into ours."""
         with self._translated():
             connection = self._pool.getconn()
@@ -389,7 +393,7 @@ class PostgresStore:
             except BaseException as error:
                 if not (isinstance(error, Error) and error.sqlstate):
                     connection.close()  # a late response would be taken for that of the next statement
-                if isinstance(error, _NO_ANSWER):
+                if isinstance(error, _UNAVAILABLE):
                     # The server has stopped or no longer accepts writes, which affects all other connections too.
                     self._pool.drain()
                 raise
@@ -397,23 +401,23 @@ class PostgresStore:
                 self._pool.putconn(connection)
 
     def _translated(self) -> AbstractContextManager[None]:
-        return translated(self._place, self._patience)
+        return translated(self._location, self._timeouts)
 
 
 @contextmanager
-def translated(place: PostgresPlace, patience: Patience) -> Iterator[None]:
+def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
     """Turn errors of psycopg into ours. None of them contains a password."""
-    where = place.name
+    table = location.name
     try:
         yield
     except PoolTimeout as error:
-        raise OutcomeUnknown(f"{where}: no connection within {patience.connect_seconds:g} s") from error
-    except _NO_ANSWER as error:
-        if not error.sqlstate and _OUR_FAULT.search(str(error)):
-            raise StoreError(f"{where}: {printable(str(error).strip())}") from error
-        raise OutcomeUnknown(f"{where}: {printable(str(error).strip())}") from error
+        raise OutcomeUnknown(f"{table}: no connection within {timeouts.connect_seconds:g} s") from error
+    except _UNAVAILABLE as error:
+        if not error.sqlstate and _PERMANENT_ERRORS.search(str(error)):
+            raise StoreError(f"{table}: {printable(str(error).strip())}") from error
+        raise OutcomeUnknown(f"{table}: {printable(str(error).strip())}") from error
     except Error as error:
-        raise StoreError(f"{where}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
+        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
 
 
 CELLS_SCHEMA = """
@@ -429,21 +433,21 @@ def cell_statements(name_parts: tuple[str, ...]) -> Statements:
     """Return the statements for the table of layout `sessions`, whose name is that of the lease table plus `_cells`."""
     table = Identifier(*name_parts[:-1], f"{name_parts[-1]}_cells")
 
-    def said(text: LiteralString) -> bytes:
-        return SQL(text).format(table=table).as_bytes(None)
+    def compiled(template: LiteralString) -> bytes:
+        return SQL(template).format(table=table).as_bytes(None)
 
     return Statements(
         table.as_string(None),
-        said(CELLS_SCHEMA),
-        said("SELECT name, version, fields FROM {table}"),
-        said("SELECT name, version, fields FROM {table} WHERE name = ANY(%(names)s)"),
-        said("SELECT name FROM {table} LIMIT 1"),
-        said("INSERT INTO {table} VALUES (%(name)s, %(fresh)s, %(fields)s) ON CONFLICT (name) DO NOTHING"),
-        said(
+        compiled(CELLS_SCHEMA),
+        compiled("SELECT name, version, fields FROM {table}"),
+        compiled("SELECT name, version, fields FROM {table} WHERE name = ANY(%(names)s)"),
+        compiled("SELECT name FROM {table} LIMIT 1"),
+        compiled("INSERT INTO {table} VALUES (%(name)s, %(fresh)s, %(fields)s) ON CONFLICT (name) DO NOTHING"),
+        compiled(
             "UPDATE {table} SET version = %(fresh)s, fields = %(fields)s "
             "WHERE name = %(name)s AND version = %(version)s"
         ),
-        said("DELETE FROM {table} WHERE name = %(name)s AND version = %(version)s"),
+        compiled("DELETE FROM {table} WHERE name = %(name)s AND version = %(version)s"),
     )
 
 
@@ -452,14 +456,14 @@ class PostgresCells:
 
     page_leases = PAGE_LEASES
 
-    def __init__(self, store: PostgresStore, named: tuple[str, ...], *, create: bool) -> None:
-        self._store, self._sql = store, cell_statements(named)
+    def __init__(self, store: PostgresStore, name_parts: tuple[str, ...], *, create: bool) -> None:
+        self._store, self._sql = store, cell_statements(name_parts)
         if create:
             # If two workers create it at the same moment, one of them fails; the table then exists.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
         rows = self._store.rows(self._sql.every)
         return tuple(cell_of(row) for row in rows if row["name"].startswith(prefixes))
@@ -490,14 +494,14 @@ class PostgresCells:
         self._store.close()
 
     def _written(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
-        fresh = uuid4().hex
-        values = {"name": name, "fresh": fresh, "fields": json.dumps(dict(fields)), "version": version}
+        new_version = uuid4().hex
+        values = {"name": name, "fresh": new_version, "fields": json.dumps(dict(fields)), "version": version}
         with self._store.connection() as connection:
             try:
                 count = connection.execute(statement, values).rowcount
-            except _AGAIN:
+            except _RETRYABLE:
                 return None
-        return fresh if count else None
+        return new_version if count else None
 
 
 def _values(lease: Lease) -> dict[str, Any]:
@@ -509,14 +513,16 @@ def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
     return {**values, **{f"was_{name}": row[name] for name in COLUMNS}}
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> PostgresStore:
+def open_url(
+    location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None
+) -> PostgresStore:
     """Open the store in this table. Raises ValueError if the place or an option is invalid."""
-    return PostgresStore(place_of(place, options), create=create, patience=PATIENCE.within(request_seconds))
+    return PostgresStore(parse_location(location, options), create=create, timeouts=TIMEOUTS.within(request_seconds))
 
 
-def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
+def parse_location(location: str, options: Mapping[str, str]) -> TableLocation:
     """Return the location from `host:port/database` and the options. Raises ValueError if they are invalid."""
-    server, _, database = place.partition("/")
+    server, _, database = location.partition("/")
     if not database or "/" in database:
         raise ValueError("store URL: postgres:// wants host:port/database, or /database on this machine")
     # There may be several hosts, separated by commas. Colons within brackets belong to an IPv6 address.
@@ -528,4 +534,4 @@ def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
     table = tuple(options.get("table", "leases").split("."))
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
         raise ValueError("store URL: option 'table' needs a table name, or schema.table: letters, digits and _")
-    return PostgresPlace(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))
+    return TableLocation(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))

@@ -23,10 +23,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def few(texts: Sequence[str], limit: int = 5, between: str = ", ") -> str:
+def few(strings: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
     """Join the first `limit` strings and append how many more there are, to keep lines about many shards short."""
-    omitted = f" and {len(texts) - limit} more" if len(texts) > limit else ""
-    return between.join(texts[:limit]) + omitted
+    omitted = f" and {len(strings) - limit} more" if len(strings) > limit else ""
+    return separator.join(strings[:limit]) + omitted
 
 
 def printable(text: str) -> str:

@@ -6,10 +6,11 @@ Every store follows four rules:
    the planner saw it.
 2. A rejected write is not an exception. It returns `Lost` with the lease as it is stored now.
 3. A store never returns `Done` if it does not know the outcome. It raises `OutcomeUnknown`, and the caller's next
-   consistent read shows what happened.
+   consistent read shows what happened. Any other `StoreError`, and `NotWritten`, mean that the service has responded,
+   so the write can no longer be applied later.
 4. Attributes that the store does not understand survive every write.
 
-Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Patience` limits the time
+Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
 of one request. Several requests must fit into the duration of a lease, otherwise one that stalls costs the lease.
 """
 
@@ -120,7 +121,7 @@ class Capabilities:
     """
 
     owner_checked_checkpoint: bool = True
-    free_notes: bool = True
+    free_annotations: bool = True
     counts_owners: bool = True
     late_checkpoints: bool = True
     groups_writes: bool = False
@@ -171,6 +172,8 @@ class Store(Protocol):
 
         Raises:
             OutcomeUnknown: If the store does not know which of the two happened.
+            NotWritten: If the service cannot write now, and has written nothing.
+            StoreError: If the service rejects the request itself, for example because a right is missing.
         """
 
     def close(self) -> None:
@@ -213,7 +216,7 @@ PAUSE_SECONDS = 4.0
 
 
 @frozen
-class Patience:
+class Timeouts:
     """The timeouts and retries of an SDK.
 
     Attributes:
@@ -226,17 +229,19 @@ class Patience:
     read_seconds: float
     attempts: int
 
-    def within(self, seconds: float | None) -> "Patience":
+    def within(self, seconds: float | None) -> "Timeouts":
         """Reduce attempts and timeouts so that all attempts and the pauses between them take at most `seconds`.
 
         If `seconds` is None, nothing changes.
         """
         if seconds is None:
             return self
-        attempts = next((count for count in range(self.attempts, 1, -1) if _each(seconds, count) >= TRY_SECONDS), 1)
-        scale = min(1.0, _each(seconds, attempts) / (self.connect_seconds + self.read_seconds))
-        return Patience(scale * self.connect_seconds, scale * self.read_seconds, attempts)
+        attempts = next(
+            (count for count in range(self.attempts, 1, -1) if _seconds_per_attempt(seconds, count) >= TRY_SECONDS), 1
+        )
+        scale = min(1.0, _seconds_per_attempt(seconds, attempts) / (self.connect_seconds + self.read_seconds))
+        return Timeouts(scale * self.connect_seconds, scale * self.read_seconds, attempts)
 
 
-def _each(seconds: float, attempts: int) -> float:
+def _seconds_per_attempt(seconds: float, attempts: int) -> float:
     return (seconds - PAUSE_SECONDS * (attempts - 1)) / attempts

@@ -124,15 +124,15 @@ class SkewWarning:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._said = False
+        self._warned = False
 
-    def saw(self, service_now: float) -> None:
+    def observe(self, service_now: float) -> None:
         """Compare the local clock with the service's, as read from a Date header (seconds since 1970)."""
         skew = self._clock() - service_now
         with self._lock:
-            far = abs(skew) > SKEW_SECONDS and not self._said
-            self._said = self._said or far
-        if far:
+            skewed = abs(skew) > SKEW_SECONDS and not self._warned
+            self._warned = self._warned or skewed
+        if skewed:
             log.warning(
                 "the local clock is %.0f s %s the storage service's; leases are judged by the service's clock",
                 abs(skew),
@@ -177,7 +177,7 @@ class Parts:
         return evolve(self, **{part: stored})
 
 
-def owner_fields(before: Lease, after: Lease, spelled: Callable[[str, str], str]) -> ObjectFields:
+def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
     """Return the fields of an ownership that both layouts have. The caller must not store those that are empty.
 
     A request for the lease, or its withdrawal, stores the previous version as `handoffversion`, because it does not
@@ -187,30 +187,30 @@ def owner_fields(before: Lease, after: Lease, spelled: Callable[[str, str], str]
     Args:
         before: The lease before the write.
         after: The lease after the write.
-        spelled: Encodes the name of a worker. Its first argument is the name of the field, for errors.
+        encode: Encodes the name of a worker. Its first argument is the name of the field, for errors.
     """
-    owner = spelled("owner", after.owner or "")
+    owner = encode("owner", after.owner or "")
     old_version = before.version if before.next_owner != after.next_owner and before.epoch == after.epoch else ""
     return {
         "ownerid": owner,
         "handoffowner": owner if after.yields else "",
-        "handoffto": spelled("heir", after.next_owner or ""),
+        "handoffto": encode("heir", after.next_owner or ""),
         "handoffversion": old_version,
     }
 
 
-def owned(lease: Lease, parts: Parts, decoded: Callable[[ObjectFields, str], str]) -> Lease:
-    """Return the lease with the values of the ownership's common fields, which `decoded` decodes."""
+def owned(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
+    """Return the lease with the values of the ownership's common fields, which `decode` decodes."""
     fields = parts.fields("ownership")
-    owner = decoded(fields, "ownerid") or None
+    owner = decode(fields, "ownerid") or None
     # A worker that does not answer requests may copy our fields when it renews. They are void if the owner differs.
-    yields = owner is not None and decoded(fields, "handoffowner") == owner
+    yields = owner is not None and decode(fields, "handoffowner") == owner
     return evolve(
         lease,
         owner=owner,
         version=Version((fields.get("handoffversion") if yields else None) or parts.etag),
         idle=parts.ownership.age if parts.ownership else 0.0,
-        next_owner=(decoded(fields, "handoffto") or None) if yields else None,
+        next_owner=(decode(fields, "handoffto") or None) if yields else None,
         yields=yields,
     )
 
@@ -218,27 +218,27 @@ def owned(lease: Lease, parts: Parts, decoded: Callable[[ObjectFields, str], str
 FOLDER = "probe/"
 
 
-def prove(objects: Objects, above: str) -> None:
+def prove(objects: Objects, folder: str) -> None:
     """Check that the service honors all the conditions that leases depend on.
 
     Args:
         objects: The container or bucket.
-        above: The folder of the leases, with its final slash.
+        folder: The folder of the leases, with its final slash.
 
     Raises:
         StoreError: If it does not honor them.
         OutcomeUnknown: If it cannot be reached.
     """
-    name = f"{above}{FOLDER}{uuid4().hex}"
+    name = f"{folder}{FOLDER}{uuid4().hex}"
     try:
-        broken = _unhonored_condition(objects, name)
+        violation = _unhonored_condition(objects, name)
     except StoreError:
         _delete_probe(objects, name)
         raise
-    if broken:
+    if violation:
         _delete_probe(objects, name)
         raise StoreError(
-            f"the service {broken}, so two workers could own one lease; "
+            f"the service {violation}, so two workers could own one lease; "
             "leases need a service with conditional writes and deletions"
         )
 
@@ -269,7 +269,7 @@ def _delete_probe(objects: Objects, name: str) -> None:
 
 _PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
 
-StampedNotes = dict[str, tuple[str, int]]
+StampedAnnotations = dict[str, tuple[str, int]]
 """Annotations by name, each as (value, counter of the ownership when it was written). The highest counter wins."""
 
 
@@ -293,7 +293,7 @@ def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
     return percent_encoded(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
-def stamped(fields: ObjectFields) -> StampedNotes:
+def stamped(fields: ObjectFields) -> StampedAnnotations:
     """Parse the annotations of one object."""
     pairs, annotations = from_json("notes", fields.get("notes", "{}")), {}
     for name, pair in pairs.items() if isinstance(pairs, dict) else [("", None)]:
@@ -305,6 +305,6 @@ def stamped(fields: ObjectFields) -> StampedNotes:
     return annotations
 
 
-def stamps(notes: StampedNotes) -> str:
+def stamps(annotations: StampedAnnotations) -> str:
     """Encode annotations as JSON; "" if there are none."""
-    return json.dumps(notes) if notes else ""
+    return json.dumps(annotations) if annotations else ""

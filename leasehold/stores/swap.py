@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
-from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
+from leasehold.balancer.model import SHARD_END, Annotations, Lease, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
@@ -47,21 +47,21 @@ MARK = "moved:"
 CONTROL = "leasehold-swap"
 """The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
 
-ORIGIN, WISH, KNOWS, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
+ORIGIN, DIRECTION, KNOWN_TO, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
 """The names of our annotations.
 
-On the control row, `ORIGIN` is the name of FROM and `WISH` the direction. On a lease in FROM, `KNOWS` is the owner and
-the TO that it knows. On a copy, `COPY` is the epoch up to which the row is only a copy.
+On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is where leases move. On a lease in FROM, `KNOWN_TO`
+is the owner and the TO that it knows. On a copy, `COPY` is the epoch up to which the row is only a copy.
 """
 
 CLOSED = "closed"
 """The final direction in the control row: every lease is in TO, and new leases are created there."""
 
-OVER, OVER_AT = "swap_over", "swap_over_at"
+MOVED_TO, MOVED_AT = "swap_over", "swap_over_at"
 """The annotations on a row with key `CONTROL` in FROM, after the swap has ended.
 
-`OVER` is the name of the store that now has all the leases, and `OVER_AT` the time in seconds since 1970. They are for
-workers that are restarted with both stores before they are redeployed, and for the command if it is run again.
+`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` the time in seconds since 1970. They are
+for workers that are restarted with both stores before they are redeployed, and for the command if it is run again.
 """
 
 LOOK_SECONDS = 2.0
@@ -73,7 +73,7 @@ MOVES_AT_ONCE = 8
 Beyond that, a renewal does not move its lease, because other writes wait for it.
 """
 
-Way = Literal["to", "from", "closed", ""]
+Direction = Literal["to", "from", "closed", ""]
 """The table to which leases move. "closed" means that all are in TO, and "" that none moves."""
 
 _NAMES = ("from", "to")
@@ -82,26 +82,26 @@ _BY_OWNER = (writes.StealLease, writes.ReleaseLease, writes.RequestLease, writes
 """The writes whose condition is the owner as seen and not the version."""
 
 
-def marked(row: Lease) -> bool:
+def is_marked(row: Lease) -> bool:
     """Return whether the lease of this row is moving to the other table."""
     return row.owner is not None and row.owner.startswith(MARK)
 
 
-def copied(row: Lease) -> bool:
+def is_unclaimed_copy(row: Lease) -> bool:
     """Return whether this row is a copy that has not been claimed, so that the row in the other table counts (W3)."""
-    epoch = row.note(COPY) or ""
+    epoch = row.annotation(COPY) or ""
     return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
 
 def joined(side: int, row: Lease) -> Lease:
     """Return the lease as workers see it, from its current row in this table."""
-    tag = _NAMES[side] + (">" if marked(row) else "")
+    tag = _NAMES[side] + (">" if is_marked(row) else "")
     lease = evolve(
         row,
         version=Version(f"{tag}:{row.version}"),
-        notes=tuple(note for note in row.notes if note[0] not in {KNOWS, COPY}),
+        annotations=tuple(annotation for annotation in row.annotations if annotation[0] not in {KNOWN_TO, COPY}),
     )
-    if not marked(row):
+    if not is_marked(row):
         return lease
     # Show that the owner answers requests, otherwise the lease would be stolen while it is moving.
     return evolve(
@@ -109,7 +109,7 @@ def joined(side: int, row: Lease) -> Lease:
     )
 
 
-def parted(lease: Lease) -> tuple[int, bool, Lease]:
+def split_version(lease: Lease) -> tuple[int, bool, Lease]:
     """Reverse `joined`: return the table, whether the row was marked, and the row as far as it is known."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
@@ -121,7 +121,7 @@ PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM",
 
 def place_of(lease: Lease) -> str:
     """Return the name of a joined lease's place."""
-    return PLACES[parted(lease)[:2]]
+    return PLACES[split_version(lease)[:2]]
 
 
 @frozen
@@ -135,7 +135,7 @@ class LeasePlaces:
         gone: The number of leases in TO.
     """
 
-    way: Way
+    way: Direction
     there: int
     moving: int
     gone: int
@@ -149,31 +149,31 @@ class LeasePlaces:
         return f"{total} leases: {places}; {bound[self.way]}"
 
 
-def places_of(direction: Way, leases: Collection[Lease]) -> LeasePlaces:
+def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
     """Count these joined leases by their places."""
-    places = [parted(lease)[:2] for lease in leases]
+    places = [split_version(lease)[:2] for lease in leases]
     moving = places.count((FROM, True)) + places.count((TO, True))
     return LeasePlaces(direction, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
 
 
-def current_and_left(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
     """Return the leases of a table that is looked at alone, and the rows that a finished swap has left in it.
 
     The control row of a swap is neither.
     """
     leases = tuple(rows)
-    over = any(row.key == CONTROL and row.note(OVER) is not None for row in leases)
+    is_over = any(row.key == CONTROL and row.annotation(MOVED_TO) is not None for row in leases)
     leases = tuple(row for row in leases if row.key != CONTROL)
-    leftovers = tuple(row for row in leases if over and marked(row))
-    return (tuple(row for row in leases if not marked(row)) if over else leases), leftovers
+    leftovers = tuple(row for row in leases if is_over and is_marked(row))
+    return (tuple(row for row in leases if not is_marked(row)) if is_over else leases), leftovers
 
 
-def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
+def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
     """Return sentences about a swap in which this table takes part, for users who look at this table alone."""
     rows = tuple(leases)
-    moved = sum(map(marked, rows))
+    moved = sum(map(is_marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL), None)
-    if control is not None and (goal := control.note(OVER)) is not None:
+    if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
         leftovers = f"; {moved} rows that it left here are not shown" if moved else ""
         return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers}",)
     sentences = []
@@ -196,7 +196,10 @@ class RowPair:
     @property
     def side(self) -> int:
         """The table of the current row: of those that are not copies, the row with the higher epoch (W1)."""
-        ranks = [(row is not None, row is not None and not copied(row), row.epoch if row else 0) for row in self.rows]
+        ranks = [
+            (row is not None, row is not None and not is_unclaimed_copy(row), row.epoch if row else 0)
+            for row in self.rows
+        ]
         return FROM if ranks[FROM] > ranks[TO] else TO
 
     @property
@@ -212,7 +215,7 @@ class RowPair:
     @property
     def torn(self) -> bool:
         """Whether neither row is current, because the two were read at different moments (W5)."""
-        return self.row is not None and copied(self.row)
+        return self.row is not None and is_unclaimed_copy(self.row)
 
     def put(self, side: int, row: Lease | None) -> "RowPair":
         """Return the pair with another row in this table."""
@@ -244,7 +247,7 @@ class SwapStore:
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         for name, table in zip(("FROM", "TO"), tables, strict=True):
-            if not (table.capabilities.counts_owners and table.capabilities.free_notes):
+            if not (table.capabilities.counts_owners and table.capabilities.free_annotations):
                 raise StoreError(
                     f"{name}: this layout does not count the owners of a lease, so that nothing would tell which of "
                     "its two rows is the later one; stop the fleet and use `leasehold copy-leases`"
@@ -252,7 +255,7 @@ class SwapStore:
         self._tables, self._goal_name = tables, goal_name
         self._clock, self._look_seconds = clock, look_seconds
         self._looked, self._goal, self._closed = -look_seconds, -1, False
-        self.way: Way = ""
+        self.way: Direction = ""
         self._moving: set[str] = set()
 
     @property
@@ -272,13 +275,17 @@ class SwapStore:
         listings = [table.list() for table in self._tables]
         rows = [{row.key: row for row in listing.leases} for listing in listings]
         control = rows[TO].pop(CONTROL, None)
-        self._read_control(control, certain=False)
+        self._read_control(control, consistent=False)
         ended = rows[FROM].pop(CONTROL, None)
-        if ended is not None and ended.note(OVER) == self._goal_name and (control is None or control.note(OVER)):
-            refuse_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
+        if (
+            ended is not None
+            and ended.annotation(MOVED_TO) == self._goal_name
+            and (control is None or control.annotation(MOVED_TO))
+        ):
+            reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
         bad = {row.key: row for listing in listings for row in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
-        pairs = self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
+        pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
         leases = (pair.lease for pair in pairs.values())
         return Listing(
             tuple(lease for lease in leases if lease is not None), tuple(bad.values()), listings[FROM].reports
@@ -299,12 +306,12 @@ class SwapStore:
 
     def _pairs(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, RowPair]:
         rows = [{row.key: row for row in table.get(keys, stale_ok=stale_ok)} for table in self._tables]
-        return self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
+        return self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
 
     def _pair(self, key: str) -> RowPair:
         return self._pairs([key])[key]
 
-    def _mended(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
+    def _reread_torn(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         """Read torn pairs again (W5).
 
         If a pair does not change, its row is a copy whose other row was deleted. It then becomes the current row.
@@ -318,30 +325,33 @@ class SwapStore:
             for key in torn:
                 pair = RowPair((rows[FROM].get(key), rows[TO].get(key)))
                 if pair == current[key] and pair.row is not None:
-                    row = evolve(pair.row, notes=tuple(note for note in pair.row.notes if note[0] != COPY))
+                    row = evolve(
+                        pair.row,
+                        annotations=tuple(annotation for annotation in pair.row.annotations if annotation[0] != COPY),
+                    )
                     pair = pair.put(pair.side, row)
                 current[key] = pair
         return current
 
     # The direction
 
-    def _wish(self) -> int:
+    def _current_goal(self) -> int:
         """Return the table to which leases move; -1 if none moves, or the control row cannot be read."""
-        now = self._clock()
-        if now - self._looked >= self._look_seconds:
+        time = self._clock()
+        if time - self._looked >= self._look_seconds:
             try:
-                self._read_control(*self._tables[TO].get([CONTROL]), certain=True)
-                self._looked = now
+                self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
+                self._looked = time
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
         return self._goal
 
-    def _read_control(self, control: Lease | None = None, *, certain: bool) -> None:
+    def _read_control(self, control: Lease | None = None, *, consistent: bool) -> None:
         if control is not None:
-            self.way = way_of(control)
-            self._goal, self._closed = wish_of(control), self.way == "closed"
-        elif certain:
+            self.way = direction_of(control)
+            self._goal, self._closed = goal_of(control), self.way == "closed"
+        elif consistent:
             self._goal, self._closed = -1, True
 
     # Writing
@@ -354,7 +364,7 @@ class SwapStore:
                 # table only while it is in the other (W6).
                 if (existing := self._pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
-                self._read_control(*self._tables[TO].get([CONTROL]), certain=True)
+                self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
                 side = TO if self._closed else FROM
                 outcome = self._tables[side].write(write)
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(lease.key)
@@ -362,40 +372,45 @@ class SwapStore:
                 return self._delete(write)
             case writes.CheckpointLate():
                 # Only write to the current row: a checkpoint in the other row would be lost.
-                side, was_marked, seen = parted(write.lease)
+                side, was_marked, seen = split_version(write.lease)
                 pair = self._pair(seen.key)
                 taken = not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
-                if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
+                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or taken:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
-        side, was_marked, seen = parted(write.lease)
+        side, was_marked, seen = split_version(write.lease)
         if was_marked:
             return self._write_after_move(write)
         # Check the direction before the write. Afterwards, the check could hide that another worker takes the lease.
-        goes = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._wish() == 1 - side
+        move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
         # An unmarked row with the version or the owner as seen is current, so the other table need not be read.
         sent = evolve(write, lease=seen)
         if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
             me = (write.lease.owner or "") if isinstance(sent, writes.RenewLease) else sent.me
-            sent = evolve(sent, notes=(*sent.notes, knowing(me, self._goal_name)))
+            sent = evolve(sent, annotations=(*sent.annotations, knows_annotation(me, self._goal_name)))
         outcome = self._tables[side].write(sent)
         if not isinstance(outcome, Done):
-            now = self._pair(seen.key).lease
+            current = self._pair(seen.key).lease
             by_owner = isinstance(write, _BY_OWNER) and not (
                 isinstance(write, writes.ReleaseLease) and write.me != seen.owner
             )
-            if by_owner and now is not None and now.owner == seen.owner and parted(now)[:2] != (side, False):
+            if (
+                by_owner
+                and current is not None
+                and current.owner == seen.owner
+                and split_version(current)[:2] != (side, False)
+            ):
                 # The condition is the owner, which still owns the lease but has moved it in the meantime.
-                return self.write(evolve(write, lease=evolve(write.lease, version=now.version)))
-            return Lost(seen.key, now)
+                return self.write(evolve(write, lease=evolve(write.lease, version=current.version)))
+            return Lost(seen.key, current)
         lease = outcome.lease
-        if goes and lease.owner and not lease.next_owner:
-            return self._moved(side, lease, lease.owner)
+        if move_next and lease.owner and not lease.next_owner:
+            return self._move_renewed(side, lease, lease.owner)
         return Done(joined(side, lease))
 
-    def _moved(self, side: int, held: Lease, me: str) -> Outcome:
+    def _move_renewed(self, side: int, held: Lease, me: str) -> Outcome:
         """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
 
         Raises OutcomeUnknown like any write. The owner's next write finds out where the lease is.
@@ -411,12 +426,12 @@ class SwapStore:
             self._moving.discard(held.key)
         return self._lost(held.key) if arrived is None else Done(arrived)
 
-    def carry(self, seen: Lease, goal: int) -> Outcome:
+    def move_unowned(self, seen: Lease, goal: int) -> Outcome:
         """Move a lease without owner, as it was seen, to table `goal`. It has no owner there either.
 
         If the lease was already moving to the other table, that move is completed first.
         """
-        side, was_marked, row = parted(seen)
+        side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
         mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
@@ -442,9 +457,12 @@ class SwapStore:
             lease = pair.lease
             if lease is None or lease.version != seen.version or lease.owner != seen.owner:
                 return Lost(key, lease)
-            notes: Notes = ()
+            annotations: Annotations = ()
             match write:
-                case writes.ClaimLease(me=me, notes=notes) | writes.StealLease(me=me, notes=notes):
+                case (
+                    writes.ClaimLease(me=me, annotations=annotations)
+                    | writes.StealLease(me=me, annotations=annotations)
+                ):
                     taker: str | None = me
                 case writes.TakeBackLease(me=me):
                     taker = me
@@ -460,7 +478,7 @@ class SwapStore:
                     taker = None
                 case _:
                     return Lost(key, lease)
-            arrived = self._copy_and_claim(pair, taker, notes)
+            arrived = self._copy_and_claim(pair, taker, annotations)
             if arrived is None:
                 continue
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
@@ -468,13 +486,13 @@ class SwapStore:
             return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _copy_and_claim(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+    def _copy_and_claim(self, pair: RowPair, taker: str | None, annotations: Annotations = ()) -> Lease | None:
         """Copy a marked row to the other table and claim it there (W3, W4).
 
         Args:
             pair: The rows of the lease.
             taker: The new owner, or None to leave the lease without owner.
-            notes: The annotations to write with the claim.
+            annotations: The annotations to write with the claim.
 
         Returns:
             The lease, or None if another worker wrote to the other table in the meantime.
@@ -493,14 +511,14 @@ class SwapStore:
         # two tables at different moments could take it for the current row.
         new_epoch = row.epoch + (taker is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
-            (target.note(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
+            (target.annotation(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
             (target.owner is not None, lambda old: writes.ReleaseLease(old, "")),
             (
                 target.epoch < new_epoch,
                 lambda old: writes.ResetLease(
                     evolve(old, parents=row.parents, hash_range=row.hash_range),
                     row.checkpoint,
-                    _copy(row).notes,
+                    _copy(row).annotations,
                     epoch=new_epoch,
                 ),
             ),
@@ -513,7 +531,7 @@ class SwapStore:
                 target = outcome.lease
         if taker is None:
             return joined(goal, target)
-        claim = table.write(writes.ClaimLease(target, taker, notes))
+        claim = table.write(writes.ClaimLease(target, taker, annotations))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
@@ -539,46 +557,55 @@ class SwapStore:
 
 def _copy(row: Lease) -> Lease:
     """Return the copy of a row for the other table: without owner, at the same position and epoch."""
-    notes = tuple(note for note in row.notes if note[0] not in {KNOWS, COPY})
-    return evolve(row, owner=None, next_owner=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
+    annotations = tuple(annotation for annotation in row.annotations if annotation[0] not in {KNOWN_TO, COPY})
+    return evolve(
+        row,
+        owner=None,
+        next_owner=None,
+        yields=False,
+        leaving=False,
+        annotations=(*annotations, (COPY, str(row.epoch))),
+    )
 
 
-def knowing(worker: str, goal_name: str) -> tuple[str, str]:
+def knows_annotation(worker: str, goal_name: str) -> tuple[str, str]:
     """Return the annotation which shows that this worker knows TO."""
-    return (KNOWS, f"{worker} {goal_name}")
+    return (KNOWN_TO, f"{worker} {goal_name}")
 
 
-def wish_of(control: Lease) -> int:
+def goal_of(control: Lease) -> int:
     """Return the table to which leases move according to the control row; -1 if none moves."""
-    wish = control.note(WISH) or ""
-    return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
+    direction = control.annotation(DIRECTION) or ""
+    return TO if direction == CLOSED else _NAMES.index(direction) if direction in _NAMES else -1
 
 
-def way_of(control: Lease) -> Way:
+def direction_of(control: Lease) -> Direction:
     """Return the direction of the swap according to the control row."""
-    if control.note(WISH) == CLOSED:
+    if control.annotation(DIRECTION) == CLOSED:
         return "closed"
-    ways: dict[int, Way] = {FROM: "from", TO: "to"}
-    return ways.get(wish_of(control), "")
+    directions: dict[int, Direction] = {FROM: "from", TO: "to"}
+    return directions.get(goal_of(control), "")
 
 
 def checked_control(control: Lease, names: tuple[str, str]) -> Lease:
     """Return the control row. Raises StoreError if it belongs to another swap."""
-    if (goal := control.note(OVER)) is not None:
+    if (goal := control.annotation(MOVED_TO)) is not None:
         raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
-    if control.note(ORIGIN) != names[FROM]:
+    if control.annotation(ORIGIN) != names[FROM]:
         raise StoreError(
-            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
+            f"TO ({names[TO]}) is the goal of a swap from {control.annotation(ORIGIN)}, and not from {names[FROM]}"
         )
     return control
 
 
 def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
     """Return whether a swap between these tables has ended, so that all leases are in TO."""
-    return any(row.note(OVER) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get([CONTROL])
+    return any(row.annotation(MOVED_TO) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get(
+        [CONTROL]
+    )
 
 
-def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
+def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
     """Return the control row of the swap between these tables, which is created if necessary.
 
     Args:
@@ -605,7 +632,7 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | No
                 f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
-        control = Lease(CONTROL, checkpoint=SHARD_END, notes=((ORIGIN, names[FROM]), (WISH, "")))
+        control = Lease(CONTROL, checkpoint=SHARD_END, annotations=((ORIGIN, names[FROM]), (DIRECTION, "")))
         created = tables[TO].write(writes.CreateLease(control))
         rows = (created.lease,) if created.lease else ()
     if not rows:
@@ -613,7 +640,7 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | No
     return checked_control(rows[0], names)
 
 
-def tables_apart(store: str, to: str, option: str) -> None:
+def check_tables_differ(store: str, to: str, option: str) -> None:
     """Raise ValueError if workers cannot use the store with the URL `to`, or if it is the same store."""
     if store_address(to)[0] == "file":
         raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
@@ -667,7 +694,7 @@ def open_tables(
     request_seconds: float | None = None,
 ) -> tuple[Store, Store]:
     """Open the tables that `open_both` joins, and create the control row of their swap."""
-    tables_apart(store, to, "to")
+    check_tables_differ(store, to, "to")
     with ExitStack() as failed:
         source, target = (
             failed.enter_context(
@@ -675,25 +702,25 @@ def open_tables(
             )
             for url, session in zip((store, to), sessions, strict=True)
         )
-        announced((source, target), (name_of(store), name_of(to)))
+        control_row((source, target), (name_of(store), name_of(to)))
         failed.pop_all()
     return source, target
 
 
-def refuse_moved(listing: Listing) -> None:
+def reject_moved(listing: Listing) -> None:
     """Raise StoreError if leases of this table are in another one. The message explains what to do.
 
     A worker asks this of each listing: without one, it neither claims nor creates leases. If it was started before the
     swap, it keeps the leases that it holds.
     """
     control = next((row for row in listing.leases if row.key == CONTROL), None)
-    if control is not None and (goal := control.note(OVER)) is not None:
+    if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
         raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
     if control is not None:
         raise StoreError(
             "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"
         )
-    if any(marked(row) for row in listing.leases):
+    if any(is_marked(row) for row in listing.leases):
         raise StoreError(
             "leases of this table have moved to another one by `leasehold swap`; start the worker with both "
             "(--store FROM --to TO) or, when the swap is over, with the other one"

@@ -124,8 +124,8 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
             f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
         )
     # A secret key of AWS may contain a slash. urlsplit then takes the part before the slash for a host and port.
-    slashed = ":" in parts.netloc and "@" in parts.path
-    if parts.username or parts.password or slashed:
+    has_slash_in_secret = ":" in parts.netloc and "@" in parts.path
+    if parts.username or parts.password or has_slash_in_secret:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")
     valid = schemes[parts.scheme].options
     options: dict[str, str] = {}
@@ -146,7 +146,7 @@ AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
 ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 """The format of the option `role_arn`."""
 
-_PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
+_PROBED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
 _OURS = {
     "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
@@ -198,14 +198,14 @@ def open_store(
         >>> store = open_store("memory://example-open")
         >>> store.close()
     """
-    scheme, place, options = store_address(url)
+    scheme, location, options = store_address(url)
     arguments = session_for(_SCHEMES[scheme], session, "store URL")
     module = _SCHEMES[scheme].load("store", StoreError)
-    store: Any = module.open_url(place, options, create=create, request_seconds=request_seconds, **arguments)
+    store: Any = module.open_url(location, options, create=create, request_seconds=request_seconds, **arguments)
     try:
         if "layout" in _SCHEMES[scheme].options:
             store = _LAYOUTS.load("layout", StoreError).in_layout(store, options.get("layout"))
-        if write and scheme in _PROVED:
+        if write and scheme in _PROBED:
             store.prove()
     except BaseException:
         store.close()
@@ -235,7 +235,7 @@ def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     return read_url(url, "store", _SCHEMES)
 
 
-_TELLING = ("prefix", "eventhub", "group", "table")
+_TABLE_OPTIONS = ("prefix", "eventhub", "group", "table")
 """The options that distinguish lease tables at the same place. None of them is a secret."""
 
 
@@ -244,9 +244,9 @@ def name_of(url: str) -> str:
 
     Raises ValueError, without repeating the URL.
     """
-    scheme, place, options = store_address(url)
-    query = urlencode({name: options[name] for name in _TELLING if name in options}, safe="/:$")
-    return f"{scheme}://{place}" + (f"?{query}" if query else "")
+    scheme, location, options = store_address(url)
+    query = urlencode({name: options[name] for name in _TABLE_OPTIONS if name in options}, safe="/:$")
+    return f"{scheme}://{location}" + (f"?{query}" if query else "")
 
 
 def endpoint_of(url: str | None, where: str = "store URL") -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 from attrs import evolve, field, fields, frozen
 from attrs.validators import instance_of, optional
 
-from leasehold.balancer.model import Lease, Notes, Position, Version
+from leasehold.balancer.model import Annotations, Lease, Position, Version
 
 
 def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
@@ -64,7 +64,7 @@ class ClaimLease:
 
     lease: Lease = field(validator=instance_of(Lease))
     me: str = field(validator=_storable)
-    notes: Notes = ()
+    annotations: Annotations = ()
 
 
 @frozen
@@ -86,19 +86,19 @@ class StealLease:
 
     lease: Lease = field(validator=instance_of(Lease))
     me: str = field(validator=_storable)
-    notes: Notes = ()
+    annotations: Annotations = ()
 
 
 @frozen
 class RenewLease:
-    """Renews a lease: increments the counter, and stores `notes` in the same write.
+    """Renews a lease: increments the counter, and stores `annotations` in the same write.
 
     Condition: the version and the owner as seen, and the lease has not ended since it was seen. If it has ended, its
     lease reader must stop.
 
     Attributes:
         lease: The lease as seen. Its weight, which the owner measures, is stored unless it is None.
-        notes: The annotations to store.
+        annotations: The annotations to store.
         patient: Whether the write may wait for others, if the layout groups writes.
 
     Examples:
@@ -112,7 +112,7 @@ class RenewLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    notes: Notes = ()
+    annotations: Annotations = ()
     patient: bool = field(default=True, kw_only=True)
 
 
@@ -290,7 +290,7 @@ class TakeBackLease:
 class AnnotateLease:
     """Sets one annotation. Condition: the owner as seen.
 
-    If `capabilities.free_notes` is true, the version does not change.
+    If `capabilities.free_annotations` is true, the version does not change.
 
     Examples:
         >>> from leasehold import Lease
@@ -298,7 +298,7 @@ class AnnotateLease:
         >>> store = open_store("memory://example-annotatelease")
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-        >>> store.write(AnnotateLease(mine, "team", "orders")).lease.note("team")
+        >>> store.write(AnnotateLease(mine, "team", "orders")).lease.annotation("team")
         'orders'
     """
 
@@ -318,14 +318,14 @@ class ResetLease:
         lease: The lease as seen. Its parents and hash range are stored, because in a recreated stream a shard with the
             same id may have other ones.
         position: The new checkpoint.
-        notes: The annotations to store.
+        annotations: The annotations to store.
         epoch: The least value of the new counter, which otherwise grows by one. If the lease is copied from another
             store, its counter must stay above the numbers that its handlers have seen.
     """
 
     lease: Lease = field(validator=instance_of(Lease))
     position: Position = field(validator=instance_of(Position))
-    notes: Notes = ()
+    annotations: Annotations = ()
     epoch: int = field(default=0, kw_only=True)
 
 
@@ -372,9 +372,9 @@ def counted(lease: Lease, epoch: int) -> Lease:
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
 
-def merged(notes: Notes, changes: Notes) -> Notes:
-    """Return `notes` updated with `changes`, sorted by name."""
-    return tuple(sorted({**dict(notes), **dict(changes)}.items()))
+def merged(annotations: Annotations, changes: Annotations) -> Annotations:
+    """Return `annotations` updated with `changes`, sorted by name."""
+    return tuple(sorted({**dict(annotations), **dict(changes)}.items()))
 
 
 def applied(write: Write, stored: Lease | None) -> Lease | None:
@@ -394,7 +394,9 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
 
 def created(lease: Lease) -> Lease:
     """Return the row of a new lease, without owner, next owner, and the fields that `Watch` sets."""
-    row = evolve(_unowned(lease), idle=0.0, held=math.inf, next_owner_idle=0.0, notes=merged(lease.notes, ()))
+    row = evolve(
+        _unowned(lease), idle=0.0, held=math.inf, next_owner_idle=0.0, annotations=merged(lease.annotations, ())
+    )
     return counted(row, lease.epoch)
 
 
@@ -402,15 +404,15 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
     expected = write.lease
     as_seen = stored.version == expected.version and stored.owner == expected.owner
     match write:
-        case ClaimLease(me=me, notes=notes):
-            return _owned_by(stored, me, notes) if stored.version == expected.version else None
-        case StealLease(me=me, notes=notes):
+        case ClaimLease(me=me, annotations=annotations):
+            return _owned_by(stored, me, annotations) if stored.version == expected.version else None
+        case StealLease(me=me, annotations=annotations):
             still_next = expected.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, notes) if still_next and stored.owner == expected.owner else None
-        case RenewLease(notes=notes):
+            return _owned_by(stored, me, annotations) if still_next and stored.owner == expected.owner else None
+        case RenewLease(annotations=annotations):
             if not as_seen or (stored.ended and not expected.ended):
                 return None
-            return _weighed(stored, expected).written(stored.epoch + 1, merged(stored.notes, notes))
+            return _weighed(stored, expected).written(stored.epoch + 1, merged(stored.annotations, annotations))
         case CheckpointLease(position=position):
             if not (as_seen and _movable(stored, position)):
                 return None
@@ -418,21 +420,21 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             return _unowned(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # If the owner has moved the checkpoint as far or ended the shard, the former owner has nothing newer.
-            before = _movable(stored, position) and stored.checkpoint.order != position.order
-            return evolve(stored, checkpoint=position) if before else None
+            is_later = _movable(stored, position) and stored.checkpoint.order != position.order
+            return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
             fits = stored.owner == me if expected.owner == me else stored.version == expected.version
             return _next(evolve(_unowned(stored), owner=to)) if fits else None
         case RequestLease(me=me):
-            willing = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
+            owner_answers = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
             return (
                 evolve(stored, next_owner=me)
-                if willing and stored.next_owner in {None, me, expected.next_owner}
+                if owner_answers and stored.next_owner in {None, me, expected.next_owner}
                 else None
             )
         case WithdrawRequest(me=me):
-            mine = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
-            return evolve(stored, next_owner=None) if mine else None
+            requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
+            return evolve(stored, next_owner=None) if requested_by_me else None
         case GiveLease(position=position):
             next_owner_stays = (
                 stored.next_owner is not None
@@ -447,12 +449,12 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
         case TakeBackLease(me=me):
             return _owned_by(stored, me) if as_seen else None
         case AnnotateLease(name=name, value=value):
-            annotated = evolve(stored, notes=merged(stored.notes, ((name, value),)))
+            annotated = evolve(stored, annotations=merged(stored.annotations, ((name, value),)))
             return annotated if stored.owner == expected.owner else None
-        case ResetLease(position=position, notes=notes):
+        case ResetLease(position=position, annotations=annotations):
             if stored.owner is not None or stored.version != expected.version:
                 return None
-            row = evolve(_unowned(stored), checkpoint=position, notes=merged(stored.notes, notes))
+            row = evolve(_unowned(stored), checkpoint=position, annotations=merged(stored.annotations, annotations))
             row = evolve(row, parents=expected.parents, hash_range=expected.hash_range)
             return counted(row, max(stored.epoch + 1, write.epoch))
         case _:
@@ -460,11 +462,18 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
 
 
 def _next(stored: Lease) -> Lease:
-    return stored.written(stored.epoch + 1, stored.notes)
+    return stored.written(stored.epoch + 1, stored.annotations)
 
 
-def _owned_by(stored: Lease, me: str, notes: Notes = ()) -> Lease:
-    row = evolve(stored, owner=me, next_owner=None, yields=True, leaving=False, notes=merged(stored.notes, notes))
+def _owned_by(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
+    row = evolve(
+        stored,
+        owner=me,
+        next_owner=None,
+        yields=True,
+        leaving=False,
+        annotations=merged(stored.annotations, annotations),
+    )
     return _next(row)
 
 

@@ -5,10 +5,10 @@ from typing import Any
 from attrs import evolve
 
 from leasehold.balancer.actions import Action, Look
-from leasehold.balancer.bulletin import note_of
+from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
-from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me, Notes
+from leasehold.balancer.model import Annotations, Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal
 
@@ -26,7 +26,7 @@ def heard(**what: Any) -> History:  # noqa: ANN401  any field of a BulletinState
 
 
 def row(key: str, owner: str | None, idle: float = 1.0, bulletin: str = "0 0 0") -> Lease:
-    return Lease(key, owner=owner, idle=idle, notes=(("bulletin", bulletin), ("process", f"p/{owner}")))
+    return Lease(key, owner=owner, idle=idle, annotations=(("bulletin", bulletin), ("process", f"p/{owner}")))
 
 
 TABLE = tuple(row(f"s-{place:02}", f"w-{place % 6}") for place in range(18))
@@ -37,10 +37,10 @@ ROWS = [each.key for name in (LOOKOUT, NEXT, *THIRDS) if (each := bulletin_row(T
 """Of the lookout, and of who stands in for it."""
 
 
-def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Notes:
+def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Annotations:
     """Return what a lookout writes on its rows: the counts, and the workers that it calls."""
     words = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called))
-    return note_of(Bulletin(looks, acts, warns), (("call", words),))
+    return bulletin_annotations(Bulletin(looks, acts, warns), (("call", words),))
 
 
 def standing_still(idle: float, owner: str = LOOKOUT) -> tuple[Lease, ...]:

@@ -28,7 +28,7 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import BulletinTracker, bulletin_of, note_of
+from leasehold.balancer.bulletin import BulletinTracker, bulletin_annotations, bulletin_of
 from leasehold.balancer.chance import order_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, heartbeat, lookout_ranks, settle_seconds, start_seconds
@@ -36,14 +36,14 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, Bulletin
 from leasehold.balancer.plan import HANDOFF_POLL_SECONDS, look_again, plan
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.balancer.rules.shares import until_gathered
+from leasehold.balancer.rules.shares import seconds_until_joined
 from leasehold.balancer.watch import Watch
 from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 
 
 def test_only_our_living_workers_are_ranked() -> None:
     """C3: A dead worker, or a peer that writes no bulletin, cannot be the lookout."""
-    java = Lease("j-1", owner="java", notes=(("process", "p/w-9"),))
+    java = Lease("j-1", owner="java", annotations=(("process", "p/w-9"),))
     dead = row("d-1", "w-8", idle=11.0)
     assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
 
@@ -74,7 +74,7 @@ def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
 def test_a_single_worker_reads_the_table_and_the_others_read_one_row() -> None:
     """C4, C5, C7: A fleet of sixty does not pay for sixty table reads."""
     assert BOARD is not None
-    assert look(LOOKOUT, TABLE, FULL) == Look(3.0, notes=told(8, 2, 1))
+    assert look(LOOKOUT, TABLE, FULL) == Look(3.0, annotations=told(8, 2, 1))
     assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
 
 
@@ -92,7 +92,7 @@ def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None
     kept = plan(dead, None, Me(LOOKOUT, history=FULL), evolve(CONFIG, rules=Minimal(grace_seconds=30.0)))
     assert [action for action in (*others, *alone, *kept) if isinstance(action, Release)] == []
     taking = Claim(gone[0], "M6")
-    assert look(LOOKOUT, dead, FULL, taking).notes[:1] == note_of(Bulletin(8, 3, 1))
+    assert look(LOOKOUT, dead, FULL, taking).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
 
 
 def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
@@ -103,10 +103,12 @@ def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
         evolve(row("p-0", None, idle=400.0), checkpoint=SHARD_END),
         evolve(row("p-1", LAST), checkpoint=TRIM_HORIZON),
     )
-    assert look(LOOKOUT, (*TABLE, *parents, child), lately).notes[:1] == note_of(Bulletin(8, 2, 1))
+    assert look(LOOKOUT, (*TABLE, *parents, child), lately).annotations[:1] == bulletin_annotations(Bulletin(8, 2, 1))
     for idle, acts in ((1.0, 3), (31.0, 2)):
         ended = (parents[0], evolve(parents[1], owner=None, checkpoint=SHARD_END, idle=idle))
-        assert look(LOOKOUT, (*TABLE, *ended, child), lately).notes[:1] == note_of(Bulletin(8, acts, 1))
+        assert look(LOOKOUT, (*TABLE, *ended, child), lately).annotations[:1] == bulletin_annotations(
+            Bulletin(8, acts, 1)
+        )
 
 
 def test_news_send_every_reader_to_the_table() -> None:
@@ -133,7 +135,7 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
     assert on_duty("new", standing_still(7.6))
     assert not on_duty("new", standing_still(7.4))
     assert look(NEXT, standing_still(2.6)) == Look(0.0)
-    assert look(NEXT, standing_still(2.6), FULL).notes[:1] == note_of(Bulletin(8, 2, 1))
+    assert look(NEXT, standing_still(2.6), FULL).annotations[:1] == bulletin_annotations(Bulletin(8, 2, 1))
     assert look(READER, standing_still(4.1), evolve(QUIET, full_still=30.0)) == Look(0.0)
     assert [look(READER, standing_still(idle)).seconds for idle in (1.4, 1.6)] == [2.5, 0.5]
     assert look(READER, standing_still(4.1), evolve(QUIET, full_still=1.0)).keys is not None
@@ -282,7 +284,7 @@ def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
     assert look("new", new, joining).seconds == 3.0
     assert look("new", new, evolve(joining, fleet_still=0.0)).seconds == 1.0
     assert look("new", new, evolve(joining, fleet_still=9.0)).seconds == CONFIG.cycle_seconds
-    assert until_gathered(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
+    assert seconds_until_joined(joining, Config(lease_seconds=120.0)) == 3.0  # leases of an event hub last two minutes
     alone = evolve(joining, full_apart=History().full_apart)
     assert plan(new, None, Me("new", history=alone), CONFIG) != ()
 
@@ -305,14 +307,16 @@ def test_owners_watch_what_newcomers_will_ask_for() -> None:
 def test_a_newcomer_is_called_out() -> None:
     """C6: Owners that have not seen a newcomer do not watch the leases that it will request."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
-    assert look(LOOKOUT, TABLE, lately).notes[:1] == note_of(Bulletin(8, 3, 1))
-    assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).notes[:1] == note_of(Bulletin(8, 2, 1))
+    assert look(LOOKOUT, TABLE, lately).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
+    assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).annotations[:1] == bulletin_annotations(
+        Bulletin(8, 2, 1)
+    )
 
 
 def test_newcomers_that_start_together_wait_once() -> None:
     """C10: A newcomer that listed again only after its wait would see the others then, and wait as long again."""
     stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
-    waits = [until_gathered(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
+    waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
@@ -327,10 +331,10 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
 def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
     """M9: A worker that must act for another by patience does not have to wait N cycles to read the table (C11)."""
     uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
-    uneven = tuple(evolve(lease, notes=row("", lease.owner).notes) for lease in uneven)
+    uneven = tuple(evolve(lease, annotations=row("", lease.owner).annotations) for lease in uneven)
     uneven += (row("s-x", READER),)
     calls = [
-        look(LOOKOUT, uneven, evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))).notes
+        look(LOOKOUT, uneven, evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))).annotations
         for seconds in (19.0, 21.0)
     ]
     assert calls == [told(8, 2, 1), told(8, 3, 1, "*")]
@@ -347,7 +351,7 @@ def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
     calls = [
         look_again(
             (), table, Me(lookout, history=evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))), config
-        ).notes[1][1]
+        ).annotations[1][1]
         for seconds in (19.0, 21.0)
     ]
     assert [text.endswith("*") for text in calls] == [False, True]
@@ -367,7 +371,7 @@ def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
     burning += (evolve(row(hot, READER), weight=600_000),)
     late, early = (evolve(FULL, hearing=evolve(HEARING, acts_still=seconds)) for seconds in (21.0, 19.0))
     assert [
-        look(LOOKOUT, leases, history).notes for leases, history in ((warm, late), (warm, early), (burning, late))
+        look(LOOKOUT, leases, history).annotations for leases, history in ((warm, late), (warm, early), (burning, late))
     ] == [told(8, 3, 1, "*"), told(8, 2, 1), told(8, 2, 1)]
 
 
@@ -394,13 +398,15 @@ def test_readings_are_folded_by_our_own_clock() -> None:
     assert watch.history.hearing == BulletinState(
         Bulletin(7, 2, 1), acts_read=2, acts_still=0.0, looks_still=0.0, warned=0.0
     )
-    board = evolve(TABLE[0], notes=row("", "w-0", bulletin="7 3 1").notes)
+    board = evolve(TABLE[0], annotations=row("", "w-0", bulletin="7 3 1").annotations)
     later, _ = watch.look((board,), began=6.0, ended=9.0, requested_keys=("s-00",))
     assert later.history.hearing == BulletinState(
         Bulletin(7, 3, 1), acts_read=2, acts_still=0.0, looks_still=5.0, warned=5.0
     )
     assert later.history.full_still == 5.0
-    earlier, _ = later.look((evolve(board, notes=TABLE[0].notes),), began=9.0, ended=9.0, requested_keys=("s-00",))
+    earlier, _ = later.look(
+        (evolve(board, annotations=TABLE[0].annotations),), began=9.0, ended=9.0, requested_keys=("s-00",)
+    )
     assert earlier.history.hearing is not None
     assert earlier.history.hearing.latest == Bulletin(7, 3, 1)
     for rows in ((), (evolve(board, owner="w-9"),)):
@@ -408,7 +414,7 @@ def test_readings_are_folded_by_our_own_clock() -> None:
         assert turned.history.hearing is not None
         assert turned.history.hearing.turned
     assert Watch().look(TABLE, began=0.0, ended=1.0)[0].history.hearing is None
-    assert bulletin_of(evolve(TABLE[0], notes=(("bulletin", "7 x 1"),))) == Bulletin()
+    assert bulletin_of(evolve(TABLE[0], annotations=(("bulletin", "7 x 1"),))) == Bulletin()
 
 
 def test_each_count_stands_still_since_it_last_moved_itself() -> None:

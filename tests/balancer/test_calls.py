@@ -24,12 +24,12 @@ from looking_fleet import (
 
 from leasehold.balancer.actions import Claim, Look
 from leasehold.balancer.bulletin import (
-    CALL_MOST,
+    CALL_LENGTH_MAX,
     BulletinTracker,
     LookoutCall,
+    call_annotation,
     call_of,
-    note_of_call,
-    prolonged_notes,
+    prolonged_annotations,
     worker_digits,
 )
 from leasehold.balancer.counting import take_census
@@ -108,15 +108,17 @@ def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
     """C6: A lookout of an earlier version leaves the old call on its rows, and calls every worker."""
     before = row("s-0", "a", bulletin="7 2 1")
     watch, _ = Watch(bulletins=BulletinTracker()).look((before,), 0.0, 0.5)
-    with_call = evolve(before, notes=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
+    with_call = evolve(before, annotations=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
     heard_of, _ = watch.look((with_call,), 1.0, 1.5, ["s-0"])
     assert heard_of.history.hearing is not None
     assert heard_of.history.hearing.call == "8 0 s-0"
-    old, _ = heard_of.look((evolve(with_call, notes=(("bulletin", "9 3 1"), *with_call.notes[1:])),), 2.0, 2.5, ["s-0"])
+    old, _ = heard_of.look(
+        (evolve(with_call, annotations=(("bulletin", "9 3 1"), *with_call.annotations[1:])),), 2.0, 2.5, ["s-0"]
+    )
     assert old.history.hearing is not None
     assert (old.history.hearing.latest, old.history.hearing.call) == (Bulletin(9, 3, 1), "")
     assert look(READER, TABLE, heard(latest=Bulletin(9, 3, 1))) == Look(0.0)
-    longer = evolve(with_call, notes=(("bulletin", "8 3 1"), ("call", "8 4 s-0"), ("process", "p/a")))
+    longer = evolve(with_call, annotations=(("bulletin", "8 3 1"), ("call", "8 4 s-0"), ("process", "p/a")))
     going, _ = heard_of.look((longer,), 2.0, 2.5, ["s-0"])
     assert going.history.hearing is not None
     assert going.history.hearing.call == "8 4 s-0"
@@ -148,9 +150,9 @@ def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
 
 def test_a_replaced_lookout_says_where_the_bulletin_stands_now() -> None:
     """C3: A change of the lookout does not send every worker to the table."""
-    mine = row("", NEXT, bulletin="9 2 1").notes
-    old = tuple(evolve(lease, notes=mine) if lease.owner == NEXT else lease for lease in TABLE)
-    assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).notes == told(10, 3, 1)
+    mine = row("", NEXT, bulletin="9 2 1").annotations
+    old = tuple(evolve(lease, annotations=mine) if lease.owner == NEXT else lease for lease in TABLE)
+    assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).annotations == told(10, 3, 1)
 
 
 def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
@@ -159,7 +161,7 @@ def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
     for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
         hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=still)
         assert ranks.on_duty(Me(NEXT, history=evolve(QUIET, hearing=hearing)), hearing, CONFIG) == duty
-    assert prolonged_notes(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
+    assert prolonged_annotations(told(8, 2, 1, "4f2a91c0=s-3"), 7.9) == (
         ("bulletin", "8 2 1"),
         ("call", f"8 7 {','.join(ROWS)} 4f2a91c0=s-3"),
     )
@@ -182,7 +184,7 @@ def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
     st.floats(0, 10**7),
 )
 def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
-    ((_, text),) = note_of_call(looks, seconds, ["s-0", "s-1"], names)
+    ((_, text),) = call_annotation(looks, seconds, ["s-0", "s-1"], names)
     parsed = call_of(text)
     assert parsed == LookoutCall(
         looks,
@@ -195,11 +197,11 @@ def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: in
 
 def test_a_call_that_cannot_be_written_calls_everybody() -> None:
     """C6: A row has limited room, and a key that contains a space would be read as another key."""
-    many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_MOST // 20)}
+    many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
     for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
-        ((_, text),) = note_of_call(8, 0.0, ["s-0"], names)
+        ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)
         assert text == "8 0 s-0 *"
-    assert note_of_call(8, 0.0, ["s 0"], {}) == (("call", ""),)
+    assert call_annotation(8, 0.0, ["s 0"], {}) == (("call", ""),)
 
 
 def test_a_lease_that_nobody_took_for_long_calls_everybody() -> None:
@@ -207,8 +209,8 @@ def test_a_lease_that_nobody_took_for_long_calls_everybody() -> None:
     history = evolve(FULL, hearing=evolve(HEARING, acts_still=21.0), fleet_still=90.0)
     old: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
     new: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))
-    assert look(LOOKOUT, old, history).notes == told(8, 3, 1, "*")
-    ((_, counts), (_, text)) = look(LOOKOUT, new, history).notes
+    assert look(LOOKOUT, old, history).annotations == told(8, 3, 1, "*")
+    ((_, counts), (_, text)) = look(LOOKOUT, new, history).annotations
     assert counts == "8 3 1"
     call = call_of(text)
     assert call is not None

@@ -32,7 +32,7 @@ def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
             parents=each.parents,
             hash_range=each.hash_range,
             checkpoint=Position("500") if each.open else SHARD_END,
-            notes=note,
+            annotations=note,
         )
         for each in shards
     }
@@ -59,7 +59,7 @@ def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, dat
     """One odd row must not end a worker's turn, and with it all creation and deletion."""
     values = st.sampled_from((None, "", SETTLED, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
     leases = [
-        lease if (note := data.draw(values)) is None else evolve(lease, notes=((INCARNATION, note),))
+        lease if (note := data.draw(values)) is None else evolve(lease, annotations=((INCARNATION, note),))
         for lease in scene.leases
     ]
     shards = scene.shards or ()
@@ -87,9 +87,9 @@ def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], 
     untrue: dict[str, Lease] = {
         "ended and open": evolve(leases[victim.id], checkpoint=SHARD_END),
         "another shard": evolve(leases[victim.id], hash_range=(7, 8)),
-        "made anew": evolve(leases[victim.id], notes=((INCARNATION, OLD),)),
-        "old listing": evolve(leases[victim.id], notes=((INCARNATION, "1:orders:10"),)),
-        "another stream": evolve(leases[victim.id], notes=((INCARNATION, "1:bills:9"),)),
+        "made anew": evolve(leases[victim.id], annotations=((INCARNATION, OLD),)),
+        "old listing": evolve(leases[victim.id], annotations=((INCARNATION, "1:orders:10"),)),
+        "another stream": evolve(leases[victim.id], annotations=((INCARNATION, "1:bills:9"),)),
     }
     for kind, lease in untrue.items():
         found = contradictions(shards, (leases | {victim.id: lease}).values(), NEW)
@@ -135,7 +135,7 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
     table = _kept(before, OLD)
     if some_unnoted and len(table) > 1:
         last = max(table)
-        table[last] = evolve(table[last], notes=())
+        table[last] = evolve(table[last], annotations=())
     while found := contradictions(after, table.values(), NEW):
         assert [each.kind for each in found] == ["made anew"], "until the last of them is written"
         steps = restarts(after, table.values(), found, NEW, start)
@@ -146,9 +146,9 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
             elif step.marks:
                 table[step.lease.key] = step.lease
             else:
-                table[step.lease.key] = evolve(step.lease, notes=((INCARNATION, NEW),))
+                table[step.lease.key] = evolve(step.lease, annotations=((INCARNATION, NEW),))
             if step.stored is not None and step.lease is not None and not step.marks:
-                above = [table[parent].note(INCARNATION) for parent in step.lease.parents if parent in table]
+                above = [table[parent].annotation(INCARNATION) for parent in step.lease.parents if parent in table]
                 assert set(above) <= {NEW}, "a child may be read once its parent's lease says the truth"
     names = {each.id for each in after if each.open or start != LATEST}
     assert names <= table.keys() <= {each.id for each in after}
@@ -165,11 +165,15 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
 
 def test_a_lease_that_an_operator_reset_is_of_the_present_stream() -> None:
     """A stream that was reset by hand can be read again."""
-    settled = tuple(evolve(lease, notes=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
+    settled = tuple(evolve(lease, annotations=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
     assert contradictions(SPLIT, settled, NEW) == ()
 
 
 def test_a_note_of_workers_is_told_until_it_is_settled() -> None:
     """Operators who see only the table see the annotation, and only until the contradiction is settled."""
-    rows = (Lease("b", notes=((CONTRADICTION, "is wrong"),)), Lease("a", notes=((CONTRADICTION, SETTLED),)), Lease("c"))
+    rows = (
+        Lease("b", annotations=((CONTRADICTION, "is wrong"),)),
+        Lease("a", annotations=((CONTRADICTION, SETTLED),)),
+        Lease("c"),
+    )
     assert reported(rows) == ("is wrong",)

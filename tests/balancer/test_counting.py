@@ -94,5 +94,5 @@ def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
 )
 def test_workers_of_ours_are_known_by_the_name_behind_the_process(note: str | None, owner: str, ours: bool) -> None:
     """A worker whose id contains a slash does not count as a stranger that comes last in every line (M15)."""
-    lease = Lease("0", owner=owner, notes=(("process", note),) if note else ())
+    lease = Lease("0", owner=owner, annotations=(("process", note),) if note else ())
     assert (owner in our_workers([lease])) is ours

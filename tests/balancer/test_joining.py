@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import BulletinState, History, Lease, Me
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
+from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 
 CONFIG = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
 LONG = Config(rules=Minimal(), lease_seconds=60.0, cycle_seconds=20.0)
@@ -61,4 +61,4 @@ def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
 )
 def test_a_newcomer_looks_again_when_the_wait_is_over(history: History, config: Config, seconds: float) -> None:
     """Workers that start together would wait twice if they looked a second after a change, and loop if at once."""
-    assert until_gathered(history, config) == seconds
+    assert seconds_until_joined(history, config) == seconds

@@ -149,19 +149,19 @@ def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:
 def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
     """M13: A KCL 3.x worker measures too, but shares by counts, and would undo what we balance by load."""
     notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
-    leases = [evolve(lease, notes=notes["a"]) for lease in fleet(1).values()]
+    leases = [evolve(lease, annotations=notes["a"]) for lease in fleet(1).values()]
     ours = [evolve(lease, owner="a") for lease in leases]
     assert slack(ours, 20) == 10
     assert slack([evolve(ours[0], owner="j"), *ours[1:]], 20) == 0  # it kept the previous owner's attribute
     assert slack([evolve(ours[0], owner=None), *ours[1:]], 20) == 10
-    assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", notes=notes["b"]), *ours[2:]], 20) == 10
+    assert slack([evolve(ours[0], owner="b"), evolve(ours[1], owner="b", annotations=notes["b"]), *ours[2:]], 20) == 10
 
 
 def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
     """Return the shares of these leases if counts may differ by one for the sake of loads."""
     census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
     counts = {**dict(census.counts), **expected}
-    return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, apart=False)
+    return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, non_bulletin_last=False)
 
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])

@@ -26,7 +26,7 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Look
-from leasehold.balancer.bulletin import note_of
+from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import heartbeat, lookout_ranks
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
@@ -35,7 +35,7 @@ from leasehold.balancer.rules.minimal import Minimal
 
 assert BOARD is not None
 KEYS = (BOARD.key,)
-LOUD, SILENT = note_of(Bulletin(8, 3, 1)), note_of(Bulletin(8, 2, 1))
+LOUD, SILENT = bulletin_annotations(Bulletin(8, 3, 1)), bulletin_annotations(Bulletin(8, 2, 1))
 LATELY = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
 """Something was called out a second ago."""
 
@@ -45,7 +45,9 @@ LONG_AGO = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds)
 
 def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
     """Return what READER sees if it was the lookout until now and has read `acts` as given."""
-    old = tuple(evolve(x, notes=row("", READER, bulletin="9 2 1").notes) if x.owner == READER else x for x in TABLE)
+    old = tuple(
+        evolve(x, annotations=row("", READER, bulletin="9 2 1").annotations) if x.owner == READER else x for x in TABLE
+    )
     return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
 
 
@@ -53,11 +55,11 @@ def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> Non
     """C3: The readers of its row do not have to wait until it falls silent."""
     notes = told(10, 3, 1)
     old, history = abdicating(acts_read=2)
-    assert look(READER, old, history) == Look(2.5, keys=KEYS, notes=notes, stale_ok=True)
-    assert look(READER, *abdicating(acts_read=1)) == Look(0.0, notes=notes)
+    assert look(READER, old, history) == Look(2.5, keys=KEYS, annotations=notes, stale_ok=True)
+    assert look(READER, *abdicating(acts_read=1)) == Look(0.0, annotations=notes)
     many = (*old, row("s-18", READER), row("s-19", READER))
-    assert look(READER, many, evolve(history, fleet_still=14.0)) == Look(1.0, notes=notes)
-    assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).notes == (), "once"
+    assert look(READER, many, evolve(history, fleet_still=14.0)) == Look(1.0, annotations=notes)
+    assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).annotations == (), "once"
 
 
 def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:
@@ -138,7 +140,8 @@ def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
     """C3, C5: A false warning makes every worker hurry, and a rank given up too soon sends them all to the table."""
     config = Config(rules=Minimal(), renew_seconds=5.0)
     warns = [
-        look_again((), standing_still(idle, READER), Me(LOOKOUT, history=FULL), config).notes for idle in (6.5, 6.75)
+        look_again((), standing_still(idle, READER), Me(LOOKOUT, history=FULL), config).annotations
+        for idle in (6.5, 6.75)
     ]
     assert warns == [told(8, 2, 1), told(8, 2, 2)]
     assert [lookout_ranks(standing_still(idle), CONFIG).ranks[0] for idle in (10.5, 10.75)] == [LOOKOUT, NEXT]
@@ -165,25 +168,25 @@ def test_a_worker_without_leases_has_no_row_to_renew() -> None:
 def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
     """C6: Every worker would list the table for a lease that is already taken."""
     free = row("s-x", None)
-    assert look(LOOKOUT, (*TABLE, free), LATELY).notes[:1] == LOUD
-    assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).notes[:1] == SILENT
+    assert look(LOOKOUT, (*TABLE, free), LATELY).annotations[:1] == LOUD
+    assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).annotations[:1] == SILENT
     own = (*TABLE, row("s-x", LOOKOUT, idle=11.0))
-    assert look(LOOKOUT, own, LATELY).notes[:1] == SILENT
+    assert look(LOOKOUT, own, LATELY).annotations[:1] == SILENT
 
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
 def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object) -> None:
     """C6: This applies to the lease itself, and to the parent that its reader waited for."""
-    assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).notes[:1] == notes
+    assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).annotations[:1] == notes
     parent = evolve(row("p-0", None, idle=idle), checkpoint=SHARD_END)
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0",), checkpoint=TRIM_HORIZON)
-    assert look(LOOKOUT, (*TABLE, parent, child), LATELY).notes[:1] == notes
+    assert look(LOOKOUT, (*TABLE, parent, child), LATELY).annotations[:1] == notes
 
 
 def test_a_lasting_state_is_called_out_after_a_whole_cycle() -> None:
     """C6: Each call costs every worker a listing."""
     free = (*TABLE, row("s-x", None, idle=31.0))
-    assert look(LOOKOUT, free, LONG_AGO).notes[:1] == LOUD
+    assert look(LOOKOUT, free, LONG_AGO).annotations[:1] == LOUD
 
 
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
@@ -191,7 +194,7 @@ def test_a_newcomer_to_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, 
     """C6: Owners that hold one lease each receive no requests."""
     rows = (evolve(row("s-0", "a"), next_owner="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
-    assert look("a", rows, history).notes[:1] == note_of(Bulletin(1, acts, 0))
+    assert look("a", rows, history).annotations[:1] == bulletin_annotations(Bulletin(1, acts, 0))
 
 
 def uneven(*others: Lease) -> tuple[Lease, ...]:
@@ -203,9 +206,9 @@ def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> Non
     """M9: Counts differ by one in every fleet whose number of leases is not a multiple of its workers."""
     by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
     by_one = (*TABLE, row("s-x", READER))
-    assert [look(LOOKOUT, leases, LONG_AGO).notes[:1] for leases in (by_two, by_one)] == [LOUD, SILENT]
+    assert [look(LOOKOUT, leases, LONG_AGO).annotations[:1] for leases in (by_two, by_one)] == [LOUD, SILENT]
     for owners_still, notes in ((CONFIG.cycle_seconds, SILENT), (CONFIG.cycle_seconds + 0.25, LOUD)):
-        assert look(LOOKOUT, by_two, evolve(LONG_AGO, owners_still=owners_still)).notes[:1] == notes
+        assert look(LOOKOUT, by_two, evolve(LONG_AGO, owners_still=owners_still)).annotations[:1] == notes
 
 
 def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
@@ -221,7 +224,7 @@ def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
     """Return whether the lookout of these otherwise quiet leases calls the fleet."""
     history = evolve(LONG_AGO, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds))
     me = Me(lookout_ranks(leases, config).ranks[0], history=history)
-    return look_again((), leases, me, config).notes[:1] == note_of(Bulletin(1, 1, 0))
+    return look_again((), leases, me, config).annotations[:1] == bulletin_annotations(Bulletin(1, 1, 0))
 
 
 def test_for_the_sake_of_loads_counts_may_differ_by_half_a_share_more_on_either_side() -> None:

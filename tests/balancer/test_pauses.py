@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.balancer.bulletin import NOTE, BulletinTracker
+from leasehold.balancer.bulletin import BULLETIN, BulletinTracker
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import GAP_EXPIRY_MAX, slow_owners, take_census
 from leasehold.balancer.model import Lease, Me, Version
@@ -127,7 +127,7 @@ def test_a_gap_that_stopped_this_worker_too_says_nothing_of_others() -> None:
 @given(st.text(max_size=30) | st.sampled_from(["9" * 4301 + " 1 1", "1 1 " + "9" * 10_000, "7 " * 3, "٣ 1 1"]))
 def test_no_text_of_a_note_stops_a_reading(text: str) -> None:
     """Someone who can write one row cannot stop every worker that reads it."""
-    row = Lease("s-0", owner="a", notes=((NOTE, text),))
+    row = Lease("s-0", owner="a", annotations=((BULLETIN, text),))
     watch, (lease,) = Watch(bulletins=BulletinTracker()).look([row], 0.0, 1.0)
-    assert lease.notes == row.notes
+    assert lease.annotations == row.annotations
     assert watch.history.hearing is not None

@@ -60,7 +60,7 @@ def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settl
     owners = [worker for worker in workers for _ in range(each if even else random.randint(1, 2 * each))]
     table = {
         (key := f"s-{place:03}"): Lease(
-            key, owner=owner, weight=round(unit * random.lognormvariate(0, 1)), yields=asked, notes=signed(owner)
+            key, owner=owner, weight=round(unit * random.lognormvariate(0, 1)), yields=asked, annotations=signed(owner)
         )
         for place, owner in enumerate(owners)
     }
@@ -103,7 +103,7 @@ def signed(owner: str) -> tuple[tuple[str, str], ...]:
 
 
 def owned(lease: Lease, worker: str, number: int) -> Lease:
-    return evolve(lease, owner=worker, next_owner=None, version=Version(str(number)), notes=signed(worker))
+    return evolve(lease, owner=worker, next_owner=None, version=Version(str(number)), annotations=signed(worker))
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])

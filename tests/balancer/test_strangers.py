@@ -18,7 +18,9 @@ OURS, STRANGERS = ("b-1", "b-2", "b-3"), ("a-java", "c-java")
 
 def held(owner: str, number: int) -> tuple[Lease, ...]:
     notes = (("process", f"p/{owner}"),) if owner in OURS else ()
-    return tuple(Lease(f"{owner}-{place}", owner=owner, idle=1.0, epoch=9, notes=notes) for place in range(number))
+    return tuple(
+        Lease(f"{owner}-{place}", owner=owner, idle=1.0, epoch=9, annotations=notes) for place in range(number)
+    )
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
@@ -63,7 +65,7 @@ def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
     lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
     assert claimed(lacking) == {"M6": 1, "M15": 5}
     taken = tuple(
-        evolve(lease, owner="b-1", notes=(("process", "p/b-1"),)) if lease.owner is None else lease
+        evolve(lease, owner="b-1", annotations=(("process", "p/b-1"),)) if lease.owner is None else lease
         for lease in lacking[:-1]
     )
     actions = plan((*taken, lacking[-1]), None, Me("b-3", history=HEARD), CONFIG)

@@ -55,12 +55,12 @@ def test_watching_a_row_changes_nothing_else_of_it() -> None:
         yields=True,
         leaving=True,
         epoch=5,
-        notes=(("process", "a/1"),),
+        annotations=(("process", "a/1"),),
     )
     assert all(getattr(row, field.name) != getattr(Lease(""), field.name) for field in fields(Lease))
     assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, next_owner_idle=8.0)
     noted = row.written(9, (("process", "b/1"),))
-    assert noted == evolve(row, epoch=9, version=Version("9"), notes=(("process", "b/1"),))
+    assert noted == evolve(row, epoch=9, version=Version("9"), annotations=(("process", "b/1"),))
     assert row.epoch == 5, "a copy that shares its fields would change the row of an earlier reading"
 
 
@@ -341,7 +341,7 @@ def rows(draw: st.DrawFn, key: str) -> Lease | None:
         next_owner=draw(st.sampled_from([None, None, "a", "b"])),
         yields=draw(st.booleans()),
         epoch=draw(st.integers(0, 3)),
-        notes=(("bulletin", bulletin), ("process", f"p/{owner}")) if signed else (),
+        annotations=(("bulletin", bulletin), ("process", f"p/{owner}")) if signed else (),
     )
     return draw(st.sampled_from([row, row, row, None]))
 

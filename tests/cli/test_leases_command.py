@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
-from leasehold.adapters.cli.leases import _json, app, keyed, known, readings
+from leasehold.adapters.cli.leases import _json, app, keyed, known, readings, settled
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, question
@@ -30,7 +30,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK, OVER, signs_of_swap
+from leasehold.stores.swap import CONTROL, MARK, MOVED_TO, swap_notices
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import done, placed
 
@@ -165,11 +165,11 @@ def test_a_table_of_a_swap_says_so() -> None:
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left, swapping=signs_of_swap(left)))
+        in text(WatchedTable(left, swapping=swap_notices(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert notice in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
+    assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
@@ -177,12 +177,12 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
     """The rows that are left are no leases that nobody reads, and the table alone does not tell how the group is."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
-    placed(store, Lease("s-0", owner=f"{MARK}east-1", notes=((NOTE, stale.note),)))
+    placed(store, Lease("s-0", owner=f"{MARK}east-1", annotations=((NOTE, stale.note),)))
     placed(store, Lease("s-1", owner=f"{MARK}east-1"))
     alone = TableWatch(store, 10.0, 10.0).look()
     assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
     assert alone.status.says.endswith("--to TO shows both")
-    placed(store, Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, "postgres://db/orders"),)))
+    placed(store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),)))
     table = TableWatch(store, 10.0, 10.0).look()
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
     says += "; 2 rows that it left here are not shown"
@@ -212,7 +212,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
             next_owner_idle=0.5,
             leaving=True,
             epoch=7,
-            notes=(("a", "1"),),
+            annotations=(("a", "1"),),
         ),
     ],
 )
@@ -334,12 +334,12 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
 @pytest.mark.parametrize(
     ("seconds_ago", "more", "status", "says"),
     [
-        (5.0, {}, 0, "; OK\n"),
+        (1.0, {}, 0, "; OK\n"),
         (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
-        (5.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
-        (5.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
-        (5.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
-        (5.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
+        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (1.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
+        (1.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
+        (1.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
         (500.0, {}, 8, "ORPHAN s-0: ann owns it and has not been heard of for "),
     ],
 )
@@ -348,7 +348,7 @@ def test_check_ends_with_the_status_as_a_number(
 ) -> None:
     """A script can tell a fleet that is dead from one that is well."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", notes=() if seconds_ago is None else told(seconds_ago, **more)))
+    placed(store, Lease("s-0", owner="ann", annotations=() if seconds_ago is None else told(seconds_ago, **more)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
@@ -356,6 +356,30 @@ def test_check_ends_with_the_status_as_a_number(
     shown = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db"])
     alike = [re.sub(r"\d+\.\d", "T", each.stdout) for each in (ran, shown)]  # some time passes between the two
     assert (shown.exit_code, alike[0]) == (0, alike[1])
+
+
+@pytest.mark.parametrize(("renewed", "word", "seconds"), [(True, "OK", 3.0), (False, "UNKNOWN", 8.0)])
+def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
+    """Seconds after a kill, a look does not say OK because of what the owner wrote when it was alive."""
+    store, passed = MemoryStore(), [0.0]
+    row = [placed(store, Lease("s-0", owner="ann", annotations=told(7.0)))]
+
+    def wait(for_seconds: float) -> None:
+        passed[0] += for_seconds
+        if renewed and passed[0] > 2:
+            row.append(done(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
+
+    looks = settled(readings(store, 1.0, wait, clock=lambda: passed[0]))
+    assert (next(looks).status.word, passed[0]) == (word, seconds)
+
+
+def test_the_command_says_that_a_lease_was_not_renewed(tmp_path: Path) -> None:
+    """The exit status of the command after a kill is not 0, and neither are those of its other forms."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    placed(store, Lease("s-0", owner="ann", annotations=told(7.0, lease=1.0)))
+    store.close()
+    ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
+    assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)
 
 
 def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:

@@ -49,7 +49,7 @@ WITHOUT_EXTRAS = {
         "produce kinesis://orders lines.txt --key line",
         "replay s3://box/dead?region=eu-west-1 --to kinesis://orders",
     ),
-    "dev": ("demo", "dev orders=4 --help", "simulate --leases 4 --workers 2", "what-if sqlite://leases.db --add 1"),
+    "dev": ("demo", "dev orders=4", "simulate --leases 4 --workers 2", "what-if sqlite://leases.db --add 1"),
     "serve": ("serve sqlite://leases.db",),
     "spark": ("pipeline kinesis-leased --folder here",),
 }
@@ -119,6 +119,9 @@ def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
     for name, (_, shown, _) in results.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
+    for status, shown, wrong in without_extras(*(f"{name} --help" for name in LABORATORY)):
+        # Their options are not known without the laboratory.
+        assert (status, wrong, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
 
 
 def test_a_missing_extra_is_named_and_ends_with_2() -> None:

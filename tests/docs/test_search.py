@@ -50,9 +50,20 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     "permissions": ("rights",),
     "duplicates": ("exactly-once",),
     "notebook": ("asyncio",),
+    "Django": ("asyncio",),
+    "upgrade": ("running",),
+    "VPC": ("network",),
+    "encryption": ("network",),
+    "environment variables": ("network",),
+    "TRIM_HORIZON": ("kinesis",),
+    "rewind": ("steering",),
+    "hot shard": ("limits",),
+    "health check": ("running",),
+    "commit offset": ("glossary",),
+    "mypy": ("reference",),
 }
 """What is typed, and the pages of which one must come first."""
-AT_LEAST = 30
+AT_LEAST = 41
 
 QUESTIONS: Mapping[str, tuple[str, str]] = {
     "lag": ("steering", "`leasehold leases STORE` shows the lag of each lease"),

@@ -15,7 +15,7 @@ from hub_stage import Feed, HubStream, a_container, a_group, flights
 
 from leasehold.adapters.ops.swapping import awaited, observed, sent
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import FROM, TO, SwapStore, Way, announced, parted, place_of
+from leasehold.stores.swap import FROM, TO, Direction, SwapStore, control_row, place_of, split_version
 from leasehold.stores.urls import name_of, open_store
 from leasehold_lab.demo.stage import Stage
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs
@@ -47,7 +47,7 @@ class Ground:
 
     def places(self) -> list[int]:
         """Return for how many leases the old table and the new one are authoritative."""
-        sides = [parted(lease)[0] for lease in self.fleet.stage.leases]
+        sides = [split_version(lease)[0] for lease in self.fleet.stage.leases]
         return [sides.count(FROM), sides.count(TO)]
 
     def ends_well(self, command: "subprocess.Popen[bytes]") -> None:
@@ -62,7 +62,7 @@ def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], f
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         tables: tuple[Store, Store] = (source, target)
         names = (name_of(urls[FROM]), name_of(urls[TO]))
-        announced(tables, names)
+        control_row(tables, names)
         both, settings = SwapStore(tables, names[TO]), ("--to", urls[TO], *SETTINGS)
         with a_fed_fleet(kinesis_url, client, both, urls[FROM], settings, folder, rows=ROWS, a_tick=10) as fleet:
             ground = Ground(fleet, urls, folder / "swap.log")
@@ -151,7 +151,7 @@ def test_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_ur
         assert group.settle() == [2, 2]
         epochs = [{lease.key: lease.epoch for lease in both.list().leases}]
         awaited(tables, both, names[TO], SETTLE_SECONDS)
-        ways: tuple[Way, ...] = ("to", "from", "to")
+        ways: tuple[Direction, ...] = ("to", "from", "to")
         for way in ways:
             sent(tables, way)
             assert stage.until(partial(all_in, stage, way.upper()), SETTLE_SECONDS), stage.leases

@@ -25,8 +25,8 @@ from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 from leasehold.adapters.sources.changes import change_of
 from leasehold.adapters.sources.dynamodb_streams import record_of
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
-from leasehold.adapters.sources.event_hubs.poller import starting
-from leasehold.adapters.sources.event_hubs.records import record
+from leasehold.adapters.sources.event_hubs.poller import event_position
+from leasehold.adapters.sources.event_hubs.records import record_of_event
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
@@ -35,7 +35,7 @@ from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.records import EPOCHS, marked, unmarked
+from leasehold.adapters.sources.kinesis.records import EPOCHS, split_mark, with_mark
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
@@ -87,8 +87,8 @@ def _aggregate(data: bytes) -> None:
 
 
 def _mark(data: bytes) -> None:
-    mark, rest = unmarked(data)
-    assert data == (rest if mark is None else marked(rest, mark))
+    mark, rest = split_mark(data)
+    assert data == (rest if mark is None else with_mark(rest, mark))
     assert mark is None or mark.epoch < EPOCHS
 
 
@@ -150,7 +150,7 @@ def _sent(event: object) -> None:
             pass
 
     reader = FanOut(cast("Any", None), "orders", "shardId-0", START, HASH_KEYS, consumer=cast("Any", Consumer()))
-    reader._feed = cast("Any", Feed())
+    reader._subscription = cast("Any", Feed())
     _batch(reader.read())
 
 
@@ -203,7 +203,7 @@ def _event(told: object) -> None:
         body = [body]
     message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=noted)
     made = EventData._from_message(cast("Any", None), message)
-    found = record(made)
+    found = record_of_event(made)
     assert isinstance(found.data, bytes)
     found.position.order  # noqa: B018  it can be compared
 
@@ -226,9 +226,9 @@ def _start(told: object) -> None:
         position = Position(sequence, sub, token)
     except ValueError:
         return  # rows say so themselves
-    Poller(cast("Any", None), "orders", "shardId-0", position, None)._place()
+    Poller(cast("Any", None), "orders", "shardId-0", position, None)._starting_position()
     if position.sequence not in {"LATEST", "SHARD_END"}:  # pinned, or read no more
-        starting(position)
+        event_position(position)
 
 
 def _url(url: str) -> None:
@@ -308,7 +308,7 @@ SOURCES = (
     FuzzTarget(
         "starts",
         (
-            "adapters/sources/call_patience.py",
+            "adapters/sources/call_timeouts.py",
             "adapters/sources/kinesis/poller.py",
             "adapters/sources/event_hubs/poller.py",
         ),

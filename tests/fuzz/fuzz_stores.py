@@ -185,7 +185,7 @@ def _direct(body: bytes) -> None:
 def _notes(found: object) -> None:
     pairs = found.items() if isinstance(found, dict) else ()
     notes = tuple(sorted((name, text) for name, text in pairs if isinstance(text, str)))
-    lease = Lease("s-0", owner="ann", notes=notes)
+    lease = Lease("s-0", owner="ann", annotations=notes)
     assert isinstance(bulletin_of(lease), Bulletin)
     Watch().look((lease,), 1.0, 2.0)
     progress_of(lease)
@@ -198,7 +198,7 @@ def _url(url: str) -> None:
     if scheme == "azblob":
         blob._layout(options)
     if scheme == "postgres":
-        postgres.place_of(place, options)
+        postgres.parse_location(place, options)
 
 
 STORES = (

@@ -71,7 +71,7 @@ def delivered(url: str) -> tuple[Counter[str], int]:
                 batch = reader.read()
                 while batch.records or batch.behind_seconds != 0:
                     rows.update(record.data.decode() for record in batch.records)
-                    undecided += batch.undecided
+                    undecided += batch.possible_duplicates
                     batch = reader.read()
     return rows, undecided
 

@@ -317,7 +317,7 @@ def test_a_look_says_all_that_python_says() -> None:
         asked({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
     ]
     told = {name: value for look in looks for name, value in look.items()}
-    assert set(told) == {"actions"} | {f"look_again_{each.name}" for each in fields(Look)}
+    assert set(told) == {"actions"} | {f"look_again_{JSON_NAMES.get(each.name, each.name)}" for each in fields(Look)}
 
 
 def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:

@@ -30,7 +30,7 @@ OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
     """Return a lease signed by one of our workers."""
     notes = (("process", f"p/{owner}"),) if owner else ()
-    return Lease(key, owner=owner, idle=idle, yields=owner is not None, notes=notes)
+    return Lease(key, owner=owner, idle=idle, yields=owner is not None, annotations=notes)
 
 
 FLEET = (*(held(f"s-{number}", "a") for number in range(5)), held("s-5", "b"), Lease("s-6", checkpoint=SHARD_END))
@@ -227,7 +227,7 @@ TOLD = Progress(
             Progress(NOW - 9, "z"),
             (
                 "z, who had it before, told of its reading 9.0 s ago",
-                "how far behind it was, nobody knows; it was never read by it",
+                "how far behind it was, nobody knows; it has not been read since it came to z",
             ),
         ),
         (None, ("its row tells nothing of its reading",)),
@@ -235,7 +235,7 @@ TOLD = Progress(
 )
 def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
     """Besides the owner, the user learns that nothing is being read, since when, and why."""
-    row = evolve(FLEET[0], notes=FLEET[0].notes + (() if reach is None else ((NOTE, reach.note),)))
+    row = evolve(FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((NOTE, reach.note),)))
     status = Status("STALLED", "it has stood for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
@@ -306,7 +306,7 @@ def test_the_whole_story_of_a_lease_on_its_way() -> None:
 def test_a_lease_that_its_worker_put_aside_is_explained_until_that_worker_may_take_it_again() -> None:
     """The worker that could not handle a lease is still a worker, but is not expected to take that lease now."""
     note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
-    free = Lease("s-0", idle=5.0, notes=((NOTE, note.note), ("process", "p/a")))
+    free = Lease("s-0", idle=5.0, annotations=((NOTE, note.note), ("process", "p/a")))
     seen = evolve(table(free), at=1005.0)
     found = plans(seen, CONFIG)
     assert [(each.worker, each.actions) for each in found] == [("a", ())]

@@ -39,14 +39,14 @@ from leasehold.stores.swap import (
     CONTROL,
     FROM,
     MARK,
-    OVER,
+    MOVED_TO,
     TO,
     SwapStore,
-    announced,
-    refuse_moved,
-    signs_of_swap,
+    check_tables_differ,
+    control_row,
+    reject_moved,
     swap_is_over,
-    tables_apart,
+    swap_notices,
 )
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
@@ -61,7 +61,7 @@ NAMES = ("memory://from", "memory://to")
 def tables() -> tuple[Store, Store]:
     """Return two tables; FROM has a lease of ann's, one that has ended, and one without an owner."""
     found = (MemoryStore(), MemoryStore())
-    announced(found, NAMES)
+    control_row(found, NAMES)
     store = joined(found)
     owned(store, "ann", "s-0", Position("5"))
     done(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
@@ -117,7 +117,7 @@ def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_
     """A restarted worker joins what TO has and creates new leases there; the control row is no lease."""
     _over(tables)
     for _ in range(2):
-        assert announced(tables, NAMES) is None
+        assert control_row(tables, NAMES) is None
         restarted = SwapStore(tables, NAMES[TO], look_seconds=0.0)
         assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL] == []
         assert done(restarted.write(RenewLease(stored(restarted, "s-0")))).checkpoint == Position("5")
@@ -131,10 +131,10 @@ def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tup
     _over(tables)
     with pytest.raises(StoreError, match=f"have moved to {NAMES[TO]} by `leasehold swap`; start the worker with it"):
         Worker(store=tables[FROM], source=ListSource(), me="w", consumer=Unread()).turn(0.0)
-    refuse_moved(tables[TO].list())
+    reject_moved(tables[TO].list())
     assert len(tables[TO].list().leases) == 3
-    assert "that swap is over: look there" in signs_of_swap(tables[FROM].list().leases)[-1]
-    assert signs_of_swap(tables[TO].list().leases) == ()
+    assert "that swap is over: look there" in swap_notices(tables[FROM].list().leases)[-1]
+    assert swap_notices(tables[TO].list().leases) == ()
 
 
 def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
     with closing(tables[FROM]), closing(tables[TO]):
         done(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
         names = (name_of(urls[FROM]), name_of(urls[TO]))
-        announced(tables, names)
+        control_row(tables, names)
         store = SwapStore(tables, names[TO], look_seconds=0.0)
         sent(tables, "to")
         list(followed(tables, store, names[TO], lambda _seconds: None))
@@ -170,9 +170,9 @@ def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_
     store = joined(tables)
     sent(tables, "to")
     list(followed(tables, store, NAMES[TO], renewing(tables)))
-    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, NAMES[TO]),)))))
+    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),)))))
     assert not swap_is_over(tables, NAMES)
-    assert announced(tables, NAMES) is not None
+    assert control_row(tables, NAMES) is not None
     ended(tables, store, NAMES[TO], renewing(tables))
     assert swap_is_over(tables, NAMES)
 
@@ -229,7 +229,7 @@ def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
 def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
     """The leases must not be moved onto themselves, or into a file that cannot be shared."""
     with pytest.raises(ValueError, match=f"--to: {why}"):
-        tables_apart("sqlite://leases.db", to, "--to")
+        check_tables_differ("sqlite://leases.db", to, "--to")
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         found: tuple[Store, Store] = (source, target)
-        announced(found, (name_of(urls[FROM]), name_of(urls[TO])))
+        control_row(found, (name_of(urls[FROM]), name_of(urls[TO])))
         store = SwapStore(found, name_of(urls[TO]), look_seconds=0.0)
         held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
         sent(found, "to")
@@ -334,7 +334,7 @@ def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_lease
     _over(tables)
     before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
     later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
-    announced(later, names)
+    control_row(later, names)
     both = SwapStore(later, names[TO], look_seconds=0.0)
     assert len(before.list().leases) == 3
     sent(later, "to")
@@ -342,10 +342,10 @@ def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_lease
         list(followed(later, both, names[TO], renewing(later)))
         ended(later, both, names[TO], renewing(later))
         with pytest.raises(StoreError, match="have moved to memory://later by a later"):
-            announced(tables, NAMES)
+            control_row(tables, NAMES)
     else:
         done(both.write(RenewLease(stored(both, "s-0"))))
-        assert announced(tables, NAMES) is None
+        assert control_row(tables, NAMES) is None
     for store in (before, SwapStore(tables, NAMES[TO], look_seconds=0.0)):
         with pytest.raises(StoreError, match="have moved to"):
             store.list()

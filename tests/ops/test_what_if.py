@@ -19,7 +19,7 @@ from leasehold_lab.what_if import FleetChange, forecast, names_of
 CONFIG = Config()
 KEYS = tuple(f"orders:shard-{number:02}" for number in range(12))
 ROWS = tuple(
-    Lease(key, owner=f"w-{number % 3}", idle=1.0, yields=True, notes=(("process", f"p/w-{number % 3}"),))
+    Lease(key, owner=f"w-{number % 3}", idle=1.0, yields=True, annotations=(("process", f"p/w-{number % 3}"),))
     for number, key in enumerate(KEYS)
 )
 

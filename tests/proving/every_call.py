@@ -24,7 +24,7 @@ from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import unowned
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READINGS, CallableFault, CallEvent, CallFault
+from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READ_CALLS, CallableFault, CallEvent, CallFault
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
@@ -207,7 +207,7 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     known: tuple[str, ...]
     match kind:
         case "store":
-            known = OF_STORE_READS if what in READINGS else OF_STORE_WRITES
+            known = OF_STORE_READS if what in READ_CALLS else OF_STORE_WRITES
         case "source":
             known = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
         case "reader":
@@ -248,7 +248,7 @@ def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
     plain = undisturbed(story)
     met = [(plain.calls[mishap.number].what, mishap.fault) for mishap in befalling]
     # A rejected read of the table may indicate an outage, which counts against no worker (C17).
-    passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READINGS for what, fault in met)
+    passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READ_CALLS for what, fault in met)
     most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
     free = unowned(history, history.end, history.end - AT_REST)
     return (
@@ -301,7 +301,7 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
 def _first_due(history: RunHistory, shard: str) -> int:
     """Return the first record that was due: where reading began at LATEST, by the time that was noted first."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
-    notes = (row.note("latest_ms") for row in rows if row is not None)
+    notes = (row.annotation("latest_ms") for row in rows if row is not None)
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
 
 

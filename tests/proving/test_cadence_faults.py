@@ -13,11 +13,11 @@ from attrs import frozen
 from leasehold.balancer import lookout as cadence
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer.actions import Release
-from leasehold.balancer.bulletin import CALL, NOTE
+from leasehold.balancer.bulletin import BULLETIN, CALL
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LookoutRanks, lookout_ranks
-from leasehold.balancer.model import BulletinState, Lease, Me, Notes
+from leasehold.balancer.model import Annotations, BulletinState, Lease, Me
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.explanations import judge
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 CONFIG = Config(Minimal())
 WORKERS = group_of(0, 12)
 LOOKOUT, *OTHERS = lookout_ranks(
-    [Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in WORKERS], CONFIG
+    [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in WORKERS], CONFIG
 ).ranks
 ORDINARY = OTHERS[5]
 CRASH, END = 44.0, 90.0
@@ -110,15 +110,15 @@ def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyP
 
 def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: What it freed would wait for C11."""
-    said = cadence._notes  # noqa: SLF001  the fault is planted there
+    said = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
 
-    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Notes:
+    def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
         told = dict(said(actions, leases, census, me, config))  # type: ignore[arg-type]
-        looks, acts = told[NOTE].split()[0], (me.history.hearing or BulletinState()).latest.acts
+        looks, acts = told[BULLETIN].split()[0], (me.history.hearing or BulletinState()).latest.acts
         call = told.get(CALL, "").split()
-        return ((NOTE, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
+        return ((BULLETIN, f"{looks} {acts} 0"), (CALL, " ".join(call[:3])))
 
-    monkeypatch.setattr(cadence, "_notes", mute)
+    monkeypatch.setattr(cadence, "_next_bulletin", mute)
     assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
 
 

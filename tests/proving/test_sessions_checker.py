@@ -12,7 +12,7 @@ from sampling import one_in
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
 from leasehold.stores.sessions.group import Page, Ticket
-from leasehold.stores.sessions.rows import Joint, LeaseRow, Session, SessionEntry, joined, session_fields
+from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, joined, session_fields
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 from leasehold_lab.checker import sessions
@@ -26,7 +26,7 @@ def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time."""
     explored = settings()[name].explore(4_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
-    assert explored.states >= 4_000 or explored.whole
+    assert explored.states >= 4_000 or explored.complete
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -35,9 +35,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
     """Write the lease's row first, then end the old owner's session."""
     put, stop = SessionStore._put, SessionStore._stop
-    waiting: dict[int, tuple[Joint, str]] = {}
+    waiting: dict[int, tuple[JoinedLease, str]] = {}
 
-    def later(self: SessionStore, joint: Joint, how: str) -> bool:
+    def later(self: SessionStore, joint: JoinedLease, how: str) -> bool:
         waiting[id(self)] = joint, how
         return True
 
@@ -66,7 +66,7 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
 def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
     """Freeze by writing an older epoch over a later entry."""
 
-    def stop(self: SessionStore, joint: Joint, how: str) -> bool:
+    def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
         session, key = joint.session, joint.row.lease.key
         if how == "ended" or session is None or joint.stopped:
             return real(self, joint, how)
@@ -78,13 +78,13 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
         """Read the row, then its session, without reading the row again."""
         found = {}
         for key, row in self._read_rows(keys).items():
-            stored = self._cells.read(store._of_sessions({row.session} - {""}))
-            found[key] = joined(row, *store._session_in(stored, row.session))
+            stored = self._cells.read(store._session_row_names({row.session} - {""}))
+            found[key] = joined(row, *store._find_session(stored, row.session))
         return found
 
     real = SessionStore._stop
     patched.setattr(SessionStore, "_stop", stop)
-    patched.setattr(SessionStore, "_see", see)
+    patched.setattr(SessionStore, "_read_joined", see)
 
 
 def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
@@ -103,12 +103,12 @@ def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
     """End the session whatever its version is by then."""
     real = SessionStore._stop
 
-    def stop(self: SessionStore, joint: Joint, how: str) -> bool:
+    def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
         if real(self, joint, how):
             return True
         name = joint.session.stored.name if joint.session else ""
         found = self._cells.read([name])[name]
-        session = rows.certain(rows.session_of(found))
+        session = rows.valid_row(rows.session_of(found))
         return self._cells.put_over(name, session_fields(evolve(session, ended=True)), found.etag) is not None
 
     patched.setattr(SessionStore, "_stop", stop)
@@ -130,8 +130,8 @@ def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
 def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
     """Begin to read before any write of the next owner shows the giver that it has accepted."""
 
-    def accept(self: SessionStore, joint: Joint, *_: Any) -> Outcome:  # noqa: ANN401  whatever it is given
-        self._learn(joint.row)
+    def accept(self: SessionStore, joint: JoinedLease, *_: Any) -> Outcome:  # noqa: ANN401  whatever it is given
+        self._cache_row(joint.row)
         return Done(joint.lease)
 
     patched.setattr(SessionStore, "_accept", accept)
@@ -154,7 +154,7 @@ def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
 def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
     """Replace a lease's row whatever its version, if its owner is the one that was read."""
     contents: dict[str, str] = {}
-    real, really = sessions.version_of, sessions.carried_out
+    real, really = sessions.version_of, sessions.apply_request
 
     def version_of(content: str) -> str:
         return contents.setdefault(content, real(content))
@@ -170,7 +170,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
         return json.loads(content or "{}").get("session")
 
     patched.setattr(sessions, "version_of", version_of)
-    patched.setattr(sessions, "carried_out", carried_out)
+    patched.setattr(sessions, "apply_request", carried_out)
 
 
 def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
     """Let a former owner move the checkpoint of its successor, or the one set by a reset."""
     real = SessionStore._attempt
 
-    def attempt(self: SessionStore, write: Any, joint: Joint) -> Any:  # noqa: ANN401
+    def attempt(self: SessionStore, write: Any, joint: JoinedLease) -> Any:  # noqa: ANN401
         if isinstance(write, CheckpointLate):
             row = joint.row
             if write.position.order <= joint.named.checkpoint.order:
@@ -252,9 +252,9 @@ EARLY = (
 )
 
 
-def setting(moves: tuple[int, ...], begins: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
+def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
     """Return a setting as small as this order allows."""
-    return SessionModel(moves, leases, faults, frozenset(verbs.split()), begins)
+    return SessionModel(moves, leases, faults, frozenset(verbs.split()), initial_actions)
 
 
 TICK = (0, "tick", "")

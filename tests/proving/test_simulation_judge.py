@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold_lab.judge.breach import Breach, BreachKind, Limits
@@ -273,7 +273,7 @@ def test_a_breach_says_who_and_why() -> None:
     assert breach == Breach("two holders", 50.0, f"{other(held)}#9 claimed s-0, which {right}")
 
 
-@pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_SECONDS, False)], ids=["fixed", "growing"])
+@pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_TIMEOUTS, False)], ids=["fixed", "growing"])
 def test_a_shard_that_a_slow_stream_leaves_unread_is_seen(limits: tuple[float, ...], unread: bool) -> None:
     """A reader whose every call is given up too early does not pass for one that reads."""
     fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)

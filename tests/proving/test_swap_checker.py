@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from sampling import one_in
 
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Notes
+from leasehold.balancer.model import TRIM_HORIZON, Annotations, Lease
 from leasehold.stores import swap
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
@@ -23,7 +23,7 @@ def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time while it moves."""
     explored = swap_settings()[name].explore(3_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
-    assert explored.states >= 3_000 or explored.whole
+    assert explored.states >= 3_000 or explored.complete
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -59,7 +59,7 @@ def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
         mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))
         return Done(arrived) if arrived and isinstance(mark, Done) else self._lost(held.key)
 
-    patched.setattr(SwapStore, "_moved", moved)
+    patched.setattr(SwapStore, "_move_renewed", moved)
 
 
 def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
 def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
     """Let the worker that marked the row claim it in TO, even if another has claimed it there meanwhile (W4)."""
 
-    def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+    def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
         goal = 1 - pair.side
         assert pair.row is not None
         there = self._tables[goal].write(CreateLease(swap._copy(pair.row))).lease
@@ -100,18 +100,18 @@ def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
     def mended(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         return dict(pairs)
 
-    patched.setattr(SwapStore, "_mended", mended)
+    patched.setattr(SwapStore, "_reread_torn", mended)
 
 
 def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> None:
     """Free what is left of an earlier turn before it is a copy; a worker that read the other row before trusts it."""
-    patched.setattr(swap, "copied", lambda _row: False)
+    patched.setattr(swap, "is_unclaimed_copy", lambda _row: False)
 
     def side(self: RowPair) -> int:
         one, other = self.rows
         if one is None or other is None:
             return FROM if other is None else 1
-        return FROM if one.epoch > other.epoch or (one.epoch == other.epoch and swap.marked(one)) else 1
+        return FROM if one.epoch > other.epoch or (one.epoch == other.epoch and swap.is_marked(one)) else 1
 
     patched.setattr(RowPair, "side", property(side))
 
@@ -126,9 +126,9 @@ FREE = (*MOVED, (0, "release", "s0"), (1, "look", ""))
 CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "carry", "s0", 4))
 
 
-def setting(moves: tuple[int, ...], begins: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
+def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
     """Return a setting as small as this order allows."""
-    return swap_model(moves, begins, *verbs.split(), faults=faults)
+    return swap_model(moves, initial_actions, *verbs.split(), faults=faults)
 
 
 PLANTS: dict[Plant, Callable[[], SwapModel]] = {

@@ -157,7 +157,7 @@ class FakeReader:
         records = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
         behind, undecided = len(self.stream.records[self.shard]) - self.at, len(records) * self.stream.undecided
-        return Batch(records, records[-1].position, behind / 1000, 0.01, undecided=undecided)
+        return Batch(records, records[-1].position, behind / 1000, 0.01, possible_duplicates=undecided)
 
     def _record(self, number: int, text: str) -> Record:
         return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")

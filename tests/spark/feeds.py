@@ -10,6 +10,7 @@ from leasehold.adapters.spark.feed import (
     ReadAheadPace,
     ReadAheadState,
     ShardPrefetcher,
+    ahead_reader,
 )
 from leasehold.adapters.spark.kinesis.options import LEAST_MS
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -18,6 +19,20 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
+
+
+class SteppedFeed(ShardPrefetcher):
+    """A prefetcher whose reader a test calls step by step."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        holding: Holding,
+        ahead: ReadAheadState,
+        left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
+    ) -> None:
+        super().__init__(worker, holding, ahead, left)
+        self.step = ahead_reader(self).step
 
 
 @define
@@ -43,7 +58,7 @@ def a_feed(
     ahead: ReadAheadState,
     clock: Callable[[], float] = lambda: 0.0,
     left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
-) -> tuple[Worker, ShardPrefetcher]:
+) -> tuple[Worker, "SteppedFeed"]:
     """Return the feed of the stream's only shard, whose lease its worker has just taken."""
     hands = Hands()
     config = Config(initial_position=TRIM_HORIZON)
@@ -51,7 +66,7 @@ def a_feed(
     due = 0.0
     for _ in range(3):  # it lists, creates the lease, and takes it
         due = worker.turn(due)
-    return worker, ShardPrefetcher(worker, hands.held[0], ahead, left)
+    return worker, SteppedFeed(worker, hands.held[0], ahead, left)
 
 
 def an_ahead() -> ReadAheadState:

@@ -324,7 +324,7 @@ def test_queries_and_workers_share_a_slice_over_a_split_and_all_end(tmp_path: Pa
     rows = run_query(query_of(ground, path, cut))
     leases = open_store(f"sqlite:///{path}").list().leases
     assert {lease.key for lease in leases} >= {"q", "c"}  # a parent's may be gone already
-    assert {(lease.ended, lease.note(NOTE)) for lease in leases} == {(True, cut.note)}
+    assert {(lease.ended, lease.annotation(NOTE)) for lease in leases} == {(True, cut.note)}
     beside.join(60)
     assert not beside.is_alive()
     assert sorted({*rows, *handled}) == in_time(ground.stream, SINCE, UNTIL)

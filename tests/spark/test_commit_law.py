@@ -252,7 +252,7 @@ class Spark(RuleBasedStateMachine):
 
     def _of_this(self, lease: Lease) -> bool:
         """Return whether the lease's checkpoint counts records of the current stream."""
-        return lease.note(INCARNATION) in {None, SETTLED, self.stream.incarnation()}
+        return lease.annotation(INCARNATION) in {None, SETTLED, self.stream.incarnation()}
 
     def _behind(self, lease: Lease) -> set[Row]:
         if not self._of_this(lease):

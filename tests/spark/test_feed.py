@@ -8,11 +8,11 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Stream
-from feeds import Hands, a_feed, an_ahead, pace
+from feeds import Hands, SteppedFeed, a_feed, an_ahead, pace
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
-from leasehold.adapters.spark.feed import EXCLUDED_SECONDS, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import EXCLUDED_SECONDS, ReadAheadState
 from leasehold.adapters.spark.row_buffer import joined
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.adapters.worker.holding import Holding
@@ -77,7 +77,7 @@ def test_faults_that_lie_far_apart_do_not_add_up() -> None:
     stream, waits = Stream({"a": []}), list[float]()
     worker, feed = a_feed(stream, an_ahead())
     worker.uniform = lambda _least, most: most
-    feed = ShardPrefetcher(worker, feed.holding, an_ahead(), lambda _feed: None)
+    feed = SteppedFeed(worker, feed.holding, an_ahead())
     for now in range(0, 1000, 20):
         stream.late["a"] = 1 if now % 40 else 0
         due = feed.step(float(now))
@@ -106,7 +106,7 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
     due = 0.0
     for _ in range(3):
         due = worker.turn(due)
-    feed = ShardPrefetcher(worker, hands.held[0], an_ahead(), lambda _feed: None)
+    feed = SteppedFeed(worker, hands.held[0], an_ahead())
     assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
     assert feed.step(1.0) == math.inf
     assert (stream.opened, worker.store.get(["a"])[0].checkpoint) == ([], LATEST)
@@ -117,7 +117,7 @@ def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyP
     stream, parents = Stream({"b": ["x"]}), {"a": Lease("a")}
     ahead = an_ahead()
     worker, feed = a_feed(stream, ahead)
-    child = ShardPrefetcher(worker, feed.holding, ahead, lambda _feed: None)
+    child = SteppedFeed(worker, feed.holding, ahead)
     monkeypatch.setattr(feed.holding, "_lease", evolve(feed.holding.lease, parents=("a",)))
     monkeypatch.setattr(worker, "parents", lambda _lease: parents)
     waits = [child.step(0.0) for _ in range(5)]

@@ -10,7 +10,7 @@ from fake_stream import FakeReader, Stream
 from feeds import a_feed, an_ahead
 from waiters import Clock, until
 
-from leasehold.adapters.sources.kinesis.fan_out import APART_SECONDS, StreamConsumer
+from leasehold.adapters.sources.kinesis.fan_out import RESUBSCRIBE_SECONDS, StreamConsumer
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
 from leasehold.balancer.model import HASH_KEYS, Lease, Position
 
@@ -57,7 +57,7 @@ class Events:
 def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], object]) -> None:
     """Check that no subscription follows, however often the step is called and however long ago the last one ended."""
     for _ in range(20):
-        stream.clock.now += APART_SECONDS
+        stream.clock.now += RESUBSCRIBE_SECONDS
         step(stream.clock.now)
     assert stream.subscriptions == subscriptions
 
@@ -73,7 +73,7 @@ def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
         return feed.waiting[0] == ROWS
 
     for wanted in (1, 2):
-        stream.clock.now += APART_SECONDS
+        stream.clock.now += RESUBSCRIBE_SECONDS
         until(read)
         stays_at(stream, wanted, feed.step)
         chunk = feed.take(ROWS, 1 << 20)

@@ -121,7 +121,7 @@ class ViewedAnswers(Answers):
         assert response is not None
         *shown, sealed, _begin, _end = response
         return super().get_records(**asked) | {
-            "Records": RowViews(body, cast("Any", shown), views.columns, sealed=sealed)
+            "Records": RowViews(body, cast("Any", shown), views.columns, has_aggregates=sealed)
         }
 
 

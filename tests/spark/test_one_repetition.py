@@ -119,7 +119,7 @@ class Counted(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.readings = self.failing = self.refusing = 0
-        self.notes: list[Write] = []
+        self.annotations: list[Write] = []
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read as the store does, or fail."""
@@ -132,7 +132,7 @@ class Counted(MemoryStore):
     def write(self, write: Write) -> Outcome:
         """Write as the store does, or refuse."""
         if isinstance(write, AnnotateLease):
-            self.notes.append(write)
+            self.annotations.append(write)
             if self.refusing:
                 self.refusing -= 1
                 return Lost(write.lease.key, write.lease)
@@ -191,7 +191,7 @@ def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further(
     assert len(trial.script.answers) == 1
     assert trial.waits.seconds == [PAUSE] * 3
     assert again.answers == 3
-    assert trial.row.note(UNREAD) is None
+    assert trial.row.annotation(UNREAD) is None
 
 
 def test_a_reader_that_asks_for_a_longer_pause_has_it() -> None:
@@ -235,7 +235,7 @@ def test_a_range_is_given_up_once_the_source_says_for_half_a_minute_that_this_is
     assert trial.waits.seconds == [PAUSE] * 120
     assert (again.answers, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
     assert trial.script.asked == 0
-    assert trial.row.note(UNREAD) == text_of(WANTED) == '["TRIM_HORIZON","3",1]'
+    assert trial.row.annotation(UNREAD) == text_of(WANTED) == '["TRIM_HORIZON","3",1]'
 
 
 @pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
@@ -261,7 +261,7 @@ def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
     """Spark commits the batch, and the note tells the next run that the range is not done."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
-    assert trial.row.note(UNREAD) == text_of(WANTED)
+    assert trial.row.annotation(UNREAD) == text_of(WANTED)
     offset = Offset(1, (("a", WANTED), ("b", WANTED)))
     assert delivered_keys(offset, trial.place) == {"b"}
 
@@ -286,7 +286,7 @@ def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone(
     assert numbers(again) is None
     assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the read after them is one too many
     assert (again.answers, trial.script.asked) == (0, 0)
-    assert (trial.store.notes, trial.row.note(UNREAD)) == ([], None)
+    assert (trial.store.annotations, trial.row.annotation(UNREAD)) == ([], None)
 
 
 def test_an_owner_is_looked_for_every_five_seconds_and_lives_only_by_its_own_writes() -> None:
@@ -305,7 +305,7 @@ def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_sourc
     trial.store.failing = failing
     assert numbers(trial.repetition()) is None
     assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
-    assert trial.row.note(UNREAD) == text_of(trial.wanted)
+    assert trial.row.annotation(UNREAD) == text_of(trial.wanted)
 
 
 def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() -> None:
@@ -367,8 +367,8 @@ def test_a_note_that_is_refused_is_tried_again() -> None:
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
     assert numbers(trial.repetition()) is None
-    assert trial.row.note(UNREAD) == text_of(trial.wanted)
-    assert (len(trial.store.notes), trial.store.readings) == (3, 3)
+    assert trial.row.annotation(UNREAD) == text_of(trial.wanted)
+    assert (len(trial.store.annotations), trial.store.readings) == (3, 3)
 
 
 def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
@@ -377,7 +377,7 @@ def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
     trial.store.refusing = 3
     with pytest.raises(OutcomeUnknown, match="lease a: that a range could not be repeated was refused 3 times"):
         trial.repetition().rows()
-    assert trial.row.note(UNREAD) is None
+    assert trial.row.annotation(UNREAD) is None
 
 
 def test_a_lease_that_is_gone_needs_no_note() -> None:

@@ -45,7 +45,7 @@ class Table:
 
     def noted(self) -> set[str | None]:
         """Return the incarnations that the leases are of."""
-        return {lease.note(INCARNATION) for lease in self.store.list().leases}
+        return {lease.annotation(INCARNATION) for lease in self.store.list().leases}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 
-from leasehold.adapters.sources.kinesis.clients import WireForm, reading_client
+from leasehold.adapters.sources.kinesis.clients import WireFormat, reading_client
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -142,7 +142,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 def quick(*answers: Answer, wire: str = "cbor", way: Way = "through boto3") -> tuple["KinesisClient", Spoken]:
     """A client as readers have it, and what it is answered."""
-    spoken, form = Spoken(list(answers)), cast("WireForm", wire)
+    spoken, form = Spoken(list(answers)), cast("WireFormat", wire)
     if way == "directly":
         return reading_client("eu-west-1", listening(spoken), form), spoken
     return spoken.attach(reading_client("eu-west-1", None, form)), spoken

@@ -117,7 +117,7 @@ class Asking:
         self.calls = DirectCalls(self.client, ["GetShardIterator"])
         self.through_boto3 = 0
 
-    def __call__(self, *, again: bool = True, shard: str = "s-0") -> str:
+    def __call__(self, *, repeatable: bool = True, shard: str = "s-0") -> str:
         """Return the iterator from the response."""
         question: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
 
@@ -126,7 +126,9 @@ class Asking:
             return self.client.get_shard_iterator(**question)
 
         body = json.dumps(question).encode()
-        told = self.calls.call("GetShardIterator", body, JSON, read=json.loads, by_boto=by_boto, again=again)
+        told = self.calls.call(
+            "GetShardIterator", body, JSON, parse=json.loads, boto3_call=by_boto, repeatable=repeatable
+        )
         return cast("str", told["ShardIterator"])
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pyte
     def opened(asked: pytest.FixtureRequest) -> Store:
         store = kind(asked)
         assert isinstance(store, KeepsCells)
-        return SessionStore(store.cells(), gather=0.0)
+        return SessionStore(store.cells(), gather_seconds=0.0)
 
     return opened
 

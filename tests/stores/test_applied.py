@@ -55,9 +55,9 @@ def test_a_lease_that_a_leader_moves_is_neither_asked_for_nor_withdrawn() -> Non
 
 def test_a_new_lease_has_nothing_that_only_its_watcher_knew_and_sorted_notes() -> None:
     """A lease copied from another table does not inherit an owner, and counts neither as long dead nor as fresh."""
-    seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, notes=(("b", "2"), ("a", "1")))
+    seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, annotations=(("b", "2"), ("a", "1")))
     assert applied(CreateLease(seen), None) == Lease(
-        "s-0", version=Version("7"), epoch=7, notes=(("a", "1"), ("b", "2"))
+        "s-0", version=Version("7"), epoch=7, annotations=(("a", "1"), ("b", "2"))
     )
     assert applied(CreateLease(seen), seen) is None
 

@@ -15,7 +15,7 @@ from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
 from canned_service import Asking, Told, answer, asking, service
 
 from leasehold.stores.aws_calls import calls
-from leasehold.stores.aws_calls.line import KeptLine, Unconnected
+from leasehold.stores.aws_calls.connections import ConnectFailed, KeptConnections
 
 ITERATOR = b'{"ShardIterator": "i"}'
 SECONDS = 10.0
@@ -38,10 +38,10 @@ def test_boto3_judges_an_answer_that_is_not_plain(told: bytes) -> None:
 
 
 def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
-    def fail(_self: KeptLine) -> socket.socket:
-        raise Unconnected from cause
+    def fail(_self: KeptConnections) -> socket.socket:
+        raise ConnectFailed from cause
 
-    monkeypatch.setattr(KeptLine, "_open", fail)
+    monkeypatch.setattr(KeptConnections, "_open", fail)
 
 
 def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
                 "GetShardIterator",
                 json.dumps(question).encode(),
                 "application/x-amz-json-1.1",
-                read=json.loads,
-                by_boto=fail,
-                again=True,
+                parse=json.loads,
+                boto3_call=fail,
+                repeatable=True,
             )
         assert ask.client.get_shard_iterator(**question)["ShardIterator"] == "i"
 
@@ -103,7 +103,7 @@ def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypat
     monkeypatch.setattr(ssl, "create_default_context", strict)
     client = boto3.client("kinesis", region_name="eu-west-1")
     with closing(client):
-        calls.DirectCalls(client, [])._line("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
+        calls.DirectCalls(client, [])._kept_connections("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
     assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in made] == [0]
 
 
@@ -130,7 +130,7 @@ def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
 
 
 @contextmanager
-def _idle(*seconds: float) -> Iterator[tuple[KeptLine, list[socket.socket]]]:
+def _idle(*seconds: float) -> Iterator[tuple[KeptConnections, list[socket.socket]]]:
     """Return a pool with two kept connections, and their peers. The clock returns these seconds, then stands still."""
     pairs = [socket.socketpair() for _ in range(2)]
     times = [*seconds]
@@ -138,7 +138,7 @@ def _idle(*seconds: float) -> Iterator[tuple[KeptLine, list[socket.socket]]]:
     def clock() -> float:
         return times.pop(0) if len(times) > 1 else times[0]
 
-    with closing(KeptLine("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
+    with closing(KeptConnections("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
         line._idle.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already
         yield line, [far for _, far in pairs]
     for ends in pairs:
@@ -162,7 +162,7 @@ def test_the_connection_that_was_used_last_is_used_first() -> None:
     """The others can then fall idle, and the service closes them."""
     with _idle(0.0) as (line, far):
         thread = _answering(far[1])
-        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True).status == 200
+        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
 
 
@@ -170,7 +170,7 @@ def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
     with _idle(0.0) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  the one that is used
         thread = _answering(far[1], line.close)
-        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True).status == 200
+        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
         assert near.fileno() == -1
 
@@ -180,6 +180,6 @@ def test_the_last_wait_ends_with_the_time_for_the_whole_answer() -> None:
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  likewise
         thread = _answering(far[1])
-        line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True)
+        line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         thread.join()
         assert near.gettimeout() == pytest.approx(0.1 * SECONDS)

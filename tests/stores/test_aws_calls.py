@@ -25,8 +25,8 @@ from canned_service import JSON, Asking, Told, answer, asking, refusal, service
 from leasehold.stores import deadlines
 from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.calls import Signer
-from leasehold.stores.aws_calls.line import KeptLine, Silent
-from leasehold.stores.deadlines import WHOLE
+from leasehold.stores.aws_calls.connections import KeptConnections, ResponseTimeout
+from leasehold.stores.deadlines import RESPONSE_READ_TIMEOUTS
 
 VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
 SHARD = {"ShardId": "s-0"}
@@ -117,7 +117,7 @@ def test_an_answer_that_is_cut_off_or_none_counts_as_no_answer(told: bytes, agai
     with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         there.answers[:] = [Told(told, ends=True), answered := Told(answer())]
         with pytest.raises(ConnectionClosedError):
-            ask(again=again)
+            ask(repeatable=again)
         assert (len(there.asked), there.answers) == (2, [answered])
         assert ask() == "i"
 
@@ -130,7 +130,7 @@ def test_a_kept_connection_that_ends_without_a_byte_costs_nothing_where_asking_t
         there.answers[:] = [ends, Told(answer()), ends, last := Told(answer())]
         assert (ask(), len(there.asked)) == ("i", 4)
         with pytest.raises(ConnectionClosedError):
-            ask(again=False)
+            ask(repeatable=False)
         assert there.answers == [last]
 
 
@@ -139,7 +139,7 @@ def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> No
     with service(*[answer()] * 3) as there, asking(there.url) as ask:
         assert ask() == "i"
         there.hang_up()
-        assert ask(again=False) == "i"
+        assert ask(repeatable=False) == "i"
         assert (len(there.asked), ask.through_boto3) == (3, 1)
 
 
@@ -261,7 +261,7 @@ def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: 
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     with service(*[answer(LARGE)] * 4, tls=context) as there:
         with asking(there.url) as ask:
-            assert [ask(), ask(again=False)] == ["i", "i"]
+            assert [ask(), ask(repeatable=False)] == ["i", "i"]
             assert (ask.through_boto3, there.connections) == (1, 2)
         monkeypatch.delenv("AWS_CA_BUNDLE")
         ask = Asking(there.url, retries={"total_max_attempts": 1})
@@ -295,19 +295,19 @@ def test_an_answer_that_comes_twice_is_never_read_as_the_next_ones(
     ids=["of a length", "to the end", "head"],
 )
 def test_an_answer_that_drips_ends_with_the_time_for_the_whole_of_it(head: str) -> None:
-    """A call ends within `WHOLE` times its read timeout, however often another byte comes."""
+    """A call ends within `RESPONSE_READ_TIMEOUTS` times its read timeout, however often another byte comes."""
     ours, theirs = socket.socketpair()
     seconds = -1
 
     def looked() -> float:
         nonlocal seconds
         seconds += 1
-        assert seconds <= 2 * WHOLE * 10
+        assert seconds <= 2 * RESPONSE_READ_TIMEOUTS * 10
         theirs.sendall({0: b"", 1: head.encode()}.get(seconds, b"x"))
         return seconds
 
-    with ours, theirs, closing(KeptLine("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
+    with ours, theirs, closing(KeptConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
         line._idle.append(ours)  # noqa: SLF001  a connection that is open already
-        with pytest.raises(Silent):
-            line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True)
-        assert seconds == WHOLE * 10
+        with pytest.raises(ResponseTimeout):
+            line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
+        assert seconds == RESPONSE_READ_TIMEOUTS * 10

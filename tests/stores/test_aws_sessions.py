@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 
 from leasehold.adapters.multilang.credentials import credentials_of
-from leasehold.adapters.sources.kinesis.clients import patient_client
+from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.urls import open_source
 from leasehold.stores.aws import region_hint, session_of
 from leasehold.stores.urls import open_store
@@ -75,7 +75,7 @@ def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch:
     """The environment's keys might read another account's stream of the same name."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     session = session_of({"profile": "team"})
-    client = patient_client("kinesis", None, None, 5.0, session)
+    client = create_client("kinesis", None, None, 5.0, session)
     assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
     # boto3 shows a client's credentials only in what it signs.
     assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
@@ -88,7 +88,7 @@ def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked
     """A role may require its external id, and a role that is assumed early may never be needed."""
     options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
     session = session_of(options)
-    client = patient_client("kinesis", "eu-west-1", None, 5.0, session)
+    client = create_client("kinesis", "eu-west-1", None, 5.0, session)
     assert sts == []
     assert _key(session) == "ASIAROLE"
     signed = client._request_signer._credentials.get_frozen_credentials()  # noqa: SLF001

@@ -47,7 +47,7 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
     """If `ownerid` is missing from one blob, the Python SDK's whole listing fails."""
     free = Lease("0")
     owned = evolve(free, owner="ann", yields=True)
-    requested = evolve(owned, next_owner="bob", notes=(("seal", "é 7"),))
+    requested = evolve(owned, next_owner="bob", annotations=(("seal", "é 7"),))
     assert [HUB.ownership({}, free, lease) for lease in (owned, requested, free)] == [
         {"ownerid": "ann", "handoffowner": "ann"},
         {"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob", "notes": '{"seal": "\\u00e9 7"}'},
@@ -220,5 +220,5 @@ def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
 def test_notes_are_written_with_the_ownership_that_they_stand_on() -> None:
     """If they were written without it, the blob would have no owner for any SDK."""
     owned = Lease("0", owner="ann", yields=True)
-    fields = HUB.notes({"theirs": "kept"}, owned, evolve(owned, notes=(("seal", "7"),)))
+    fields = HUB.annotations({"theirs": "kept"}, owned, evolve(owned, annotations=(("seal", "7"),)))
     assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

@@ -16,7 +16,7 @@ from leasehold.stores.objects.blob import CONNECTION_STRING, client_of, one_hub
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.protocol import Patience
+from leasehold.stores.protocol import Timeouts
 
 KEY = base64.b64encode(b"secret").decode()
 SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"
@@ -117,10 +117,10 @@ def test_a_clients_patience_is_the_urls() -> None:
     """A stalled request does not cost a lease."""
     usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
     assert settings(client_of("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
-    short = blob.PATIENCE.within(2.5)
+    short = blob.TIMEOUTS.within(2.5)
     told = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
     assert settings(client_of("acc/c", None, 2.5)) == {**usual, **told}
-    assert short != Patience(5, 10, 3)
+    assert short != Timeouts(5, 10, 3)
 
 
 def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from waiters import until
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS
-from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, Statements, open_url, place_of
+from leasehold.stores.postgres import CONNECTIONS, PostgresStore, Statements, TableLocation, open_url, parse_location
 from leasehold.stores.protocol import Listing, Lost, Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
@@ -86,7 +86,7 @@ def test_a_database_with_a_stricter_isolation_has_one_winner_each_too(sql: Sql, 
 
 def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store: PostgresStore) -> None:
     """A field that is changed in storage is read wrong by every worker, and a team would not find its own words."""
-    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
+    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
     made = done(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
@@ -135,7 +135,7 @@ def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: S
     assert facts(lost(store.write(RenewLease(seen)))) == facts(evolve(seen, owner="bob", yields=True))
     sql("""UPDATE TABLE_ SET owner = 'ann', notes = '{"a":"1"}', weight = 12.34567""")
     now = done(store.write(RenewLease(seen)))
-    assert (now.owner, now.notes, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
+    assert (now.owner, now.annotations, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
     assert stored(store) == now
 
 
@@ -357,17 +357,17 @@ def test_a_refused_connection_says_why(postgres_service: Service, user: str, dat
 @pytest.mark.parametrize(
     ("place", "options", "named"),
     [
-        ("db.example:5433/app", {}, PostgresPlace("db.example", "5433", "app")),
-        ("db.example/app", {"table": "ops.orders"}, PostgresPlace("db.example", "", "app", ("ops", "orders"))),
-        ("/app", {"user": "ann", "sslmode": "require"}, PostgresPlace("", "", "app", user="ann", sslmode="require")),
-        ("[::1]:5432/app", {}, PostgresPlace("::1", "5432", "app")),
-        ("[::1]/app", {}, PostgresPlace("::1", "", "app")),
-        ("a:1,b:2/app", {}, PostgresPlace("a,b", "1,2", "app")),
+        ("db.example:5433/app", {}, TableLocation("db.example", "5433", "app")),
+        ("db.example/app", {"table": "ops.orders"}, TableLocation("db.example", "", "app", ("ops", "orders"))),
+        ("/app", {"user": "ann", "sslmode": "require"}, TableLocation("", "", "app", user="ann", sslmode="require")),
+        ("[::1]:5432/app", {}, TableLocation("::1", "5432", "app")),
+        ("[::1]/app", {}, TableLocation("::1", "", "app")),
+        ("a:1,b:2/app", {}, TableLocation("a,b", "1,2", "app")),
     ],
 )
-def test_a_url_names_a_place(place: str, options: dict[str, str], named: PostgresPlace) -> None:
+def test_a_url_names_a_place(place: str, options: dict[str, str], named: TableLocation) -> None:
     """A worker looks for its leases in the place that the URL names."""
-    assert place_of(place, options) == named
+    assert parse_location(place, options) == named
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class TestSmallPages(StoreContract):
         """Open a table whose pages hold one lease each."""
         cells = MemoryCells()
         cells.page_leases = 1
-        return SessionStore(cells, gather=0.0)
+        return SessionStore(cells, gather_seconds=0.0)
 
 
 class TestObjects(Ownership, Checkpoints, Handoff, Resets):
@@ -56,7 +56,7 @@ class TestObjects(Ownership, Checkpoints, Handoff, Resets):
 
     @pytest.fixture
     def store(self) -> SessionStore:
-        return SessionStore(ObjectCells(ObjectMemory(), "fleet/one"), gather=0.0)
+        return SessionStore(ObjectCells(ObjectMemory(), "fleet/one"), gather_seconds=0.0)
 
 
 class TestSqlite(StoreContract):
@@ -65,7 +65,7 @@ class TestSqlite(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SessionStore]:
         """Open a new file."""
-        with closing(SessionStore(SqliteCells(SqliteStore(str(tmp_path / "leases.db"))), gather=0.0)) as store:
+        with closing(SessionStore(SqliteCells(SqliteStore(str(tmp_path / "leases.db"))), gather_seconds=0.0)) as store:
             yield store
 
 
@@ -82,7 +82,7 @@ class TestDynalite(StoreContract):
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
         """Open a new table."""
         table = DynamoStore(f"sessions-{next(_numbers)}", endpoint=dynalite_url, session=session)
-        with closing(SessionStore(table.cells(), gather=0.0)) as store:
+        with closing(SessionStore(table.cells(), gather_seconds=0.0)) as store:
             yield store
 
 
@@ -101,7 +101,7 @@ class TestDynaliteUnderAPrefix(StoreContract):
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
         """Open a new part of the table."""
         table = DynamoStore("sessions-shared", endpoint=dynalite_url, session=session, prefix=f"app-{next(_numbers)}/")
-        with closing(SessionStore(table.cells(), gather=0.0)) as store:
+        with closing(SessionStore(table.cells(), gather_seconds=0.0)) as store:
             yield store
 
 
@@ -170,7 +170,7 @@ class TestBlob(StoreContract):
     def store(self, azurite_connection: str) -> Iterator[SessionStore]:
         """Open a new container."""
         cells = ObjectCells(AgelessBlobs(container(azurite_connection)), "fleet/one", page_leases=20)
-        with closing(SessionStore(cells, gather=0.0)) as store:
+        with closing(SessionStore(cells, gather_seconds=0.0)) as store:
             yield store
 
 
@@ -188,4 +188,4 @@ class TestS3(Ownership, Checkpoints, Handoff, Resets):
     @pytest.fixture
     def store(self, objects: AgelessS3) -> SessionStore:
         """Open a store under its own prefix."""
-        return SessionStore(ObjectCells(objects, f"fleet/{next(_numbers)}"), gather=0.0)
+        return SessionStore(ObjectCells(objects, f"fleet/{next(_numbers)}"), gather_seconds=0.0)

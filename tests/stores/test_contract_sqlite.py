@@ -115,7 +115,7 @@ def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
 
 def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, store: SqliteStore) -> None:
     """A lease keeps its stream even if the table has several, and a team's text is not converted to numbers."""
-    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), notes=(("team", "Äpfel"),), weight=1500)
+    lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
     made = done(store.write(CreateLease(lease)))
     assert (made.stream, made.shard, made.weight) == ("s", "0", 1500)
     assert store.get(["s:0"]) == (made,)
@@ -333,7 +333,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
     seen = done(store.write(CreateLease(FULL)))
 
     def robbed() -> None:
-        with store.current() as connection:
+        with store.current_connection() as connection:
             connection.execute("UPDATE leases SET owner = 'ann'")
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)

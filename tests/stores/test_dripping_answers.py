@@ -21,10 +21,10 @@ from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, client_of
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.protocol import Patience
+from leasehold.stores.protocol import Timeouts
 
 SECONDS = 0.2
-PATIENCE = Patience(connect_seconds=SECONDS, read_seconds=SECONDS, attempts=1)
+TIMEOUTS = Timeouts(connect_seconds=SECONDS, read_seconds=SECONDS, attempts=1)
 BYTES = 100
 """In such small steps a response would come whole after many deadlines, which no read timeout notices."""
 
@@ -66,24 +66,24 @@ def dripping(drip: Drip) -> Iterator[str]:
 
 
 def s3(url: str) -> S3Objects:
-    return S3Objects("leases", region="eu-west-1", endpoint=url, patience=PATIENCE)
+    return S3Objects("leases", region="eu-west-1", endpoint=url, timeouts=TIMEOUTS)
 
 
 def gcs(url: str) -> GcsObjects:
-    return GcsObjects("leases", project="p", endpoint=url, patience=PATIENCE)
+    return GcsObjects("leases", project="p", endpoint=url, timeouts=TIMEOUTS)
 
 
 def blob(url: str) -> BlobObjects:
     with pytest.MonkeyPatch.context() as environment:
         words = f"AccountName=account;AccountKey=a2V5;BlobEndpoint={url}/account"
         environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
-        environment.setattr("leasehold.stores.objects.blob.PATIENCE", PATIENCE)
+        environment.setattr("leasehold.stores.objects.blob.TIMEOUTS", TIMEOUTS)
         return BlobObjects(client_of("account/leases", None))
 
 
 def dynamodb(url: str) -> DynamoStore:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setattr("leasehold.stores.dynamodb.store.PATIENCE", PATIENCE)
+        environment.setattr("leasehold.stores.dynamodb.store.TIMEOUTS", TIMEOUTS)
         return DynamoStore("leases", region="eu-west-1", endpoint=url)
 
 

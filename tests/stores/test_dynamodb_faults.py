@@ -16,9 +16,9 @@ from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
-from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws_calls.line import HttpAnswer, Silent
-from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
+from leasehold.stores.aws_calls.connections import CompleteResponse, ResponseTimeout
+from leasehold.stores.aws_calls.connections import KeptConnections as DirectCallsLine
 from leasehold.stores.dynamodb.cells import DynamoCells
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Done, Malformed
@@ -121,15 +121,15 @@ class DirectLine(Line):
         super().__init__(Session())
         ask, send = DirectCallsLine.ask, URLLib3Session.send
 
-        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
+        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> CompleteResponse:
             response = self._next(head, body)
             if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
-                return HttpAnswer(response.status_code, headers, b"".join(response.raw.stream()))
-            answer = ask(line, head, body, again=again)
+                return CompleteResponse(response.status_code, headers, b"".join(response.raw.stream()))
+            answer = ask(line, head, body, repeatable=again)
             if self.lose_reply:
                 self.lose_reply = False
-                raise Silent from TimeoutError("nothing came")
+                raise ResponseTimeout from TimeoutError("nothing came")
             return answer
 
         def sent(session: URLLib3Session, request: AWSPreparedRequest) -> AWSResponse:
@@ -147,7 +147,7 @@ class DirectLine(Line):
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Exception):
             if answer is TIMEOUT and head.startswith(b"POST"):
-                raise Silent from TimeoutError("nothing came")
+                raise ResponseTimeout from TimeoutError("nothing came")
             raise answer
         return answer
 
@@ -214,10 +214,10 @@ def test_a_throttled_write_is_sent_again(store: DynamoStore, line: Line, code: s
     assert line.sent == ["PutItem"] * 3
 
 
-def test_a_write_throttled_for_long_is_an_unknown_outcome(store: DynamoStore, line: Line) -> None:
-    """A worker neither waits forever nor takes the rejection for a lost lease."""
+def test_a_write_throttled_for_long_was_not_written(store: DynamoStore, line: Line) -> None:
+    """A worker neither waits forever, nor takes the rejection for a lost lease or for a write that may come later."""
     line.answers = [reply(400, "ThrottlingException")] * 3
-    with pytest.raises(OutcomeUnknown, match="ThrottlingException"):
+    with pytest.raises(NotWritten, match="ThrottlingException"):
         store.write(CreateLease(Lease(KEY)))
     assert line.answers == []
 
@@ -356,7 +356,7 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
     free = stored(store)
     assert free.owner is None
-    assert done(store.write(AnnotateLease(free, "a", "1"))).note("a") == "1"
+    assert done(store.write(AnnotateLease(free, "a", "1"))).annotation("a") == "1"
     assert done(store.write(ClaimLease(free, "bob"))).owner == "bob"
 
 

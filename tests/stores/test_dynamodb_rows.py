@@ -53,7 +53,7 @@ WHOLE_LEASE = Lease(
     hash_range=(0, 2**128 - 1),
     weight=12_800,
     yields=True,
-    notes=(("a", "1"), ("b", "two words")),
+    annotations=(("a", "1"), ("b", "two words")),
 )
 MULTI = {
     **BARE,
@@ -266,7 +266,7 @@ def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monk
     (again,) = rows.read([[dict(item)]]).leases
     (renewed,) = rows.read([[{**item, "leaseCounter": {"N": "8"}, "lh_a": {"S": "2"}}]]).leases
     assert again is former
-    assert renewed == evolve(former, epoch=8, version=Version("8"), notes=(("a", "2"), ("b", "two words")))
+    assert renewed == evolve(former, epoch=8, version=Version("8"), annotations=(("a", "2"), ("b", "two words")))
     assert decoded == [item]
 
 

@@ -440,9 +440,9 @@ def test_eight_objects_are_read_side_by_side() -> None:
 def test_the_notes_of_a_new_lease_are_stored_with_the_least_writes(layout: Layout) -> None:
     """The SDKs' layout stores annotations with the ownership; ours would write one more object per lease."""
     objects, store = opened(layout)
-    made = done(store.write(CreateLease(Lease("0", notes=(("seal", "7"),)))))
+    made = done(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
     assert EtagStore(objects, layout).list().leases == (made,)
-    assert made.notes == (("seal", "7"),)
+    assert made.annotations == (("seal", "7"),)
     news = [line for line in objects.log if line.startswith("new")]
     assert news == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
 
@@ -499,7 +499,7 @@ def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
     other = EtagStore(objects, OURS)
     objects.before = once("new notes/0", lambda: other.write(AnnotateLease(lease, "theirs", "1")))
     written = done(store.write(AnnotateLease(lease, "ours", "2")))
-    assert written.notes == (("ours", "2"), ("theirs", "1"))
+    assert written.annotations == (("ours", "2"), ("theirs", "1"))
 
 
 @define

@@ -26,17 +26,17 @@ def test_create(store: MemoryStore) -> None:
 def test_renew_brings_its_own_notes(store: MemoryStore) -> None:
     """The annotations include the bulletin, which is published this way."""
     seen = owned(store)
-    row = done(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", notes=(("n", "2"),)))
-    assert (row.note("n"), row.version != seen.version) == ("1", True)
+    row = done(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
+    assert (row.annotation("n"), row.version != seen.version) == ("1", True)
 
 
 def test_claim_and_steal_bring_the_workers_notes(store: MemoryStore) -> None:
     """They tell a second worker of the same name from a restart."""
     free = unowned(store)
-    mine = done(execute(store, Claim(free, "K5"), "ann", notes=(("process", "1"),)))
-    assert (mine.owner, mine.note("process")) == ("ann", "1")
-    stolen = done(execute(store, Steal(mine, "ann", "K7"), "bob", notes=(("process", "2"),)))
-    assert (stolen.owner, stolen.note("process")) == ("bob", "2")
+    mine = done(execute(store, Claim(free, "K5"), "ann", annotations=(("process", "1"),)))
+    assert (mine.owner, mine.annotation("process")) == ("ann", "1")
+    stolen = done(execute(store, Steal(mine, "ann", "K7"), "bob", annotations=(("process", "2"),)))
+    assert (stolen.owner, stolen.annotation("process")) == ("bob", "2")
 
 
 def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:

@@ -27,7 +27,7 @@ WHOLE = Lease(
     hash_range=(0, 2**128 - 1),
     weight=12_801,
     epoch=7,
-    notes=(("a", "1"), ("b", "two é")),
+    annotations=(("a", "1"), ("b", "two é")),
 )
 LINE = (
     '{"key": "orders:s-1", "stream": "orders", "shard": "s-1", "parents": "[\\"orders:s-0\\"]", "owner": null, '

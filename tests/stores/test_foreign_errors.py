@@ -19,9 +19,9 @@ from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Lost, Store
-from leasehold.stores.sessions.rows import SESSIONS, certain, session_of
+from leasehold.stores.sessions.rows import SESSIONS, session_of, valid_row
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import TO, SwapStore, announced
+from leasehold.stores.swap import TO, SwapStore, control_row
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
     AnnotateLease,
@@ -120,8 +120,8 @@ def in_memory(asked: pytest.FixtureRequest) -> Table:
 def memory_sessions(_asked: pytest.FixtureRequest) -> Table:
     fault, cells = Fault(), MemoryCells()
     return Table(
-        lambda: SessionStore(Between(cells, fault), gather=0.0),
-        lambda: SessionStore(cells, gather=0.0),
+        lambda: SessionStore(Between(cells, fault), gather_seconds=0.0),
+        lambda: SessionStore(cells, gather_seconds=0.0),
         fault,
     )
 
@@ -140,8 +140,8 @@ def object_sessions(_asked: pytest.FixtureRequest) -> Table:
     """Return a bucket in layout `sessions`."""
     fault, bucket = Fault(), ObjectMemory()
     return Table(
-        lambda: SessionStore(ObjectCells(Between(bucket, fault), ""), gather=0.0),
-        lambda: SessionStore(ObjectCells(bucket, ""), gather=0.0),
+        lambda: SessionStore(ObjectCells(Between(bucket, fault), ""), gather_seconds=0.0),
+        lambda: SessionStore(ObjectCells(bucket, ""), gather_seconds=0.0),
         fault,
     )
 
@@ -163,8 +163,8 @@ def sqlite_sessions(asked: pytest.FixtureRequest) -> Table:
     """Return a file in layout `sessions`."""
     path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
     return Table(
-        lambda: SessionStore(SqliteCells(sqlite_opened(path, fault)), gather=0.0),
-        lambda: SessionStore(SqliteCells(SqliteStore(path, busy_seconds=0.0)), gather=0.0),
+        lambda: SessionStore(SqliteCells(sqlite_opened(path, fault)), gather_seconds=0.0),
+        lambda: SessionStore(SqliteCells(SqliteStore(path, busy_seconds=0.0)), gather_seconds=0.0),
         fault,
     )
 
@@ -194,7 +194,7 @@ def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
         def sessions() -> SessionStore:
             store = opened()
             assert isinstance(store, DynamoStore)
-            return SessionStore(store.cells(), gather=0.0)
+            return SessionStore(store.cells(), gather_seconds=0.0)
 
         return sessions
 
@@ -204,7 +204,7 @@ def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
 def postgresql(asked: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
     fault, url = Fault(), store_url(asked.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
-    bounded, execute = postgres._Bounded, postgres._Bounded.execute  # noqa: SLF001  its driver
+    bounded, execute = postgres._BoundedConnection, postgres._BoundedConnection.execute  # noqa: SLF001  its driver
 
     def asked_of(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
         return fault.around(execute)(connection, *args, **named)
@@ -223,7 +223,7 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
         return SwapStore((first, second), names[TO], look_seconds=0.0)
 
     tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
-    announced(tables, names)
+    control_row(tables, names)
     sent(tables, "to")
     return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
 
@@ -356,11 +356,11 @@ def test_closing_a_store_ends_each_session_and_closes_its_rows_whatever_one_of_t
     cells.page_leases = 1
     rows = Between(cells, fault)
     rows.close = lambda: closed.append("rows")  # type: ignore[attr-defined]
-    store = SessionStore(rows, gather=0.0)
+    store = SessionStore(rows, gather_seconds=0.0)
     for number in range(3):
         owned(store, key=f"s-{number}")
     fault.arm(place, ERRORS[place], after=False)
     store.close()
     assert fault.raised is not None
-    ended = [certain(session_of(one)).ended for one in cells.list(SESSIONS)]
+    ended = [valid_row(session_of(one)).ended for one in cells.list(SESSIONS)]
     assert (ended.count(True), closed) == (2, ["rows"])

@@ -159,7 +159,7 @@ def test_no_usable_answer_is_an_unknown_outcome(
 ) -> None:
     """A claim counted as rejected, or as won, while the service fails would give a shard no reader, or two."""
     method = "GET" if verb == "LIST" else verb
-    tries = 1 if verb in {"POST", "DELETE"} else gcs.PATIENCE.attempts
+    tries = 1 if verb in {"POST", "DELETE"} else gcs.TIMEOUTS.attempts
     bucket.faults = {method: [fault] * tries}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': "):
         asked(objects, verb)

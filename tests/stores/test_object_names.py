@@ -17,7 +17,7 @@ WHOLE = Lease(
     checkpoint=Position("41", 3, "tok en"),
     hash_range=HASH_KEYS,
     weight=12_800,
-    notes=(("seal", "batch 7"),),
+    annotations=(("seal", "batch 7"),),
 )
 
 
@@ -35,7 +35,7 @@ def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[
     )
     lease = FLEET.lease("s-0", parts)
     assert lease is not None
-    return lease.notes
+    return lease.annotations
 
 
 def test_a_key_is_one_segment_of_a_name() -> None:
@@ -87,7 +87,7 @@ def test_the_least_lease_says_its_start_only() -> None:
 def test_ownership_counts_every_write() -> None:
     """An S3 ETag is a digest of the content, so a renewal that changed nothing would look like no renewal."""
     free = Lease("s-0")
-    owned = evolve(free, owner="ann", yields=True, notes=(("n", "7"),))
+    owned = evolve(free, owner="ann", yields=True, annotations=(("n", "7"),))
     first = FLEET.ownership({}, free, owned)
     held = evolve(owned, version=Version("e-1"))
     second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, next_owner="bob"))
@@ -187,5 +187,5 @@ def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
 def test_the_notes_of_a_lease_at_its_creation_stay_as_they_were_written() -> None:
     """A checkpoint does not bring back, as the newest, an annotation that has been overruled."""
     born = FLEET.checkpoint({}, WHOLE)
-    later = evolve(WHOLE, checkpoint=Position("42"), notes=(("seal", "batch 8"),))
+    later = evolve(WHOLE, checkpoint=Position("42"), annotations=(("seal", "batch 8"),))
     assert FLEET.checkpoint(born, later)["notes"] == born["notes"] == '{"seal": ["batch 7", 0]}'

@@ -18,7 +18,7 @@ def test_an_etag_is_the_same_bare_and_quoted() -> None:
 @pytest.mark.parametrize("now", [1_000_060.0, 999_940.0])
 def test_a_clock_nearly_right_is_not_worth_a_word(caplog: pytest.LogCaptureFixture, now: float) -> None:
     """A warning at every start would be ignored."""
-    SkewWarning(lambda: now).saw(1_000_000.0)
+    SkewWarning(lambda: now).observe(1_000_000.0)
     assert caplog.records == []
 
 
@@ -27,6 +27,6 @@ def test_a_clock_far_off_is_said_once(caplog: pytest.LogCaptureFixture, now: flo
     """A warning for each page of each listing would hide all others."""
     skew = SkewWarning(lambda: now)
     for _ in range(3):
-        skew.saw(1_000_000.0)
+        skew.observe(1_000_000.0)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"the local clock is {says} the storage service's")

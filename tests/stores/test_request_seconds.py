@@ -12,7 +12,7 @@ from botocore.config import Config
 from leasehold.stores.dynamodb import store as dynamodb_calls
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.objects import blob, s3
-from leasehold.stores.protocol import PAUSE_SECONDS, Patience
+from leasehold.stores.protocol import PAUSE_SECONDS, Timeouts
 from leasehold.stores.urls import open_store
 
 THIRD = 10.0 / 3
@@ -20,9 +20,9 @@ THIRD = 10.0 / 3
 
 
 @pytest.mark.parametrize("seconds", [0.5, THIRD, 20 / 3, 40.0, 200.0])
-@pytest.mark.parametrize("usual", [dynamodb_calls.PATIENCE, s3.PATIENCE, blob.PATIENCE, Patience(5, 10, 1)])
+@pytest.mark.parametrize("usual", [dynamodb_calls.TIMEOUTS, s3.TIMEOUTS, blob.TIMEOUTS, Timeouts(5, 10, 1)])
 def test_a_request_with_its_repetitions_and_pauses_keeps_within_what_it_is_given(
-    usual: Patience, seconds: float
+    usual: Timeouts, seconds: float
 ) -> None:
     """A lease of ten seconds is not lost to a request of thirty."""
     cut = usual.within(seconds)
@@ -33,7 +33,7 @@ def test_a_request_with_its_repetitions_and_pauses_keeps_within_what_it_is_given
 
 def test_where_nothing_is_at_stake_nothing_is_cut() -> None:
     """A tool, which holds no lease, does not give up early on a slow connection."""
-    usual = Patience(2, 5, 3)
+    usual = Timeouts(2, 5, 3)
     assert (usual.within(None), usual.within(60.0)) == (usual, usual)
 
 

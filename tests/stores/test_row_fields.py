@@ -34,7 +34,7 @@ WHOLE = Lease(
     next_owner_idle=1.5,
     yields=True,
     epoch=7,
-    notes=(("a", "1"), ("b", "two é")),
+    annotations=(("a", "1"), ("b", "two é")),
 )
 LEAST = Lease("s-1", version=Version("0"))
 

@@ -11,12 +11,12 @@ from s3_memory import BEGAN, S3Bucket, S3Memory, refusal
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects import s3
-from leasehold.stores.objects.s3 import PATIENCE, S3Objects
-from leasehold.stores.protocol import Patience
+from leasehold.stores.objects.s3 import TIMEOUTS, S3Objects
+from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import SkewWarning, Stored
 from leasehold.stores.urls import open_store
 
-READS, WRITES = PATIENCE.attempts, 1
+READS, WRITES = TIMEOUTS.attempts, 1
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
     """Return the bucket behind every client."""
     made = S3Bucket()
 
-    def client(region: str | None, _endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
+    def client(region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
         return S3Memory(made, patience.attempts, region or "eu-west-1")
 
     monkeypatch.setattr(s3, "_client", client)
@@ -308,18 +308,18 @@ def test_a_service_without_conditions_keeps_objects_of_any_content_too(
 
 def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are stored in the intended folder, and a stalled request does not cost a lease."""
-    made: list[tuple[str | None, str | None, Patience]] = []
+    made: list[tuple[str | None, str | None, Timeouts]] = []
     bucket = S3Bucket()
 
-    def client(region: str | None, endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
+    def client(region: str | None, endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
         made.append((region, endpoint, patience))
         return S3Memory(bucket, patience.attempts)
 
     monkeypatch.setattr(s3, "_client", client)
     store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
     assert made == [
-        ("eu-west-2", "http://127.0.0.1:1", PATIENCE),
-        ("eu-west-2", "http://127.0.0.1:1", Patience(5, 10, attempts=1)),
+        ("eu-west-2", "http://127.0.0.1:1", TIMEOUTS),
+        ("eu-west-2", "http://127.0.0.1:1", Timeouts(5, 10, attempts=1)),
     ]
     store.list()
     prefixes = [{"Prefix": f"fleet/one/{part}/"} for part in ("ownership", "checkpoint", "notes")]
@@ -335,29 +335,29 @@ def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -
             open_store(url)
     made.clear()
     open_store("s3://leases", request_seconds=2.5)
-    assert [patience for _, _, patience in made] == [PATIENCE.within(2.5)] * 2
+    assert [patience for _, _, patience in made] == [TIMEOUTS.within(2.5)] * 2
 
 
 def test_a_client_waits_as_long_as_it_is_told_and_finds_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stalled request does not cost a lease, and the address of a bucket is one that a proxy knows."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    made = s3._client("eu-west-2", "http://127.0.0.1:1", Patience(1.5, 2.5, attempts=2))  # noqa: SLF001
+    made = s3._client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
     config: Any = made.meta.config
     assert (made.meta.region_name, made.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
     assert (config.connect_timeout, config.read_timeout, config.max_pool_connections) == (1.5, 2.5, 16)
     assert config.retries == {"total_max_attempts": 2, "mode": "standard"}
     assert config.s3["addressing_style"] == "path"
-    service_of_aws: Any = s3._client("eu-west-2", None, PATIENCE).meta.config  # noqa: SLF001
+    service_of_aws: Any = s3._client("eu-west-2", None, TIMEOUTS).meta.config  # noqa: SLF001
     assert service_of_aws.s3["addressing_style"] == "auto"
     with pytest.raises(StoreError, match="credentials"):
-        s3._client("eu-west-2", "http://me:secret@127.0.0.1:1", PATIENCE)  # noqa: SLF001
+        s3._client("eu-west-2", "http://me:secret@127.0.0.1:1", TIMEOUTS)  # noqa: SLF001
 
 
 def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[S3Memory] = []
 
-    def client(_region: str | None, _endpoint: str | None, patience: Patience, _session: object) -> S3Memory:
+    def client(_region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
         made.append(S3Memory(S3Bucket(), patience.attempts))
         return made[-1]
 

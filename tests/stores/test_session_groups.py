@@ -80,7 +80,9 @@ def script() -> Script:
 @pytest.fixture
 def page(script: Script) -> Page:
     """Return a session that has begun."""
-    page = Page(ObjectCells(ObjectMemory(), ""), "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
+    page = Page(
+        ObjectCells(ObjectMemory(), ""), "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None
+    )
     assert page.begin()
     return page
 
@@ -147,7 +149,7 @@ def test_a_lease_that_went_is_waited_for_only_once_it_has_come_again(script: Scr
     """The other leases do not wait for one that has another owner, but wait again for one that has come back."""
     for number in (1, 2):
         written(script, page, second(number, 0.0, 0.1))
-    page.parted["1"] = 1  # its row was seen under a later epoch
+    page.superseded["1"] = 1  # its row was seen under a later epoch
     assert written(script, page, second(3, 0.0)) == [(3.0, {"0"})]
     assert set(page.session.entries) == {"0"}
     written(script, page, {4.0: ticket("1", epoch=3), 4.1: ticket("0")})
@@ -190,7 +192,7 @@ def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that
 ) -> None:
     """The first commit tries to write both tickets; a later attempt succeeds."""
     rows = Breaking(ObjectMemory(), "")
-    page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
+    page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()
     one, other = ticket("0"), ticket("1")
     script.waiting.append(other)
@@ -232,7 +234,7 @@ def test_a_group_write_interrupted_while_its_error_is_handled_tells_none_of_its_
 ) -> None:
     """Only a write that succeeded is reported as done."""
     rows = Breaking(ObjectMemory(), "")
-    page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
+    page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()
     other = ticket("1")
     script.waiting.append(other)

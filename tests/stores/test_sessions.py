@@ -15,7 +15,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Malformed
 from leasehold.stores.requests import ObjectFields, Stored
-from leasehold.stores.sessions.rows import SESSIONS, certain, session_of
+from leasehold.stores.sessions.rows import SESSIONS, session_of, valid_row
 from leasehold.stores.sessions.store import SessionStore, in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -40,7 +40,7 @@ AT = Position("41")
 
 def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
     """Return the stores of two processes on one table."""
-    return tuple(SessionStore(ObjectCells(objects, ""), gather=0.0) for _ in range(2))  # type: ignore[return-value]
+    return tuple(SessionStore(ObjectCells(objects, ""), gather_seconds=0.0) for _ in range(2))  # type: ignore[return-value]
 
 
 def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
@@ -256,12 +256,12 @@ def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() ->
     """A session keeps room for new leases, and never drops one that it has."""
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
-    lease, other = (done(ann.write(RenewLease(one, notes=(("lag", "3"),)))) for one in (lease, other))
+    lease, other = (done(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
     taken = done(bob.write(StealLease(lease, "bob")))
     lost(ann.write(RenewLease(lease)))
     other = done(ann.write(RenewLease(other)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
-    assert (set(page.session.entries), set(page.told)) == ({"s-2"}, {"s-2"})
+    assert (set(page.session.entries), set(page.remarks)) == ({"s-2"}, {"s-2"})
     back = done(ann.write(StealLease(taken, "ann")))
     done(ann.write(RenewLease(other)))
     assert set(page.session.entries) == {KEY, "s-2"}
@@ -402,7 +402,7 @@ def test_a_listing_from_before_makes_nobody_lose_what_is_written_meanwhile(
     """The write that won or kept a lease must not report it as lost: it would be owned, and read by no worker."""
     objects = ObjectMemory()
     cells = ObjectCells(objects, "")
-    ann, bob = SessionStore(cells, gather=0.0), two(objects)[0]
+    ann, bob = SessionStore(cells, gather_seconds=0.0), two(objects)[0]
     owned(ann, key="s-1")
     done(bob.write(CreateLease(Lease(KEY))))
     listed = cells.list("lease/", "session/")
@@ -554,13 +554,13 @@ def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
     """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    noted = done(ann.write(RenewLease(lease, notes=(("lag", "3"),))))
-    assert stored(bob, KEY).note("lag") == "3"
+    noted = done(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    assert stored(bob, KEY).annotation("lag") == "3"
     (page,) = ann._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"told/{page}", told="{")
-    assert stored(bob, KEY).note("lag") is None
-    assert done(ann.write(RenewLease(noted, notes=(("lag", "4"),)))).note("lag") == "4"
-    assert stored(bob, KEY).note("lag") == "4"
+    assert stored(bob, KEY).annotation("lag") is None
+    assert done(ann.write(RenewLease(noted, annotations=(("lag", "4"),)))).annotation("lag") == "4"
+    assert stored(bob, KEY).annotation("lag") == "4"
 
 
 def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> None:
@@ -679,11 +679,11 @@ def test_a_layout_that_there_is_not_is_refused() -> None:
 def test_a_session_takes_no_more_leases_than_a_page_has() -> None:
     """A worker's leases are always spread over as many sessions as the service's row limit requires."""
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
-    store = SessionStore(cells, gather=0.0)
+    store = SessionStore(cells, gather_seconds=0.0)
     for turn in range(2):
         leases = [owned(store, key=f"s-{turn}-{number}") for number in range(4)]
         for lease in leases[:2]:
             done(store.write(ReleaseLease(lease, "ann")))
-    entries = [len(certain(session_of(one)).entries) for one in cells.list(SESSIONS)]
+    entries = [len(valid_row(session_of(one)).entries) for one in cells.list(SESSIONS)]
     assert max(entries) <= 3
     assert sum(entries) >= 4

@@ -22,9 +22,9 @@ from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, client_of
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.protocol import Patience
+from leasehold.stores.protocol import Timeouts
 
-PATIENCE = Patience(connect_seconds=2, read_seconds=2, attempts=1)
+TIMEOUTS = Timeouts(connect_seconds=2, read_seconds=2, attempts=1)
 KEY = "a2V5"
 
 
@@ -64,12 +64,12 @@ def answering(body: str) -> Iterator[str]:
 
 def s3(url: str) -> S3Objects:
     """Open the bucket at this address."""
-    return S3Objects("leases", region="eu-west-1", endpoint=url, patience=PATIENCE)
+    return S3Objects("leases", region="eu-west-1", endpoint=url, timeouts=TIMEOUTS)
 
 
 def gcs(url: str) -> GcsObjects:
     """Open the bucket of Google's at this address."""
-    return GcsObjects("leases", project="p", endpoint=url, patience=PATIENCE)
+    return GcsObjects("leases", project="p", endpoint=url, timeouts=TIMEOUTS)
 
 
 def blob(url: str) -> BlobObjects:
@@ -97,7 +97,7 @@ ASKS: dict[str, Callable[[str], object]] = {
     "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
     "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
     "kinesis put": lambda url: putting(url).shards(),
-    "kinesis fitting": lambda url: putting(url).fitting(Settings()),
+    "kinesis fitting": lambda url: putting(url).with_stream_limits(Settings()),
     "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),

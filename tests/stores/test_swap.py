@@ -16,15 +16,15 @@ from leasehold.stores.protocol import Capabilities, Outcome, PassingStore, Store
 from leasehold.stores.swap import (
     CLOSED,
     CONTROL,
+    DIRECTION,
     FROM,
-    KNOWS,
+    KNOWN_TO,
     ORIGIN,
     TO,
-    WISH,
     SwapStore,
-    announced,
+    control_row,
     open_both,
-    refuse_moved,
+    reject_moved,
 )
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import (
@@ -44,7 +44,7 @@ NAMES = ("memory://from", "memory://to")
 
 def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
     """Open the joined store, with leases bound for a table or staying where they are."""
-    announced(tables, NAMES)
+    control_row(tables, NAMES)
     send(tables, wish)
     return SwapStore(tables, NAMES[TO], look_seconds=0.0)
 
@@ -52,7 +52,7 @@ def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
 def send(tables: tuple[Store, Store], wish: str) -> None:
     """Set the direction in which leases move."""
     (control,) = tables[TO].get([CONTROL])
-    done(tables[TO].write(AnnotateLease(control, WISH, wish)))
+    done(tables[TO].write(AnnotateLease(control, DIRECTION, wish)))
 
 
 @pytest.fixture(params=pairs())
@@ -171,10 +171,10 @@ def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
         placed(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
     for seen in store.list().leases:
-        now = done(store.carry(seen, TO))
+        now = done(store.move_unowned(seen, TO))
         assert facts(now) == facts(seen)
         assert now.version.startswith("to:")
-        assert lost(store.carry(seen, TO)) == now
+        assert lost(store.move_unowned(seen, TO)) == now
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
@@ -205,8 +205,8 @@ def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     store = swap_of(tables)
     row = owned(store)
     (raw,) = tables[FROM].get([KEY])
-    assert raw.note(KNOWS) == f"ann {NAMES[TO]}"
-    assert row.notes == ()
+    assert raw.annotation(KNOWN_TO) == f"ann {NAMES[TO]}"
+    assert row.annotations == ()
 
 
 def test_tables_that_cannot_be_joined_are_refused() -> None:
@@ -214,11 +214,11 @@ def test_tables_that_cannot_be_joined_are_refused() -> None:
     tables = (MemoryStore(), MemoryStore())
     done(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is no part of a swap"):
-        announced(tables, NAMES)
+        control_row(tables, NAMES)
     tables = (MemoryStore(), MemoryStore())
-    announced(tables, NAMES)
+    control_row(tables, NAMES)
     with pytest.raises(StoreError, match="is the goal of a swap from memory://from, and not from memory://other"):
-        announced(tables, ("memory://other", NAMES[TO]))
+        control_row(tables, ("memory://other", NAMES[TO]))
     with pytest.raises(StoreError, match="does not count the owners"):
         SwapStore((Uncounted(MemoryStore()), MemoryStore()), NAMES[TO])
 
@@ -239,7 +239,7 @@ def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_
         owned(store)
         assert store.list().leases[0].version.startswith("from:")
     with closing(open_store(urls[TO])) as there:
-        assert [row.note(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
+        assert [row.annotation(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
     with pytest.raises(ValueError, match="a session of boto3's has the credentials of AWS"):
         open_both(*urls, sessions=(None, Session()))
     with pytest.raises(ValueError, match="to: it is the store that the leases are in"):
@@ -250,13 +250,13 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
     """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
     seen = owned(store)
-    refuse_moved(tables[FROM].list())
+    reject_moved(tables[FROM].list())
     with pytest.raises(StoreError, match="goal of a swap that is not over"):
-        refuse_moved(tables[TO].list())
+        reject_moved(tables[TO].list())
     send(tables, "to")
     done(store.write(RenewLease(seen)))
     with pytest.raises(StoreError, match="have moved to another one"):
-        refuse_moved(tables[FROM].list())
+        reject_moved(tables[FROM].list())
 
 
 def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
@@ -267,9 +267,9 @@ def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
             found = super().get(keys, stale_ok=stale_ok)
-            announced((both[0], both[1]), NAMES)
+            control_row((both[0], both[1]), NAMES)
             return found
 
     both = MemoryStore(), MemoryStore()
-    assert announced((both[0], Late(both[1])), NAMES) == announced(both, NAMES)
+    assert control_row((both[0], Late(both[1])), NAMES) == control_row(both, NAMES)
     assert len(both[1].list().leases) == 1

@@ -11,7 +11,7 @@ from leasehold.stores import swap
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CONTROL, LOOK_SECONDS, TO, WISH, SwapStore, announced
+from leasehold.stores.swap import CONTROL, DIRECTION, LOOK_SECONDS, TO, SwapStore, control_row
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
 from leasehold_lab.contract.actors import done, lost, owned, requested, stored
 
@@ -54,7 +54,7 @@ class Goal:
 def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
     """Open the store of a worker whose leases have not been told to move."""
     tables = (MemoryStore(), goal.table)
-    announced(tables, NAMES)
+    control_row(tables, NAMES)
     clock = now if now is not None else [0.0]
     look = LOOK_SECONDS if now is not None else 0.0
     return SwapStore((tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], look_seconds=look)
@@ -63,7 +63,7 @@ def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
 def send(goal: Goal) -> None:
     """Set the direction to TO."""
     (control,) = goal.table.get([CONTROL])
-    done(goal.table.write(AnnotateLease(control, WISH, "to")))
+    done(goal.table.write(AnnotateLease(control, DIRECTION, "to")))
 
 
 def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
@@ -142,7 +142,7 @@ def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_d
     send(goal)
     moved = done(store.write(RenewLease(seen)))
     noted = done(store.write(AnnotateLease(seen, "told", "x")))
-    assert (noted.version[:3], noted.note("told"), noted.owner) == ("to:", "x", "ann")
+    assert (noted.version[:3], noted.annotation("told"), noted.owner) == ("to:", "x", "ann")
     assert lost(store.write(ReleaseLease(seen, "bob"))) == stored(store)
     assert done(store.write(ReleaseLease(moved, "ann"))).owner is None
 

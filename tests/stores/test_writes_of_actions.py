@@ -43,5 +43,5 @@ def test_an_alternate_is_taken_with_the_same_notes() -> None:
         store.write(writes.CreateLease(Lease(key)))
     gone, free = store.get(["s-0", "s-1"])
     store.write(writes.ClaimLease(gone, "bob"))
-    execute(store, Claim(gone, "M1", (Claim(free, "M1"),)), "ann", notes=NOTES)
-    assert [(lease.owner, lease.notes) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]
+    execute(store, Claim(gone, "M1", (Claim(free, "M1"),)), "ann", annotations=NOTES)
+    assert [(lease.owner, lease.annotations) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]

@@ -3,8 +3,8 @@
 from virtual_fleet import FaultyStore
 from waiters import Clock
 
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import (
     ClaimLease,

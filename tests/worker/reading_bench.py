@@ -9,6 +9,7 @@ from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
@@ -78,7 +79,7 @@ class ReaderHarness:
             self.happened.append(happening)
 
         handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
-        return LeaseReader(self.worker, self.holding, handling, budget, dispatcher)
+        return handler_reader(self.worker, self.holding, handling, budget, dispatcher)
 
     def steps(self, reading: LeaseReader, count: int) -> float:
         """Take this many steps, each when the reader wants to be called."""

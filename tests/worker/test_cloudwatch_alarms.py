@@ -59,7 +59,7 @@ class Fleet:
                 break
             owner, wall = self.store.row(key).owner or "", time.time()
             reach = Progress(wall, owner, moves=switches, behind=behind, read=wall - silence, done=wall - silence)
-            self.store.rewrite(key, lambda lease, reach=reach: evolve(lease, notes=((NOTE, reach.note),)))  # type: ignore[misc]
+            self.store.rewrite(key, lambda lease, reach=reach: evolve(lease, annotations=((NOTE, reach.note),)))  # type: ignore[misc]
             if switches > self.passed.setdefault(number, switches):
                 self._pass_on(key)
             self.passed[number] = switches

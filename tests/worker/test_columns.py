@@ -9,7 +9,7 @@ from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.sources.protocol import Batch, Record, rows_in_columns
+from leasehold.adapters.sources.protocol import Batch, Record, call_rows_of
 from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
@@ -66,4 +66,4 @@ def test_a_source_without_columns_says_so() -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
-        rows_in_columns("pyarrow")
+        call_rows_of("pyarrow")

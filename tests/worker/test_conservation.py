@@ -16,8 +16,8 @@ from virtual_fleet import FaultySource, FaultyStore, Kept, ManualExecutor, four_
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handler_consumer import HandlerConsumer, handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import RECORD_BYTES, MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.worker import Worker
@@ -77,7 +77,7 @@ class Conservation(RuleBasedStateMachine):
         )
         self.holdings = consumer.begun
         self.readings = [
-            LeaseReader(self.worker, holding, handling, self.budget, self.dispatcher) for holding in self.holdings
+            handler_reader(self.worker, holding, handling, self.budget, self.dispatcher) for holding in self.holdings
         ]
         self.dues = [self.clock.now] * SHARDS
 
@@ -205,7 +205,9 @@ class Conservation(RuleBasedStateMachine):
     @property
     def letters(self) -> bool:
         """Whether records may be dead-lettered."""
-        return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
+        consumer = self.readings[0].consumer
+        assert isinstance(consumer, HandlerConsumer)
+        return consumer._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:
         """Drop everything in whatever state it is, and check that nothing is left."""

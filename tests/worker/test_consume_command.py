@@ -15,8 +15,8 @@ from leasehold.adapters.cli.consume import app
 from leasehold.adapters.consumer.events import EventLines
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import load
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease

@@ -5,8 +5,8 @@ from attrs import define
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Me, Position, Shard
@@ -43,7 +43,7 @@ def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogC
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     ours.run(60)
     handling = Handling(lambda _batch: None, observer=lambda what, _holding: happened.append(what))
-    reading = LeaseReader(ours.worker, ours.worker.holdings[0], handling)
+    reading = handler_reader(ours.worker, ours.worker.holdings[0], handling)
     for _ in range(3):
         reading.step(clock.now)
     source.deleted = True

@@ -256,11 +256,11 @@ def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None
     with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
         first = next(batches)
         other = ({"s-0", "s-1"} - {first.shard}).pop()
-        reading = batches._reading  # noqa: SLF001  the waiting batch is not visible from outside
-        with reading.waiting.changed:
-            assert reading.waiting.changed.wait_for(lambda: reading.waiting._works, WAIT)  # noqa: SLF001  likewise
-        assert reading.background is not None
-        runner = reading.background._runner  # noqa: SLF001  likewise
+        iteration = batches._iteration  # noqa: SLF001  the waiting batch is not visible from outside
+        with iteration.waiting.changed:
+            assert iteration.waiting.changed.wait_for(lambda: iteration.waiting._queue, WAIT)  # noqa: SLF001  likewise
+        assert iteration.background is not None
+        runner = iteration.background._runner  # noqa: SLF001  likewise
         assert runner is not None
         (holding,) = [held for held in runner.worker.holdings if held.key == other]
         holding.drop("taken")

@@ -5,8 +5,8 @@ from attrs import evolve
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
@@ -125,7 +125,7 @@ def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
 
 def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> None:
     """It does not wait for its next read of the whole table."""
-    store = FaultyStore(Capabilities(free_notes=False))
+    store = FaultyStore(Capabilities(free_annotations=False))
     one, two, wanted = given(store)
     taken_back(one, store, wanted)
     two.step()
@@ -135,7 +135,7 @@ def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> N
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     """It does not wait for its next read of the whole table."""
-    store = FaultyStore(Capabilities(free_notes=False))
+    store = FaultyStore(Capabilities(free_annotations=False))
     one, two, wanted = given(store)
     seen, listed = store.get([wanted]), store.list()
     taken_back(one, store, wanted)
@@ -168,7 +168,7 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
     """The giver, which learns of its gift only later, does not process the shard as well."""
     clock, store, one, holding = given_without_a_reply()
     gift = store.row(holding.key)
-    store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").notes_on(gift)))
+    store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").annotations_on(gift)))
     assert holding.release()
     one.turn_due = clock.now
     one.run(2.1)

@@ -10,6 +10,7 @@ from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultySource, ManualExecutor
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
@@ -195,7 +196,7 @@ def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_th
 def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     harness, executor = ReaderHarness(ShardRecords(records(5))), ManualExecutor()
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
-    reading = LeaseReader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
+    reading = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
     harness.steps(reading, 2)
     assert (len(executor.waiting), harness.handed) == (1, [])
     reading.step(harness.clock.now)

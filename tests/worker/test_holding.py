@@ -8,7 +8,7 @@ from held_leases import Held
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.worker.notes import latest_notes, noted_latest
+from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Capabilities, Lost
@@ -155,6 +155,6 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
 @pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
 def test_the_time_that_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
     """The lease begins at the tip as of its creation, skipping nothing."""
-    position = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
+    position = pinned_latest(Lease("s-0", checkpoint=LATEST, annotations=latest_annotations(latest)))
     assert position is not None
     assert (position.sequence, position.sub, position.token) == (latest.sequence, latest.sub, latest.token)

@@ -17,6 +17,7 @@ from waiters import WAIT, until
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.executors import ThreadExecutor
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.runner import Runner
@@ -54,7 +55,9 @@ class Hung:
             observer=lambda happening, _holding: self.harness.happened.append(happening),
             **self.policy,  # type: ignore[arg-type]
         )
-        return LeaseReader(self.harness.worker, self.harness.consumer.begun[-1], handling, dispatcher=self.dispatcher)
+        return handler_reader(
+            self.harness.worker, self.harness.consumer.begun[-1], handling, dispatcher=self.dispatcher
+        )
 
     def hang(self, delivery: Delivery) -> None:
         """Return when the test says so."""

@@ -169,7 +169,7 @@ def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(mon
 def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of Progress
     """Return a row with this annotation, written by its owner at 9 s."""
     reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
-    return Lease("p", owner="r-2", notes=((NOTE, reach.note),))
+    return Lease("p", owner="r-2", annotations=((NOTE, reach.note),))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from attrs import evolve
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import news
 from leasehold.balancer.actions import Steal
-from leasehold.balancer.bulletin import CALL, bulletin_of, note_of
+from leasehold.balancer.bulletin import CALL, bulletin_annotations, bulletin_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position
@@ -112,11 +112,11 @@ def test_a_listing_that_has_ended_does_not_go_on() -> None:
     worker = lookout.worker
     worker.hurry()
     worker.turn(clock.now)
-    worker._look = evolve(worker._look, notes=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  after a look
+    worker._look = evolve(worker._look, annotations=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  after a look
     clock.now += 3.5
     store.asked.clear()
     worker.renew(clock.now)
-    notes = [dict(write.notes) for write in store.asked if isinstance(write, RenewLease)]
+    notes = [dict(write.annotations) for write in store.asked if isinstance(write, RenewLease)]
     assert {note[CALL] for note in notes if CALL in note} == {"8 2 s-0"}
 
 
@@ -194,7 +194,7 @@ def test_a_gift_taken_back_is_looked_at_again() -> None:
 
 def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     """Where an annotation looks like a renewal, bulletins are neither written nor read (C14)."""
-    clock, store = Clock(), FaultyStore(Capabilities(free_notes=False))
+    clock, store = Clock(), FaultyStore(Capabilities(free_annotations=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)
     assert worker.worker.table.watch.bulletins is None
@@ -203,7 +203,7 @@ def test_where_notes_are_no_small_matter_everybody_lists() -> None:
 
 def test_news_is_told_on_the_row_that_readers_know() -> None:
     """A lookout that has just claimed its last row in shed order also writes to the row that others read now."""
-    store, bulletin = FaultyStore(), note_of(Bulletin(3, 1))
+    store, bulletin = FaultyStore(), bulletin_annotations(Bulletin(3, 1))
     for key, notes in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
         store.write(CreateLease(Lease(key)))
         store.write(ClaimLease(store.row(key), "ann", notes))

@@ -10,8 +10,8 @@ from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import LEAST_BYTES, MemoryBudget, MemoryShare
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
@@ -203,7 +203,7 @@ class Crowd:
             self.clock.now = due
             due = worker.turn(due)
         handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # all of them are durations
-        readings = [LeaseReader(worker, holding, handling, self.budget) for holding in consumer.begun]
+        readings = [handler_reader(worker, holding, handling, self.budget) for holding in consumer.begun]
         steps = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds
         while steps[0][0] <= end:
@@ -246,7 +246,7 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
 
     harness = ReaderHarness(source=Hesitant(), does=fails)
     budget, policy = MemoryBudget(1), Handling(harness.handle, attempts=3)
-    reading, other = LeaseReader(harness.worker, harness.holding, policy, budget), budget.share("other")
+    reading, other = handler_reader(harness.worker, harness.holding, policy, budget), budget.share("other")
     while not harness.holding.lost.is_set():
         harness.steps(reading, 1)
         assert other.ask(), "nothing is held but what may be forgotten"

@@ -16,8 +16,8 @@ from waiters import Clock
 
 from leasehold.adapters.consumer import metrics
 from leasehold.adapters.consumer.exporting import exporting
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.metrics import WorkerMetrics
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
@@ -52,7 +52,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     assert told(reader) == {("worker_leases", "a-1"): 0, ("rows_remade", "a-1"): 0, ("contradictions", "a-1"): 0}
     ours.run(60)
-    reading = LeaseReader(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
+    reading = handler_reader(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
     for _ in range(3):
         clock.now = reading.step(clock.now)
     assert told(reader) == {
@@ -87,7 +87,7 @@ def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
         holding.progress.read(Batch((), None, behind, 0.2), ours.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
-        store.rewrite(key, lambda lease: evolve(lease, owner="b-1", notes=((NOTE, note),)))
+        store.rewrite(key, lambda lease: evolve(lease, owner="b-1", annotations=((NOTE, note),)))
     for holding in ours.worker.holdings[1:3]:
         holding.drop("it is another's now")
     ours.run(ours.turn_due - ours.clock.now)
@@ -123,7 +123,7 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     ours.run(1)
     note = Progress(time.time(), "b-1").note
     ours.worker.holdings[0].drop("it is another's now")
-    store.rewrite("s-0", lambda lease: evolve(lease, owner=None, notes=((NOTE, note),)))
+    store.rewrite("s-0", lambda lease: evolve(lease, owner=None, annotations=((NOTE, note),)))
     ours.run(60)
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))

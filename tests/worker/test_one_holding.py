@@ -55,11 +55,11 @@ def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks(
     assert one.holding.renew((("b", "2"),))
     assert one.store.asked == [RenewLease(seen, (("b", "2"),))]
     assert (one.holding.renewed, one.holding.confirmed) == (1003.0, 1003.0)
-    one.store.rewrite("s-0", lambda row: evolve(row, notes=()))
+    one.store.rewrite("s-0", lambda row: evolve(row, annotations=()))
     one.holding.asked(one.row)
     assert one.holding.annotate("c", "3")
     assert one.holding.renew((("b", "2"),))
-    assert one.row.notes == (("b", "2"), ("c", "3"), *SIGNED)
+    assert one.row.annotations == (("b", "2"), ("c", "3"), *SIGNED)
 
 
 def test_an_epoch_is_that_of_the_claim_while_renewals_count_on() -> None:
@@ -261,7 +261,7 @@ def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_own
     _, late, taken, _ = one.store.asked
     assert (type(late), type(taken)) == (CheckpointLate, StealLease if owner else ClaimLease)
     assert isinstance(taken, StealLease | ClaimLease)
-    assert ("process", "p-1/ann") in taken.notes
+    assert ("process", "p-1/ann") in taken.annotations
     assert (one.row.checkpoint, one.remade) == (Position("49"), [])
 
 
@@ -351,7 +351,7 @@ def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None
     elder.clock.now = 1004.0
     assert elder.holding.renew() is True
     assert (elder.end, elder.holding.duplicate_process) == ((False, ""), False)
-    assert elder.row.note("process") == "p-1/ann"
+    assert elder.row.annotation("process") == "p-1/ann"
     assert (elder.holding.lease, elder.holding.confirmed) == (elder.row, 1004.0)
 
 
@@ -371,7 +371,7 @@ def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> Non
     elder.clock.now = 1011.0
     assert elder.holding.renew() is False
     assert elder.end == (True, "re-adopted by another process of this worker id")
-    assert (elder.holding.duplicate_process, elder.row.note("process")) == (False, "p-2/ann")
+    assert (elder.holding.duplicate_process, elder.row.annotation("process")) == (False, "p-2/ann")
 
 
 def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
@@ -454,7 +454,7 @@ def test_the_elder_process_signs_again_whatever_it_writes() -> None:
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     assert elder.holding.checkpoint(Position("5")) is True
-    assert (elder.row.note("process"), elder.row.checkpoint) == ("p-1/ann", Position("5"))
+    assert (elder.row.annotation("process"), elder.row.checkpoint) == ("p-1/ann", Position("5"))
 
 
 def test_a_renewal_carries_what_was_read_a_second() -> None:

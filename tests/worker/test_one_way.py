@@ -68,7 +68,7 @@ def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
         return EtagStore(objects, ObjectLayout("fleet")), EtagStore(line, ObjectLayout("fleet")), line
     cells = MemoryStore().cells()
     line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
-    healthy, sick = (SessionStore(connection, gather=0.0) for connection in (cells, line))
+    healthy, sick = (SessionStore(connection, gather_seconds=0.0) for connection in (cells, line))
     return healthy, sick, line
 
 

@@ -10,7 +10,7 @@ from virtual_fleet import ManualExecutor
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.adapters.consumer.memory import MemoryBudget
-from leasehold.adapters.worker.notes import latest_notes
+from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold_lab.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 
@@ -111,8 +111,8 @@ def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_
         if len(harness.handed) == 2:
             raise OSError("the child has ended")
 
-    notes = latest_notes(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
-    lease = Lease("s-0", checkpoint=LATEST, notes=notes)
+    notes = latest_annotations(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
+    lease = Lease("s-0", checkpoint=LATEST, annotations=notes)
     harness = ReaderHarness(ShardRecords(records(2), size=2), lease=lease, does=does)
     reading = harness.reading(final_checkpoint=_heard([]))
     harness.steps(reading, 1)

@@ -67,7 +67,7 @@ def test_latest_is_resolved_before_the_wait_and_once() -> None:
     creations.held_back([NEW_GROUP], (), (), 60.0, map)
     pinned = creations.pinned(NEW_GROUP)
     assert pinned != NEW_GROUP
-    assert "7" in repr(pinned.lease.notes)
+    assert "7" in repr(pinned.lease.annotations)
 
 
 def test_a_shard_whose_tip_does_not_respond_delays_its_own_lease_alone() -> None:

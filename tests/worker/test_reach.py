@@ -5,8 +5,8 @@ from attrs import evolve
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.progress import (
@@ -43,7 +43,7 @@ moment = [0.0]
 def noted(found: ProgressMeter, now: float) -> Progress:
     """Return the annotation that a row gets now."""
     moment[0] = now
-    reach = progress_of(Lease("s-0", notes=found.notes(now)))
+    reach = progress_of(Lease("s-0", annotations=found.annotations(now)))
     assert reach is not None
     return reach
 
@@ -104,7 +104,7 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     first.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
     left = noted(first, 40.0)
     assert (left.behind, left.oldest, left.fault) == (45.0, NOW - 5, "throttled")
-    second = ProgressMeter(Lease("s-0", notes=((NOTE, left.note),)), "b", 0.0)
+    second = ProgressMeter(Lease("s-0", annotations=((NOTE, left.note),)), "b", 0.0)
     second.tell("vm", lambda: NOW + 100.0, 0.0)
     assert second.progress(0.0, NOW + 100.0).behind == 105.0
     second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
@@ -121,7 +121,7 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
 
 def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
     left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    progress_meter = meter(Lease("s-0", notes=((NOTE, left.note),)))
+    progress_meter = meter(Lease("s-0", annotations=((NOTE, left.note),)))
     assert progress_meter.progress(0.0, NOW).behind == 60.0
     progress_meter.read(EMPTY, 1.0)
     progress_meter.done(1.0)
@@ -162,7 +162,7 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
 
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     """A simulated worker does not write real times, and a reader that never could read still writes that."""
-    assert ProgressMeter(Lease("s-0"), "a").notes(1.0) == ()
+    assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
     progress_meter = meter()
     assert (progress_meter.untold(FIRST_SECONDS - 1), progress_meter.untold(FIRST_SECONDS)) == (False, True)
@@ -184,7 +184,7 @@ def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
 def test_moves_are_counted_from_owner_to_owner() -> None:
     """A lease that flaps between two workers does not look stable."""
     first = Progress(NOW, "b", moves=2)
-    row = Lease("s-0", owner="b", idle=1.0, notes=((NOTE, first.note),))
+    row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
         progress_meter = ProgressMeter(row, worker)
         progress_meter.tell("vm", lambda: NOW, 0.0)
@@ -213,12 +213,12 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
 )
 def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
     """A writer with access to the table cannot break the commands that read it."""
-    assert progress_of(Lease("s-0", notes=((NOTE, note),))) is None
+    assert progress_of(Lease("s-0", annotations=((NOTE, note),))) is None
 
 
 def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
+    return Lease("s-0", owner=owner, idle=idle, annotations=((NOTE, reach.note),))
 
 
 TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
@@ -283,7 +283,7 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     ours.run(60)
     holding = ours.worker.holdings[0]
     holding.progress.tell("vm-7", lambda: NOW, clock.now)
-    reading = LeaseReader(ours.worker, holding, Handling(lambda _batch: None))
+    reading = handler_reader(ours.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reading.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None

@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.reader_state import (
     ReaderState,
     RequestFinalCheckpoint,
 )
-from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
+from leasehold.adapters.sources.protocol import REJECTION_RETRIES, Batch, TransientRejection
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
 from leasehold.errors import SourceError
 
@@ -51,10 +51,10 @@ def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: fl
 def test_reading_begins_once_the_parents_are_done_and_asks_less_and_less_often() -> None:
     """The first order opens the shard, and a wait for parents grows to its limit."""
     state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
-    assert state.order(0.0, **HELD) == BeginReading()
+    assert state.order(0.0, TEN, **HELD) == BeginReading()
     assert [state.parents_pending() for _ in range(5)] == [1.0, 2.0, 4.0, PARENT_WAITS[1], PARENT_WAITS[1]]
     state.began()
-    assert state.order(0.0, **HELD) == OpenReader(TRIM_HORIZON)
+    assert state.order(0.0, TEN, **HELD) == OpenReader(TRIM_HORIZON)
 
 
 def test_nothing_is_read_or_delivered_while_the_state_rests_but_the_lease_can_leave_and_checkpoint() -> None:
@@ -62,14 +62,14 @@ def test_nothing_is_read_or_delivered_while_the_state_rests_but_the_lease_can_le
     state = state_of()
     read_to(state, TWENTY)
     assert state.rest(5.0) == 5.0
-    assert state.order(4.9, **HELD) == AwaitEvent()
-    assert state.order(4.9, **{**HELD, "leaving": True}) == ReleaseAt(TEN)
-    assert state.order(4.9, **{**HELD, "lost": True}) == LeaveShard()
-    assert state.order(5.0, **HELD) == DeliverRows()
+    assert state.order(4.9, TEN, **HELD) == AwaitEvent()
+    assert state.order(4.9, TEN, **{**HELD, "leaving": True}) == ReleaseAt(TEN)
+    assert state.order(4.9, TEN, **{**HELD, "lost": True}) == LeaveShard()
+    assert state.order(5.0, TEN, **HELD) == DeliverRows()
     state.cursor.rows_delivered(TWENTY)
     state.cursor.consumer_acknowledged(TWENTY)
     state.rest(9.0)
-    assert state.order(5.0, **HELD) == StoreCheckpoint(TWENTY)
+    assert state.order(5.0, TEN, **HELD) == StoreCheckpoint(TWENTY)
 
 
 def test_a_batch_is_followed_by_its_own_wait() -> None:
@@ -85,7 +85,7 @@ def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
     waits = [state.failed(0.0) for _ in range(10)]
     assert waits == sorted(waits)
     assert (waits[0] < waits[-1], waits[-1]) == (True, FAULT_WAITS[1])
-    assert state.order(9.9, **HELD) == AwaitEvent()
+    assert state.order(9.9, TEN, **HELD) == AwaitEvent()
     state.step_done()
     assert state.failed(0.0) == waits[0]
 
@@ -95,9 +95,9 @@ def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() 
     state, fault = state_of(), TransientRejection("the token is new")
 
     def tries() -> int:
-        return sum(state.rejected(fault, 0.0) is not None for _ in range(REJECTED_TRIES + 2))
+        return sum(state.rejected(fault, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
 
-    assert tries() == REJECTED_TRIES
+    assert tries() == REJECTION_RETRIES
     state.step_done()
     state.answered(Batch((), None, None, 1.0, fault="no response"))
     assert tries() == 0
@@ -124,8 +124,7 @@ def test_a_plain_handler_gets_again_what_it_has_not_finished_with() -> None:
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
-    assert state.consumer_idle(0.0, TEN, lost=False, leaving=False) is None
-    assert state.order(0.0, **HELD) == DeliverRows()
+    assert state.order(0.0, TEN, **HELD) == DeliverRows()
 
 
 def test_a_handler_that_checkpoints_has_finished_with_what_its_checkpoint_says() -> None:
@@ -135,12 +134,12 @@ def test_a_handler_that_checkpoints_has_finished_with_what_its_checkpoint_says()
     state.cursor.rows_delivered(THIRTY)
     assert state.passed(batch, None)
     assert state.cursor.acknowledged == TEN
-    assert state.consumer_idle(0.0, TWENTY, lost=False, leaving=False) is None
+    assert state.order(0.0, TWENTY, **HELD) == StoreCheckpoint(TWENTY)
     assert (state.cursor.acknowledged, state.cursor.delivered) == (TWENTY, THIRTY)
-    assert state.consumer_idle(0.0, TWENTY, lost=False, leaving=True) == RequestFinalCheckpoint(ended=False)
+    assert state.order(0.0, TWENTY, **{**HELD, "leaving": True}) == RequestFinalCheckpoint(ended=False)
     state.final_requested = True
-    assert state.consumer_idle(0.0, TWENTY, lost=False, leaving=True) == ReleaseAt(TWENTY)
-    assert state.consumer_idle(0.0, TWENTY, lost=True, leaving=True) is None
+    assert state.order(0.0, TWENTY, **{**HELD, "leaving": True}) == ReleaseAt(TWENTY)
+    assert state.order(0.0, TWENTY, **{**HELD, "leaving": True, "lost": True}) == LeaveShard()
 
 
 def test_a_handler_that_checkpoints_is_asked_at_the_end_of_its_shard() -> None:
@@ -148,9 +147,9 @@ def test_a_handler_that_checkpoints_is_asked_at_the_end_of_its_shard() -> None:
     state = state_of("checkpoints")
     read_to(state, SHARD_END)
     state.cursor.rows_delivered(SHARD_END)
-    assert state.consumer_idle(0.0, TEN, lost=False, leaving=False) == RequestFinalCheckpoint(ended=True)
+    assert state.order(0.0, TEN, **HELD) == RequestFinalCheckpoint(ended=True)
     state.rest(state.end_missing())
-    assert state.consumer_idle(0.0, TEN, lost=False, leaving=False) is None
+    assert state.order(0.0, TEN, **HELD) == AwaitEvent()
 
 
 def test_failures_are_past_once_everything_that_failed_was_delivered() -> None:
@@ -225,8 +224,7 @@ def test_no_order_skips_a_record_whatever_has_happened(
                 pass
         marks = [mark.order for mark in (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read)]
         assert marks == sorted(marks)
-        state.consumer_idle(now, cursor.committed, lost=facts["lost"], leaving=facts["leaving"])
-        match order := state.order(now, **facts):
+        match order := state.order(now, cursor.committed, **facts):
             case StoreCheckpoint(position) | ReleaseAt(position):
                 assert position.order <= cursor.acknowledged.order
             case OpenReader(position):

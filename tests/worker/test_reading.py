@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from reading_bench import MINIMAL, ReaderHarness, data
 from virtual_fleet import KCL, FaultySource
 
+from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lifecycle import ReadingStart
-from leasehold.adapters.sources.deduplication import SeenRows, Tag, inherited
+from leasehold.adapters.sources.deduplication import SeenRows, Tag, inherited_token
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
-from leasehold.adapters.worker.notes import latest_notes
+from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Outcome
@@ -76,12 +77,12 @@ def test_a_child_waits_for_its_parents() -> None:
 def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
     history = SeenRows()
-    history.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
+    history.add(Tag("q", 1, 0, "0", "e", 9), Position("5"))
     parent = Lease("p", checkpoint=evolve(SHARD_END, token=history.token), hash_range=(0, 9))
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
-    assert start.token == inherited([parent]) != ""  # comparing positions ignores tokens
+    assert start.token == inherited_token([parent]) != ""  # comparing positions ignores tokens
 
 
 def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
@@ -89,7 +90,7 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
-    assert harness.store.row("s-0").note("latest_ms") == str(pinned.sub)
+    assert harness.store.row("s-0").annotation("latest_ms") == str(pinned.sub)
     assert harness.store.row("s-0").checkpoint == LATEST
     harness.shard_log.records += records(3, 2)
     harness.steps(harness.reading(), 2)
@@ -102,8 +103,10 @@ def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) 
     """A partition that already has events is read from the first event after that number."""
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
-    notes = latest_notes(latest) if noted else ()
-    harness = ReaderHarness(ShardRecords(records(5)), lease=Lease("s-0", checkpoint=LATEST, notes=notes), source=source)
+    notes = latest_annotations(latest) if noted else ()
+    harness = ReaderHarness(
+        ShardRecords(records(5)), lease=Lease("s-0", checkpoint=LATEST, annotations=notes), source=source
+    )
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", latest)]
     assert harness.handed == [data(3, 2)]
@@ -118,7 +121,7 @@ def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
     harness.shard_log.records += records(3, 2)
     harness.clock.now = due
     harness.steps(reading, 2)
-    assert harness.store.row("s-0").note("latest_ms") == str(FIRST_MS + 2)
+    assert harness.store.row("s-0").annotation("latest_ms") == str(FIRST_MS + 2)
     assert harness.handed == [data(3, 2)]
 
 
@@ -493,7 +496,8 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     harness.store.down = True
     harness.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
-    reading._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
+    assert isinstance(reading.consumer, HandlerConsumer)
+    reading.consumer._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
     harness.rob()
     harness.until_over(reading)

@@ -12,8 +12,9 @@ from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handler_consumer import MEMORY_SECONDS, HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, MEMORY_SECONDS, LeaseReader
+from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, LeaseReader
 from leasehold.adapters.consumer.lifecycle import end
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
@@ -288,7 +289,8 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
-    monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
+    assert isinstance(reading.consumer, HandlerConsumer)
+    monkeypatch.setattr(reading.consumer._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0

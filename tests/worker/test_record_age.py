@@ -17,6 +17,7 @@ from running import running
 from virtual_fleet import FaultyStore, four_shards
 from waiters import until
 
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling, TooOld
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
@@ -51,7 +52,7 @@ class Aged:
 
     def reading(self, budget: MemoryBudget | None = None, **policy: Any) -> LeaseReader:  # noqa: ANN401  any setting of Handling
         handling = Handling(self.harness.handle, dead_letter=self.take, checkpoint_seconds=0, max_age_seconds=MOST)
-        return LeaseReader(
+        return handler_reader(
             self.harness.worker, self.harness.holding, evolve(handling, **policy), budget, wall=lambda: self.wall
         )
 

@@ -92,11 +92,11 @@ def test_a_worker_started_on_another_streams_table_ends_naming_both_and_leaves_t
     store, clock = FaultyStore(), Clock()
     owner = member(store, Dated("orders"), clock)
     owner.run(30.0)
-    rows = [(lease.key, lease.version, lease.notes) for lease in store.list().leases]
+    rows = [(lease.key, lease.version, lease.annotations) for lease in store.list().leases]
     stranger = member(store, Dated("returns"), clock, me="stranger")
     with pytest.raises(WorkerError, match="the leases are those of 1:orders, and 1:returns is read: give each stream"):
         stranger.worker.turn(clock.now)
-    assert [(lease.key, lease.version, lease.notes) for lease in store.list().leases] == rows
+    assert [(lease.key, lease.version, lease.annotations) for lease in store.list().leases] == rows
     owner.run(30.0)
     assert owner.held == ALL
 
@@ -105,6 +105,6 @@ def test_a_foreign_row_that_turns_up_later_ends_no_worker(caplog: pytest.LogCapt
     """Whoever wrote the row may remove it, and the workers read on."""
     store = FaultyStore()
     driven = at_work(store, Dated("orders"))
-    store.write(CreateLease(Lease("s-9", notes=((INCARNATION, "1:returns:1700000000"),))))
+    store.write(CreateLease(Lease("s-9", annotations=((INCARNATION, "1:returns:1700000000"),))))
     driven.run(120.0)
     assert "the leases are those of 1:returns, and 1:orders is read" in caplog.text

@@ -12,8 +12,8 @@ from virtual_fleet import Driven, FaultyStore, four_shards, member
 from waiters import WAIT, Clock
 
 from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import Renewing
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look

@@ -92,7 +92,7 @@ def test_a_slice_has_a_beginning_and_an_end(since: Position) -> None:
 def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...]) -> None:
     """A slice does not finish the leases of a group that goes on."""
     store = FaultyStore()
-    placed(store, Lease("s-0", notes=note))
+    placed(store, Lease("s-0", annotations=note))
     with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
         CUT.store(store)
 
@@ -214,8 +214,8 @@ def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
     """The leases of two slices can be told apart, and other annotations are kept."""
     store = FaultyStore()
     cut = CUT.store(store)
-    cut.write(CreateLease(Lease("s-0", notes=(("z", "1"), ("a", "2")))))
-    assert store.row("s-0").notes == (("a", "2"), (NOTE, CUT.note), ("z", "1"))
+    cut.write(CreateLease(Lease("s-0", annotations=(("z", "1"), ("a", "2")))))
+    assert store.row("s-0").annotations == (("a", "2"), (NOTE, CUT.note), ("z", "1"))
     assert isinstance(cut.write(ClaimLease(store.row("s-0"), "w-1")), Done)
     assert store.row("s-0").owner == "w-1"
     assert CUT.store(store).list().leases == store.list().leases
@@ -231,7 +231,7 @@ def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
 def test_the_slice_of_the_leases_of_a_table_is_said(notes: tuple[tuple[str, str], ...], says: str) -> None:
     """The user learns whether to finish the other slice or to name another table."""
     store = FaultyStore()
-    placed(store, Lease("s-0", notes=notes))
+    placed(store, Lease("s-0", annotations=notes))
     with pytest.raises(ValueError, match=r"^slice: its table") as refused:
         CUT.store(store)
     assert str(refused.value) == says

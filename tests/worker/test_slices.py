@@ -98,7 +98,7 @@ def test_a_fleet_reads_a_slice_and_ends() -> None:
     assert sum(verdict.records for verdict in verdicts) == len(fleet.handled)
     assert sum(verdict.shards for verdict in verdicts) == 4
     leases = fleet.store.list().leases
-    assert {lease.note(NOTE) for lease in leases} == {CUT.note}
+    assert {lease.annotation(NOTE) for lease in leases} == {CUT.note}
     assert all(lease.ended for lease in leases)
 
 

@@ -9,6 +9,7 @@ from leasehold.adapters.consumer.status import (
     GroupWatch,
     LeaseLag,
     Status,
+    confirmed,
     group_status,
     lag_of,
     status_of,
@@ -37,7 +38,7 @@ LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 def row(reach: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, notes=() if reach is None else ((NOTE, reach.note),))
+    return Lease("s-0", owner=owner, idle=idle, annotations=() if reach is None else ((NOTE, reach.note),))
 
 
 LONE = "a owns it and has not been heard of"
@@ -146,7 +147,7 @@ def test_the_status_of_a_lease_by_one_look(lease: Lease, watched: float, status:
 def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
     """A finished lease whose shard is open is not "finished", and a child of a long shard is not "unread"."""
     says = "its shard is open, and has no children"
-    ended, late = Lease("s-0", checkpoint=SHARD_END, notes=((CONTRADICTION, says),)), row(LATE)
+    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, says),)), row(LATE)
     statuses = statuses_of([ended], {}, NOW, 10.0)
     assert statuses == {"s-0": Status("UNREAD", says)}
     child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
@@ -256,7 +257,7 @@ def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
         None,
         "its handler raised KeyError",
     )
-    second = ProgressMeter(Lease("s-0", notes=((NOTE, progress.note),)), "b", 40.0, 10.0)
+    second = ProgressMeter(Lease("s-0", annotations=((NOTE, progress.note),)), "b", 40.0, 10.0)
     assert second.progress(45.0, NOW + 45).done == NOW
     second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
     second.working(46.0)
@@ -281,7 +282,9 @@ def test_a_reading_that_failed_is_no_reading() -> None:
     assert (progress.behind, progress.end, progress.fault) == (99.0, False, "asked to slow down")
     meter.excused("its parents are not done", 101.0)
     assert (meter.progress(101.0, NOW).fault, meter.progress(101.0, NOW).done) == ("", NOW)
-    assert progress_of(Lease("s-0", notes=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(101.0, NOW)
+    assert progress_of(Lease("s-0", annotations=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(
+        101.0, NOW
+    )
 
 
 def test_a_long_fault_is_cut() -> None:
@@ -311,12 +314,36 @@ def test_the_numbers_are_those_that_are_documented() -> None:
 
 def test_a_lease_that_is_overdue_shows_the_time_since_its_owner_was_heard() -> None:
     """After a kill the lag grows with the clock as soon as a renewal has been missed."""
-    for idle, seconds, end, says in (
-        (5.0, 0.0, True, "read to the tip"),
-        (7.0, 5.0, False, "read to the tip 5 s ago; a should have renewed it since"),
-        (float("inf"), 5.0, False, "read to the tip"),
+    for idle, seconds, end, word, says in (
+        (5.0, 0.0, True, "OK", "read to the tip"),
+        (7.0, 5.0, False, "OK", "read to the tip 5 s ago; a should have renewed it since"),
+        (8.5, 5.0, False, "UNKNOWN", "a owns it and has not renewed it for 8 s; a living owner does within 8 s"),
+        (float("inf"), 5.0, False, "OK", "read to the tip"),
     ):
         lease = row(TIP, idle=idle)
         lag = lag_of(lease, NOW, 50.0)
         assert (lag.seconds, lag.end) == (seconds, end)
-        assert status_of(lease, lag, NOW, 10.0, watched=8.0) == Status("OK", says)
+        assert status_of(lease, lag, NOW, 10.0, watched=7.0) == Status(word, says)
+
+
+@pytest.mark.parametrize(
+    ("at", "owner", "idle", "watched", "expected"),
+    [
+        (NOW - 5, "a", 0.0, 0.0, True),  # a living owner renewed it within that time
+        (NOW - 7, "a", 0.0, 0.0, False),  # its owner may be dead, or only checkpoints have renewed it since
+        (NOW + 60, "a", 0.0, 0.0, False),  # its owner's clock is ahead of ours, so the age is unknown
+        (NOW - 7, "a", 3.0, 0.0, True),  # the store keeps the age of the row
+        (NOW - 7, "a", 0.0, 2.0, True),  # it was renewed while we watched
+        (NOW - 7, "a", 5.0, 5.0, False),
+        (NOW - 7, "a", 8.5, 8.5, True),  # not renewed in time, which the status says
+        (NOW - 5, "b", 0.0, 0.0, False),  # shows nothing of its present owner
+        (NOW - 70, "a", 0.0, 0.0, True),  # an ORPHAN at any look
+    ],
+)
+def test_one_look_shows_a_living_owner_only_if_its_annotation_is_recent(
+    at: float, owner: str, idle: float, watched: float, *, expected: bool
+) -> None:
+    """A lease is not OK at a single look merely because its owner was alive once."""
+    lease = row(evolve(TIP, at=at, done=at), owner, idle)
+    status = status_of(lease, LeaseLag(), NOW, 10.0, watched=watched)
+    assert confirmed(lease, status, NOW, 10.0, watched) == expected

@@ -11,8 +11,8 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.executors import Work
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.status import Status, group_status, lags_of, statuses_of
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
@@ -137,7 +137,7 @@ class Member:
         """Begin to read it, and write annotations."""
         holding.progress.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
-        reading = LeaseReader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
+        reading = handler_reader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
         self.dues[reading.step] = self.world.clock.now
 
     def release(self, holding: Holding) -> None:

@@ -102,6 +102,6 @@ def test_the_table_of_a_fleet_is_refused() -> None:
     post = filled("1")
     own_table(post.store, "slice", "0..9")
     post.replay("r-1")
-    assert {lease.note(NOTE) for lease in post.store.list().leases} == {"letters"}
+    assert {lease.annotation(NOTE) for lease in post.store.list().leases} == {"letters"}
     with pytest.raises(ValueError, match="replay: its table holds leases of another replay"):
         own_table(post.store, "replay", "other letters")

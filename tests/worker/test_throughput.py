@@ -6,8 +6,8 @@ import pytest
 from virtual_fleet import FaultyStore, member, together
 from waiters import Clock
 
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.adapters.worker.progress import Throughput
@@ -43,7 +43,7 @@ def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seco
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     ours.run(1)
-    reading = LeaseReader(
+    reading = handler_reader(
         ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
     )
     due, end = clock.now, clock.now + 2 * MEASURE_SECONDS

@@ -11,7 +11,7 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.reader_state import REJECTED_WAITS
-from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
+from leasehold.adapters.sources.protocol import REJECTION_RETRIES, Batch, TransientRejection
 from leasehold.errors import SourceError
 from leasehold_lab.simulator.world.world import ShardRecords, records
 
@@ -42,7 +42,7 @@ def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], boo
     raise AssertionError(f"not after {harness.clock.now} s: {harness.handed}")
 
 
-@pytest.mark.parametrize("times", range(1, REJECTED_TRIES + 1))
+@pytest.mark.parametrize("times", range(1, REJECTION_RETRIES + 1))
 def test_a_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
     """One redirect of a proxy does not leave the shard unread for a minute on each worker that meets it."""
     harness, rejected = _rejecting(times)
@@ -62,14 +62,14 @@ def test_a_first_rejection_costs_less_than_two_seconds() -> None:
     assert harness.clock.now - rejected[0] <= 3 * REJECTED_WAITS[0]
 
 
-@pytest.mark.parametrize(("error", "tries"), [(TransientRejection, 1 + REJECTED_TRIES), (SourceError, 1)])
+@pytest.mark.parametrize(("error", "tries"), [(TransientRejection, 1 + REJECTION_RETRIES), (SourceError, 1)])
 def test_a_rejection_that_lasts_releases_the_lease(error: type[SourceError], tries: int) -> None:
     """Another worker may have the permission that this one lacks."""
     harness, rejected = _rejecting(math.inf, error)
     harness.until_over(harness.reading())
     assert len(rejected) == tries
     assert harness.store.row("s-0").owner is None
-    assert harness.clock.now - rejected[0] <= REJECTED_TRIES * REJECTED_WAITS[1]
+    assert harness.clock.now - rejected[0] <= REJECTION_RETRIES * REJECTED_WAITS[1]
 
 
 def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
@@ -80,7 +80,7 @@ def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
     while not harness.holding.releasing:
         reading.step(harness.clock.now)  # woken before its time
         harness.steps(reading, 1)
-    assert len(rejected) == 1 + REJECTED_TRIES
+    assert len(rejected) == 1 + REJECTION_RETRIES
 
 
 def test_rejections_with_responses_in_between_release_nothing() -> None:
@@ -107,7 +107,7 @@ def test_a_lease_that_is_to_go_is_released_during_the_wait() -> None:
     assert (harness.store.row("s-0").owner, len(rejected)) == (None, 1)
 
 
-@pytest.mark.parametrize("times", [1, REJECTED_TRIES])
+@pytest.mark.parametrize("times", [1, REJECTION_RETRIES])
 def test_a_rejection_of_the_first_listing_that_passes_does_not_end_a_worker(times: int) -> None:
     """New credentials take a moment to be known everywhere."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * times)
@@ -121,4 +121,4 @@ def test_a_rejection_of_the_first_listing_that_lasts_ends_a_worker() -> None:
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * 9)
     with pytest.raises(TransientRejection, match="UnrecognizedClientException"):
         member(FaultyStore(), source, Clock()).run(60.0)
-    assert len(source.faults) == 9 - 1 - REJECTED_TRIES
+    assert len(source.faults) == 9 - 1 - REJECTION_RETRIES

@@ -5,7 +5,7 @@ from virtual_fleet import FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.balancer.model import Lease
-from leasehold.errors import NotWritten, OutcomeUnknown
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CreateLease, Write
 from leasehold_lab.simulator.world.world import ListSource
@@ -39,7 +39,7 @@ def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
 class FullStore(FaultyStore):
     """A store that can be read, and whose writes raise `full` if it is set."""
 
-    full: type[OutcomeUnknown] | None = None
+    full: type[StoreError] | None = None
 
     def write(self, write: Write) -> Outcome:
         if self.full is not None:
@@ -47,8 +47,8 @@ class FullStore(FaultyStore):
         return super().write(write)
 
 
-@pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (OutcomeUnknown, 0)])
-def test_a_worker_takes_its_leases_again_soon_after_its_store_can_write(fault: type[OutcomeUnknown], held: int) -> None:
+@pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (StoreError, 4), (OutcomeUnknown, 0)])
+def test_a_worker_takes_its_leases_again_soon_after_its_store_can_write(fault: type[StoreError], held: int) -> None:
     """A take that may still be applied is followed by a rest; one that was not written is not."""
     clock, store = Clock(), FullStore()
     for shard in four_shards():

@@ -7,8 +7,8 @@ from attrs import evolve
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
 from waiters import Clock
 
+from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION
 from leasehold.adapters.worker.holdings import Cooldown
-from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
@@ -249,7 +249,7 @@ def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
     assert store.list().leases == ()
     one.run(RETRY_SECONDS)
     (row,) = store.list().leases
-    noted = tuple(note for note in row.notes if note[0] in {LATEST_MS, LATEST_POSITION})
+    noted = tuple(note for note in row.annotations if note[0] in {LATEST_MS, LATEST_POSITION})
     assert (row.checkpoint, noted) == (LATEST, begins)
 
 
@@ -353,7 +353,7 @@ def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
     again = member(store, ListSource(four_shards()), clock, process="p-2")
     again.step()
     assert again.held == ALL
-    assert {lease.note("process") for lease in store.list().leases} == {"p-2/a-1"}
+    assert {lease.annotation("process") for lease in store.list().leases} == {"p-2/a-1"}
 
 
 def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
@@ -412,7 +412,7 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
     """Under LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
     clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
     reach = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
-    gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", notes=((NOTE, reach),))
+    gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", annotations=((NOTE, reach),))
     store.write(CreateLease(gone))
     source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=keys)], missing={"s-1"})
     config = evolve(KCL, initial_position=LATEST)
@@ -519,7 +519,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     one.worker.holdings[0].release()
     one.run(30)
     assert one.held == ALL[1:]
-    store.rewrite("s-0", lambda lease: evolve(lease, notes=((INCARNATION, "listed:2"),)))
+    store.rewrite("s-0", lambda lease: evolve(lease, annotations=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
     assert one.worker._cooldown.without(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 

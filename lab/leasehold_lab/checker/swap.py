@@ -14,7 +14,7 @@ from attrs import define
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Capabilities, Listing, Outcome
-from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
+from leasehold.stores.swap import CONTROL, DIRECTION, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
     READS,
@@ -30,7 +30,7 @@ from leasehold_lab.checker.sessions import (
 )
 
 
-def still() -> float:
+def no_time() -> float:
     """Return 0: no time passes, so the control row is read at every call."""
     return 0.0
 
@@ -64,7 +64,7 @@ class CheckedTable:
 def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
     """Return the store to test, over two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
-    store: Any = SwapStore(tables, "to", clock=still, look_seconds=0.0)
+    store: Any = SwapStore(tables, "to", clock=no_time, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
     return store
 
@@ -74,7 +74,6 @@ class SwappingWorker(CheckedWorker):
     """A worker that may also direct the leases to one table or the other, as the command does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """Yield the actions that the worker may take next, each with its argument."""
         yield from super().options(tick)
         if self.moves > 0:
             yield "send", "to"
@@ -84,7 +83,6 @@ class SwappingWorker(CheckedWorker):
                     yield "carry", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
-        """Take an action, and return the events to judge."""
         if verb not in {"send", "carry"}:
             try:
                 return super().act(verb, key, tick, now)
@@ -96,10 +94,10 @@ class SwappingWorker(CheckedWorker):
             if verb == "send":
                 table = store._tables[TO]  # noqa: SLF001  the command has its own
                 (control,) = table.get([CONTROL])
-                table.write(AnnotateLease(control, WISH, key))
+                table.write(AnnotateLease(control, DIRECTION, key))
             else:
                 seen = self.seen.pop(key)[0]
-                store.carry(seen, 1 - parted(seen)[0])
+                store.move_unowned(seen, 1 - split_version(seen)[0])
         except OutcomeUnknown:
             pass
         return []
@@ -132,19 +130,19 @@ class SwapModel(SessionModel):
             return f"sticks: {fault}"
 
 
-_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, notes=((WISH, "to"),))
+_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
 
 
 def swap_model(
     moves: tuple[int, ...],
-    begins: Any,  # noqa: ANN401  as in the model
+    initial_actions: Any,  # noqa: ANN401  as in the model
     *verbs: str,
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
     """Return the setting with these moves, in which the leases are bound for TO."""
     rows = ((f"to/{CONTROL}", _CONTROL),)
-    return SwapModel(moves, leases, faults or {}, frozenset(verbs), begins, rows=rows)
+    return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
 def swap_settings() -> dict[str, SwapModel]:

@@ -64,7 +64,7 @@ def command(  # noqa: PLR0917  one for each option
     with ending("what-if", StoreError):
         config = fleet_config(options)
         with closing(opened(store, options["to"])) as table_store:
-            dated = not table_store.capabilities.free_notes
+            dated = not table_store.capabilities.free_annotations
             table = table_of(table_store, config, span)
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
         coming = names_of(add or (), present)

@@ -13,7 +13,7 @@ FULL = Lease(
     checkpoint=Position("41", 3),
     hash_range=(0, 2**127 - 1),
     weight=12_800,
-    notes=(("a", "1"), ("b", "two words")),
+    annotations=(("a", "1"), ("b", "two words")),
 )
 
 

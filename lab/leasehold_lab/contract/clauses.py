@@ -84,8 +84,8 @@ class Ownership:
         """A claim changes the owner, and keeps the checkpoint, the lineage and the annotations."""
         free = done(store.write(CreateLease(FULL)))
         row = done(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
-        notes = (("a", "1"), ("b", "new"), ("c", "3"))
-        assert facts(row) == facts(evolve(FULL, owner="ann", yields=True, notes=notes))
+        annotations = (("a", "1"), ("b", "new"), ("c", "3"))
+        assert facts(row) == facts(evolve(FULL, owner="ann", yields=True, annotations=annotations))
         assert stored(store) == row
 
     def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
@@ -145,7 +145,7 @@ class Ownership:
         """A renewal makes a new version, which shows that the owner is alive, and may also write annotations."""
         seen = owned(store)
         now = done(store.write(RenewLease(seen, (("n", "7"),))))
-        assert facts(now) == facts(evolve(seen, notes=(("n", "7"),)))
+        assert facts(now) == facts(evolve(seen, annotations=(("n", "7"),)))
         assert now.version != seen.version
         assert stored(store) == now
 
@@ -317,9 +317,9 @@ class Checkpoints:
         """If the store can do it, an annotation leaves the version alone, so the owner's next renewal succeeds."""
         seen = done(store.write(RenewLease(owned(store), (("a", "1"),))))
         now = done(store.write(AnnotateLease(seen, "b", "2")))
-        assert facts(now) == facts(evolve(seen, notes=(("a", "1"), ("b", "2"))))
+        assert facts(now) == facts(evolve(seen, annotations=(("a", "1"), ("b", "2"))))
         assert stored(store) == now
-        if store.capabilities.free_notes:
+        if store.capabilities.free_annotations:
             assert now.version == seen.version
 
     def test_a_note_is_refused_once_the_owner_changed(self, store: Store) -> None:
@@ -332,7 +332,7 @@ class Checkpoints:
     def test_a_free_lease_can_be_noted(self, store: Store) -> None:
         """A lease without an owner can be annotated."""
         seen = done(store.write(ReleaseLease(owned(store), "ann")))
-        assert done(store.write(AnnotateLease(seen, "a", "1"))).note("a") == "1"
+        assert done(store.write(AnnotateLease(seen, "a", "1"))).annotation("a") == "1"
 
     def test_the_owners_measure_travels_with_its_signs_of_life(self, store: Store) -> None:
         """The throughput measured by the owner is stored with its renewals and checkpoints."""
@@ -352,7 +352,7 @@ class Checkpoints:
         row = done(store.write(StealLease(row, "cat")))
         row = done(store.write(ClaimLease(row, "dan")))
         row = done(store.write(CheckpointLease(row, SHARD_END)))
-        assert row.notes == (("a", "1"),)
+        assert row.annotations == (("a", "1"),)
 
 
 class Handoff:
@@ -483,8 +483,8 @@ class Resets:
         """A reset keeps the other fields, such as the parents, and may also write annotations."""
         seen = done(store.write(CreateLease(FULL)))
         now = done(store.write(ResetLease(seen, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
-        notes = (("a", "1"), ("b", "new"), ("c", "3"))
-        assert facts(now) == facts(evolve(FULL, checkpoint=TRIM_HORIZON, notes=notes))
+        annotations = (("a", "1"), ("b", "new"), ("c", "3"))
+        assert facts(now) == facts(evolve(FULL, checkpoint=TRIM_HORIZON, annotations=annotations))
         assert stored(store) == now
 
     def test_a_reset_wants_a_lease_that_nobody_owns(self, store: Store) -> None:
@@ -571,7 +571,7 @@ class Races:
         """One of many creations of a lease is applied."""
         for number in range(ROUNDS):
             key = f"shard-{number}"
-            won = winners(store, [CreateLease(Lease(key, notes=(("by", me),))) for me in WORKERS])
+            won = winners(store, [CreateLease(Lease(key, annotations=(("by", me),))) for me in WORKERS])
             assert won == [stored(store, key)]
 
     def test_one_of_many_claims(self, store: Store) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import NOTHING, Factory, evolve, fields, frozen, has
 from hypothesis import strategies as st
 
-from leasehold.balancer.bulletin import note_of_call
+from leasehold.balancer.bulletin import call_annotation
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -178,7 +178,7 @@ def calls() -> st.SearchStrategy[str]:
 
     def text(keys: list[str], to_all: bool) -> str:
         names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
-        return note_of_call(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
+        return call_annotation(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
 
     return st.builds(text, called_keys, st.booleans())
 
@@ -310,7 +310,7 @@ def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = N
             f"s-{place:02}",
             owner=None if draw(st.floats(0, 1)) < free else owner,
             weight=draw(weight) if place else draw(st.none() | weight),
-            notes=(("process", f"p/{owner}"),),
+            annotations=(("process", f"p/{owner}"),),
             yields=draw(st.booleans()),
         )
         for place, owner in enumerate(owners)

@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 
 from leasehold.adapters.consumer.handling import Handler
 from leasehold.adapters.consumer.runner import DRAIN_SECONDS
-from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.fields import KB
@@ -80,7 +80,7 @@ class Member:
     present: bool = False
     deaf: tuple[Nap, ...] = ()
     deaf_to: frozenset[str] = frozenset()
-    gives_up_seconds: float = POLL_SECONDS[0]
+    gives_up_seconds: float = POLL_TIMEOUTS[0]
 
     def alive(self, t: float) -> bool:
         """Whether it is running at `t`."""
@@ -116,7 +116,7 @@ class Network:
     outages: tuple[Nap, ...] = ()
     reading: tuple[float, float] = (0.0, 0.0)
     slow: tuple[Nap, ...] = ()
-    patience: tuple[float, ...] = POLL_SECONDS
+    patience: tuple[float, ...] = POLL_TIMEOUTS
 
 
 @frozen
@@ -296,7 +296,7 @@ def scale_out(
 def shrink(
     leases: int,
     workers: tuple[str, ...],
-    going: int,
+    ending_workers: int,
     config: Config,
     *,
     seed: int,
@@ -306,9 +306,9 @@ def shrink(
     """Return a balanced fleet, a part of which ends at one moment."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
-    gone = frozenset(draw.sample(workers, going))
+    ending_names = frozenset(draw.sample(workers, ending_workers))
     members = tuple(
-        evolve(member, ends=since, ending=ending) if member.worker in gone else member
+        evolve(member, ends=since, ending=ending) if member.worker in ending_names else member
         for member in _present(workers, config, draw)
     )
     return _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
@@ -330,7 +330,7 @@ def rolling(
         start="spread",
         cycles=cycles + gap * len(workers) / config.cycle_seconds,
     )
-    ends = [fleet.since + gap * place for place in range(len(workers) + 1)]
+    ends = [fleet.since + gap * index for index in range(len(workers) + 1)]
     old = (evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, ends, strict=False))
     new = (
         Member(f"{worker}x", config, starts=end - READY_SECONDS) for worker, end in zip(workers, ends[1:], strict=True)

@@ -25,7 +25,7 @@ from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved
+from leasehold.adapters.report.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS, patience
@@ -61,6 +61,9 @@ work counts as unread); of a lease that nobody reads, that and the time since. `
 lease passed between workers, as far as ours saw. Rows of the Java KCL and blobs of the Azure SDKs tell none of it:
 `--source URL` then asks the stream, once for each such lease (Kinesis: one read of the five a second that a shard
 allows; Event Hubs: events, as a count). `target` is how many leases a worker or a group should hold.
+
+If a row was last annotated longer ago than its owner renews it, the owner may be dead. The table is then read again,
+every second, until the row has changed or a renewal is overdue (8 s with leases of 10 s).
 
 `idle` is for how long a lease has stood still. A single look knows that only where the store keeps each row's
 age; with `--watch` it is also counted from the first look on, until Ctrl-C.
@@ -140,7 +143,9 @@ def command(  # noqa: PLR0917  one for each option
         lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
         table = stack.enter_context(closing(opened(store, options["to"])))
         with suppress(KeyboardInterrupt):  # the way to end a watch
-            looks = readings(table, every, source=lag_source)
+            looks = readings(table, every if watch else LOOK_SECONDS, source=lag_source)
+            if check or not watch:
+                looks = settled(looks)
             if check:
                 status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
@@ -154,6 +159,11 @@ def command(  # noqa: PLR0917  one for each option
                         raise typer.Exit(ended.status) from None
             else:
                 _show(looks, by, watch=watch, as_json=as_json, wide=wide)
+
+
+def settled(looks: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
+    """Yield the readings that show whether the owners of all leases that are OK are alive."""
+    return (shown for shown in looks if shown.confirmed or shown.trouble)
 
 
 def known(

@@ -328,11 +328,11 @@ def _lease(table: WatchedTable, view: LiveView) -> Group:
         "owner": lease.owner or "nobody",
         "checkpoint": shown_checkpoint(lease.checkpoint, full=True),
     }
-    notes = values.pop("notes", {})
+    annotations = values.pop("notes", {})
     if (status := table.statuses.get(lease.key)) is not None:
         values["status"] = f"{status.word}: {status.says}"
     values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
-    values |= {f"note {name}": value for name, value in notes.items()}
+    values |= {f"note {name}": value for name, value in annotations.items()}
     texts = {
         name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()

@@ -102,16 +102,26 @@ def _loaded(name: str) -> typer.Typer:
     return plugins("commands")[name].load()  # type: ignore[no-any-return]  # as its group promises
 
 
+def _line() -> None:
+    """Stand for a command in the help."""
+
+
 def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
     """Import a command. If libraries are missing and only its help is requested, import it without them."""
     try:
         loaded_app = _loaded(name)
     except ModuleNotFoundError as error:
-        if not help_asked or error.name == "leasehold_lab":
+        if not help_asked:
             raise
         missing = error
-        with placeholders(EXTRAS):
-            loaded_app = _loaded(name)
+        if error.name == "leasehold_lab":
+            loaded_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            loaded_app.command(
+                help=f"{LABORATORY[name]} Its options are shown once it is installed: pip install 'leasehold[dev]'"
+            )(_line)
+        else:
+            with placeholders(EXTRAS):
+                loaded_app = _loaded(name)
 
         def command(*_values: object, **_named: object) -> None:
             """Fail as a call without the help option would: the arguments only looked like a request for help."""
@@ -143,10 +153,6 @@ def leasehold(
     """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
     # azure-identity logs a page for each token that it cannot get. The command prints one line instead.
     logging.getLogger("azure.identity").setLevel(logging.CRITICAL)
-
-
-def _line() -> None:
-    """Stand for a command in the help."""
 
 
 _HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}

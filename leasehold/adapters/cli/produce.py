@@ -19,7 +19,7 @@ from leasehold.adapters.inputs import dashed
 from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
 from leasehold.stores.fields import decimal, encodable
 from leasehold.stores.printable import printable, text_of
@@ -119,7 +119,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # Show a line counter if standard error is a terminal.
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    under_way = deque[tuple[int, Writing]]()
+    under_way = deque[tuple[int, RecordFuture]]()
     with _EndRequest() as end_request, producer, progress:
         task = progress.add_task("", total=None)
         for number, line in enumerate(end_request.lines(lines), 1):
@@ -140,7 +140,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     return producer.metrics
 
 
-def _tell(number: int, writing: Writing) -> None:
+def _tell(number: int, writing: RecordFuture) -> None:
     """Report a line that failed by itself. All other failures are reported at the end of the command."""
     try:
         writing.result(0)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from leasehold.adapters.consumer.handling import DeadLetter, Delivery, Handling, NotAwaited, Unhandled
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position

@@ -307,6 +307,100 @@ Happening = Literal["initialize", "lease-lost", "shard-ended", "stopped"]
 Observer = Callable[[Happening, Holding], None]
 """Called when reading of a shard begins, and with the reason when it stops."""
 
+
+@frozen
+class Assignment:
+    """A shard that a `ShardConsumer` is opened for.
+
+    Attributes:
+        lease: The key of the lease.
+        shard: The source's own id of the shard.
+        stream: The stream's name.
+        epoch: The fencing number, as in `Delivery`.
+        wake: Call this, from any thread, after an acknowledgement or once there is room again. The worker then looks at
+            the consumer immediately instead of within a quarter of a second.
+    """
+
+    lease: str
+    shard: str
+    stream: str
+    epoch: int | None
+    wake: Callable[[], None] = field(eq=False, repr=False)
+
+
+class ShardConsumer(Protocol):
+    """Takes the records of one shard, and acknowledges them whenever it has finished with them.
+
+    For consumers that put records into a queue, a pipeline or a buffer, and know only later that they are done. The
+    worker calls these methods one at a time, in threads of its own, so they must return soon and not wait. Only
+    acknowledged records are checkpointed. Whatever is not acknowledged when a worker ends is delivered again.
+
+    Examples:
+        >>> from queue import Full, Queue
+        >>> import leasehold
+        >>> from leasehold.adapters import Handling
+        >>> jobs = Queue(maxsize=10)
+        >>> class QueueConsumer:
+        ...     def __init__(self, assignment):
+        ...         self.wake, self.done, self.taken, self.gone = assignment.wake, None, None, False
+        ...
+        ...     def offer(self, batch):
+        ...         try:
+        ...             jobs.put_nowait((self, batch))
+        ...         except Full:
+        ...             return False
+        ...         self.taken = batch.read_to
+        ...         return True
+        ...
+        ...     def acknowledged(self):
+        ...         return self.done
+        ...
+        ...     def withdraw(self):
+        ...         return self.done == self.taken
+        ...
+        ...     def close(self, happening):
+        ...         self.gone = True
+        >>> def work(total):
+        ...     while total > 0:
+        ...         consumer, batch = jobs.get()
+        ...         if not consumer.gone:
+        ...             total -= len(batch.records)
+        ...             consumer.done = batch.read_to
+        ...             consumer.wake()
+        >>> with leasehold.worker(
+        ...     orders, Handling.of_consumer(QueueConsumer), leases="memory://queue", initial_position="TRIM_HORIZON"
+        ... ) as worker:
+        ...     work(2)
+    """
+
+    def offer(self, batch: Delivery) -> bool:
+        """Take this batch; return False if there is no room for it now, so that it is offered again later.
+
+        If this raises, the batch is offered again after a wait, `attempts` times in total. Then the shard is left to
+        other workers.
+        """
+
+    def acknowledged(self) -> Position | None:
+        """Return the position up to which all records are done, or None if none are.
+
+        It is the `position` of a record, or the `read_to` of a batch. If this raises, the shard is left to other
+        workers.
+        """
+
+    def withdraw(self) -> bool:
+        """Finish or drop what was taken, because the lease is to go; return whether that is done.
+
+        Called again until it returns True. Then the lease goes, with the acknowledged position. If it stays here after
+        all, `offer` gets the records again that were not acknowledged.
+        """
+
+    def close(self, happening: Happening) -> None:
+        """Forget the shard, for this reason. What is acknowledged from now on has no effect."""
+
+
+OpenConsumer = Callable[[Assignment], ShardConsumer]
+"""Makes the consumer of a shard, once reading begins."""
+
 Measure = Callable[[Holding, Batch], None]
 """Called with each batch that was read, before its records are dispatched."""
 
@@ -348,6 +442,7 @@ class Handling:
         final_checkpoint: Called before a lease goes and at the end of a shard, if the handler checkpoints by itself. A
             batch is then not done when the handler returns, and after a fault reading starts again at the checkpoint.
             It cannot be combined with `dead_letter` or `max_records`.
+        consumer: Makes the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:
         >>> from leasehold.adapters import Handling
@@ -375,6 +470,28 @@ class Handling:
     final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
         default=None, validator=optional(takes("final_checkpoint"))
     )
+    consumer: OpenConsumer | None = field(default=None, validator=optional(takes("assignment")))
+
+    @classmethod
+    def of_consumer(
+        cls,
+        consumer: OpenConsumer,
+        *,
+        attempts: int = 5,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        observer: Observer = lambda _happening, _holding: None,
+    ) -> "Handling":
+        """Have a `ShardConsumer` for each shard take the records and acknowledge them later, in place of a handler.
+
+        Args:
+            consumer: Makes the consumer of a shard, for example its class.
+            attempts: How many times to offer a batch if `offer` raises.
+            checkpoint_seconds: The least time between two checkpoints of a shard.
+            observer: Called when reading of a shard begins and stops.
+        """
+        return cls(
+            _not_called, attempts=attempts, checkpoint_seconds=checkpoint_seconds, observer=observer, consumer=consumer
+        )
 
     def __attrs_post_init__(self) -> None:
         if self.final_checkpoint is not None and self.dead_letter is not None:
@@ -385,6 +502,14 @@ class Handling:
         if self.final_checkpoint is not None and self.max_records is not None:
             # The next part would be dispatched although the handler has not checkpointed the previous one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
+        if self.consumer is not None:
+            for name in ("dead_letter", "final_checkpoint", "max_records"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: it goes with a handler, and a consumer takes its place")
+
+
+def _not_called(_batch: Delivery) -> None:
+    raise AssertionError("a consumer takes the place of the handler")
 
 
 def traced(worker: Worker, handling: Handling) -> Handling:

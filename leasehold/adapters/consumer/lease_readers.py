@@ -14,8 +14,10 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from leasehold.adapters.consumer.acknowledging import acknowledging_reader
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.executors import HandlerExecutor, ThreadExecutor
+from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
@@ -96,17 +98,31 @@ class LeaseReaders:
             if not self.taking:
                 # A lease reader is still created, which releases the lease.
                 holding.ask_release()
-            if self._wall is not None and self._worker.store.capabilities.free_notes:
+            if self._wall is not None and self._worker.store.capabilities.free_annotations:
                 # If annotations are not free, each would cost a write and look like a renewal to other workers (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open is not None:
                 step = self._open(self._worker, holding, self._handling)
             else:
-                step = LeaseReader(self._worker, holding, self._handling, self.memory, self.dispatcher).step
+                step = self._reader(holding).step
                 holding.progress.awaited(self._scheduler.clock())
             self.schedule.add(holding.key, step, partial(self._instead, holding))
         except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
             self._failed(fault)
+
+    def _reader(self, holding: Holding) -> LeaseReader:
+        handling, memory, dispatcher = self._handling, self.memory, self.dispatcher
+        if (open_consumer := handling.consumer) is None:
+            return handler_reader(self._worker, holding, handling, memory, dispatcher)
+        return acknowledging_reader(
+            self._worker,
+            holding,
+            handling,
+            open_consumer,
+            memory=memory,
+            dispatcher=dispatcher,
+            wake=self.schedule.wake,
+        )
 
     def release(self, holding: Holding) -> None:
         """Wake the lease reader, because its lease is to be released or is lost."""

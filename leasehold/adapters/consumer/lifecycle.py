@@ -12,10 +12,10 @@ from typing import Protocol
 
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import inherited
+from leasehold.adapters.sources.deduplication import inherited_token
 from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import latest_notes, noted_latest
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import children_to_create
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard
@@ -66,9 +66,9 @@ class ReadingStart:
         """
         holding, lease = self._holding, self._holding.lease
         if lease.checkpoint == TRIM_HORIZON and parents:
-            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or inherited([*parents.values()]))
+            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or inherited_token([*parents.values()]))
         if lease.checkpoint == LATEST:
-            if (position := noted_latest(lease)) is not None:
+            if (position := pinned_latest(lease)) is not None:
                 return position
             # Resolve it only once: a write of it without a response may have been applied, and another reader may start
             # there.
@@ -76,7 +76,7 @@ class ReadingStart:
             if latest.numbered:
                 stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
             else:
-                stored = all(holding.annotate(name, value) for name, value in latest_notes(latest))
+                stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
             return latest if stored else None
         if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
             # KCL keeps the time of AT_TIMESTAMP in its settings, not on the row.

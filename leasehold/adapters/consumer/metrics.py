@@ -157,7 +157,7 @@ class WorkerMetrics:
         self._window = self._window.after(self._worker.clock(), rows, lags)
         statuses = statuses_of(rows, lags, now, lease_seconds, self._window)
         # If annotations are not free, each worker knows only about its own leases, so leave out what is unknown.
-        reported = self._worker.store.capabilities.free_notes
+        reported = self._worker.store.capabilities.free_annotations
         return {key: status for key, status in statuses.items() if reported or key in held or status.word != "UNKNOWN"}
 
     def _rows(self) -> list[Lease]:
@@ -168,7 +168,7 @@ class WorkerMetrics:
                 holding.lease.watched(
                     max(0.0, now - holding.confirmed), holding.lease.held, holding.lease.next_owner_idle
                 ),
-                notes=((NOTE, holding.progress.progress(now, wall).note),),
+                annotations=((NOTE, holding.progress.progress(now, wall).note),),
             )
             for holding in self._worker.holdings
         }

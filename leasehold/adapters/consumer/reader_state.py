@@ -1,7 +1,7 @@
 """Decides what the reader of one held lease does next, without I/O, a clock or a thread: events in, orders out.
 
-`ReaderState` is what decides about the reading of one lease, from the wait for its parents to its release. A driver
-(`LeaseReader` for handlers, `ShardPrefetcher` for Spark) does what it orders and reports what happened. Its core
+`ReaderState` decides about the reading of one lease, from the wait for its parents to its release. The `LeaseReader`
+carries out what it orders, and reports what happened. Its core
 is the `Cursor` with the four marks, `committed <= acknowledged <= delivered <= read`, and the cursor's table of orders
 decides once reading has begun. `ReaderState` adds what depends on time, on faults and on the kind of consumer:
 
@@ -40,7 +40,7 @@ from typing import Literal
 from attrs import frozen
 
 from leasehold.adapters.consumer.cursor import Cursor, CursorOrder, OpenReader, ReadBatch, ReleaseAt
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Rejections
 from leasehold.balancer.model import Position
 from leasehold.errors import SourceError
@@ -108,33 +108,10 @@ class ReaderState:
 
     # Orders
 
-    def consumer_idle(
-        self, now: float, checkpoint: Position, *, lost: bool, leaving: bool
-    ) -> RequestFinalCheckpoint | ReleaseAt | None:
-        """Settle the marks while the consumer works on nothing; return what must come before any other order.
-
-        Args:
-            now: The time by the worker's clock.
-            checkpoint: The lease's checkpoint.
-            lost: Whether the lease is lost.
-            leaving: Whether the lease is to be released.
-        """
-        cursor = self.cursor
-        if self.kind == "returns":
-            # Records that were delivered but not acknowledged are delivered again.
-            cursor.consumer_gone()
-        elif self.kind == "checkpoints" and self.begun and not lost:
-            self.checkpointed(checkpoint)
-            if leaving or (cursor.delivered.ended and now >= self.rests_until):
-                if not self.final_requested:
-                    return RequestFinalCheckpoint(ended=not leaving)
-                self.final_requested = leaving  # ask again only if the next owner withdraws its request
-                return ReleaseAt(cursor.storable)
-        return None
-
     def order(
         self,
         now: float,
+        checkpoint: Position,
         *,
         lost: bool,
         leaving: bool,
@@ -143,10 +120,11 @@ class ReaderState:
         room: bool = True,
         working: bool = False,
     ) -> ReaderOrder:
-        """Return what to do next.
+        """Return what to do next, while the consumer waits for an order.
 
         Args:
             now: The time by the worker's clock.
+            checkpoint: The lease's checkpoint.
             lost: Whether the lease is lost.
             leaving: Whether the lease is to be released.
             expired: Whether the lease has expired by our own clock.
@@ -154,14 +132,26 @@ class ReaderState:
             room: Whether more may be read.
             working: If the consumer commits: whether its next commit is waited for before the lease goes.
         """
-        if self.kind == "commits" and leaving and not lost:
+        cursor = self.cursor
+        if self.kind == "returns":
+            # Records that were delivered but not acknowledged are delivered again.
+            cursor.consumer_gone()
+        elif self.kind == "checkpoints":
+            if self.begun and not lost:
+                self.checkpointed(checkpoint)
+                if leaving or (cursor.delivered.ended and now >= self.rests_until):
+                    if not self.final_requested:
+                        return RequestFinalCheckpoint(ended=not leaving)
+                    self.final_requested = leaving  # ask again only if the next owner withdraws its request
+                    return ReleaseAt(cursor.storable)
+        elif leaving and not lost:
             # The end of the shard, once committed, is written by this owner. Rows that no commit is awaited of are left
             # to the next owner, although they are delivered.
-            if not (working or self.cursor.acknowledged.ended):
-                return ReleaseAt(self.cursor.storable)
+            if not (working or cursor.acknowledged.ended):
+                return ReleaseAt(cursor.storable)
             leaving = False
         rested = now >= self.rests_until
-        order = self.cursor.order(
+        order = cursor.order(
             lost=lost,
             leaving=leaving,
             expired=expired,
@@ -209,7 +199,7 @@ class ReaderState:
     def rejected(self, fault: SourceError, now: float) -> float | None:
         """Note that the source rejected a request; return when to try again, or None if that will not help."""
         # Only reading pauses: the lease can still be released in the meantime.
-        return self.rest(now + self._rejected.next()) if self._rejections.may_pass(fault) else None
+        return self.rest(now + self._rejected.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:
         """Note that a step had no fault."""

@@ -113,8 +113,8 @@ def own_table(store: Store, kind: str, note: str) -> "SliceStore":
         raise StoreError(f"{kind}: row {listing.malformed[0].key} of its table cannot be read")
     for lease in listing.leases:
         # Otherwise a second slice would take the first one's finished leases for its own, and read nothing.
-        if lease.note(NOTE) != note:
-            other = f"of another {kind}" if lease.note(NOTE) else "of another group"
+        if lease.annotation(NOTE) != note:
+            other = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
             raise ValueError(f"{kind}: its table holds leases {other} ({lease.key}); give it a table of its own")
     return SliceStore(store, note)
 
@@ -130,8 +130,8 @@ class SliceStore(PassingStore):
         """Apply the write or reject it."""
         if isinstance(write, CreateLease):
             # Must be part of the creation, otherwise the next worker could take the row for another group's.
-            notes = {**dict(write.lease.notes), NOTE: self._note}
-            write = evolve(write, lease=evolve(write.lease, notes=tuple(sorted(notes.items()))))
+            annotations = {**dict(write.lease.annotations), NOTE: self._note}
+            write = evolve(write, lease=evolve(write.lease, annotations=tuple(sorted(annotations.items()))))
         return super().write(write)
 
 

@@ -20,6 +20,8 @@ from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.progress import (
+    LATE,
+    RENEWED,
     STEP_SECONDS,
     STEPS,
     Progress,
@@ -32,6 +34,9 @@ from leasehold.balancer.contradictions import reported_on
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
+
+CONFIRM_SECONDS = 10.0
+"""How long to watch for a renewal, at most, before a lease counts as not renewed."""
 
 
 @frozen
@@ -337,6 +342,14 @@ def status_of(
     if status.word == "UNREAD" and own and alone > told_within(progress.lease or lease_seconds):
         # Its annotation is overdue, too, so the owner is gone rather than idle.
         return _lone(lease, progress, alone, 0.0, watched)
+    late = LATE * (progress.lease or lease_seconds)
+    unrenewed = late <= lease.idle < math.inf or (alone >= late and watched >= min(late, CONFIRM_SECONDS))
+    if status.ok and lease.owner is not None and unrenewed:
+        # Its owner may be dead. Until another worker takes the lease, or the owner renews it, neither is known.
+        return Status(
+            "UNKNOWN",
+            f"{lease.owner} owns it and has not renewed it for {alone:.0f} s; a living owner does within {late:.0f} s",
+        )
     if status.ok and own and progress.overdue(lease.idle):
         return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
     if not status.ok or own:
@@ -344,6 +357,29 @@ def status_of(
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
     )
+
+
+def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched: float) -> bool:
+    """Return whether no further look is needed to know that an OK lease has a living owner.
+
+    Checkpoints renew a lease without a new annotation. So if the annotation is older than a renewal, a single look
+    cannot distinguish a busy owner from a dead one. A second look shows whether the row has changed.
+
+    Args:
+        lease: The lease.
+        status: Its status by the looks until now.
+        now: The time in seconds since 1970.
+        lease_seconds: The setting of the owner, if the row does not contain it.
+        watched: For how many seconds the table was watched.
+    """
+    progress = progress_of(lease)
+    if not status.ok or progress is None or lease.owner is None:
+        return True
+    renews_within = RENEWED * (progress.lease or lease_seconds)
+    # If the owner's clock is ahead of ours, the age of the annotation is not known.
+    recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
+    seen = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
+    return recent or seen or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
 
 
 def _lone(lease: Lease, progress: Progress | None, alone: float, long: float, watched: float) -> Status:

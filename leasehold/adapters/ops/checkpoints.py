@@ -16,12 +16,12 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
+from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Done, Lost, Outcome, Store
-from leasehold.stores.swap import CONTROL, marked
+from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
@@ -66,7 +66,9 @@ def blank(lease: Lease, position: Position) -> Lease:
         weight=lease.weight,
         epoch=lease.epoch,
         # What LATEST means on this row, and which stream it belongs to. All other annotations belong to their writers.
-        notes=tuple(note for note in lease.notes if noted and note[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}),
+        annotations=tuple(
+            note for note in lease.annotations if noted and note[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}
+        ),
     )
 
 
@@ -86,7 +88,7 @@ def readable(store: Store, which: str) -> tuple[Lease, ...]:
         raise StoreError(f"{which}: lease {bad.key}: {bad.field}: {bad.why}; correct the row, or delete it")
     if any(lease.key == CONTROL for lease in listing.leases):
         raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
-    if moved := sum(map(marked, listing.leases)):
+    if moved := sum(map(is_marked, listing.leases)):
         raise StoreError(
             f"{which}: leasehold swap moved {moved} of these leases to another table; name that, once it ends"
         )
@@ -147,9 +149,11 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
         if isinstance(outcome, Done):
             # What LATEST means on this row, and the stream it belongs to: from `lease`, or set by the next owner (L13).
             names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
-            present = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
-            notes = tuple((name, lease.note(name) or UNPINNED) for name in present)
-            outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, notes, epoch=lease.epoch))
+            present = (
+                name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
+            )
+            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present)
+            outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, annotations, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
         stored = outcome.lease
@@ -280,7 +284,7 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
         forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if forward else "back", lease, stored)
         # If the row names its stream, write it even if the position stays the same: the stream may have been recreated.
-        named = stored.note(INCARNATION) not in {None, SETTLED}
+        named = stored.annotation(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
             move = Move("same", lease, stored)
         elif stored.key in live:

@@ -16,23 +16,23 @@ from leasehold.errors import StoreError
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.swap import (
     CONTROL,
+    DIRECTION,
     FROM,
-    KNOWS,
-    OVER,
-    OVER_AT,
+    KNOWN_TO,
+    MOVED_AT,
+    MOVED_TO,
     TO,
-    WISH,
+    Direction,
     LeasePlaces,
     SwapStore,
-    Way,
+    check_tables_differ,
     checked_control,
-    knowing,
-    marked,
-    parted,
+    direction_of,
+    is_marked,
+    knows_annotation,
     places_of,
+    split_version,
     swap_is_over,
-    tables_apart,
-    way_of,
 )
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease
@@ -63,7 +63,7 @@ def opened(store: str, to: str | None = None) -> Store:
     """
     if to is None:
         return open_store(store, create=False, write=False)
-    tables_apart(store, to, "--to")
+    check_tables_differ(store, to, "--to")
     with ExitStack() as failed:
         source, target = (
             failed.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
@@ -105,7 +105,7 @@ def control_of(tables: tuple[Store, Store]) -> Lease:
 
 def over_since(tables: tuple[Store, Store]) -> float | None:
     """Return when the swap from FROM ended, in seconds since 1970, or None if its last row doesn't contain the time."""
-    value = next((row.note(OVER_AT) or "" for row in tables[FROM].get([CONTROL])), "")
+    value = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL])), "")
     return float(value) if value.isascii() and value.isdigit() else None
 
 
@@ -114,14 +114,16 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
     control = control_of(tables)
     leases = store.list().leases
     raw = tables[FROM].list().leases
-    owned = [row for row in raw if row.owner and not marked(row) and not row.ended]
-    keys_in_from = {lease.key for lease in leases if parted(lease)[0] == FROM}
+    owned = [row for row in raw if row.owner and not is_marked(row) and not row.ended]
+    keys_in_from = {lease.key for lease in leases if split_version(lease)[0] == FROM}
     silent = {
         row.owner: row.yields
         for row in owned
-        if row.owner and row.key in keys_in_from and row.note(KNOWS) != knowing(row.owner, goal_name)[1]
+        if row.owner
+        and row.key in keys_in_from
+        and row.annotation(KNOWN_TO) != knows_annotation(row.owner, goal_name)[1]
     }
-    places = places_of(way_of(control), leases)
+    places = places_of(direction_of(control), leases)
     return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(silent.items())))
 
 
@@ -137,12 +139,12 @@ def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
     return f"workers that do not know TO own leases of FROM: {names}; start them again with --to TO"
 
 
-def sent(tables: tuple[Store, Store], direction: Way) -> None:
+def sent(tables: tuple[Store, Store], direction: Direction) -> None:
     """Set the direction in which the fleet moves leases. Raises StoreError if the swap is ending or has ended."""
     control = control_of(tables)
-    if direction == "from" and way_of(control) == "closed":
+    if direction == "from" and direction_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
-    if not isinstance(tables[TO].write(AnnotateLease(control, WISH, direction)), Done):
+    if not isinstance(tables[TO].write(AnnotateLease(control, DIRECTION, direction)), Done):
         raise StoreError("another changed the swap's control row in the same moment; run it again")
 
 
@@ -157,8 +159,8 @@ def followed(
             return
         goal = FROM if swap.way == "from" else TO
         for lease in store.list().leases:
-            if lease.owner is None and swap.way and (parted(lease)[0] != goal or parted(lease)[1]):
-                store.carry(lease, goal)
+            if lease.owner is None and swap.way and (split_version(lease)[0] != goal or split_version(lease)[1]):
+                store.move_unowned(lease, goal)
         pause(LOOK_SECONDS)
 
 
@@ -174,7 +176,7 @@ def ended(
     for _ in followed(tables, store, goal_name, pause):
         pass
     # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
-    finished = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
+    finished = Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}")))
     tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(control_of(tables)))
 

@@ -17,6 +17,7 @@ from leasehold.adapters.consumer.status import (
     LeaseLag,
     Status,
     asked,
+    confirmed,
     fleet_lag,
     group_status,
     lags_of,
@@ -34,11 +35,11 @@ from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.swap import (
     LeasePlaces,
     SwapStore,
-    current_and_left,
-    marked,
+    current_and_leftover,
+    is_marked,
     place_of,
     places_of,
-    signs_of_swap,
+    swap_notices,
 )
 
 LOOK_SECONDS = 1.0
@@ -84,6 +85,7 @@ class WatchedTable:
         swap: Where the leases are, if both tables of a swap were read.
         swapping: Sentences about a swap that is in progress, or by which the table's leases have left.
         left: The rows that a finished swap has left here, whose leases are in another table.
+        confirmed: Whether every lease that is OK is known to have a living owner. If not, look again.
     """
 
     leases: tuple[Lease, ...]
@@ -98,6 +100,7 @@ class WatchedTable:
     swap: LeasePlaces | None = None
     swapping: tuple[str, ...] = ()
     left: tuple[Lease, ...] = ()
+    confirmed: bool = True
 
     @property
     def unended(self) -> tuple[Lease, ...]:
@@ -157,21 +160,22 @@ class TableWatch:
         began = self._clock()
         listing = self._store.list()
         ended, now = self._clock(), self._wall()
-        listed, left = current_and_left(listing.leases)
+        listed, left = current_and_leftover(listing.leases)
         self._watch, leases = self._watch.look(listed, began, ended)
         self._first = min(self._first, began)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
-        here = tuple(row for row in rows if not marked(row))
+        here = tuple(row for row in rows if not is_marked(row))
         lags = lags_of(here, now, self._limit)
         if self._source is not None:
             lags = asked(self._source, here, lags)
         self._window = self._window.after(began, here, lags)
         # The owner of a marked row renews, and reports, in the other table.
-        elsewhere = dict.fromkeys((row.key for row in rows if marked(row) and not row.ended), ELSEWHERE)
+        elsewhere = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
-        swapping = signs_of_swap(listing.leases) if swap is None else (f"swap: {swap.says}",)
-        watched_for = ended - self._first
+        swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
+        watched_for, window = ended - self._first, self._window.seconds
+        known = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
         return WatchedTable(
             rows,
             self._watch.history,
@@ -183,6 +187,7 @@ class TableWatch:
             swap=swap,
             swapping=swapping,
             left=left,
+            confirmed=known,
         )
 
 

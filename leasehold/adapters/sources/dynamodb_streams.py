@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from boto3 import Session
 from botocore.exceptions import ClientError, ParamValidationError, ReadTimeoutError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
-from leasehold.adapters.sources.kinesis.clients import patient_client
+from leasehold.adapters.sources.call_timeouts import CallTimeouts, TimedClients
+from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.kinesis.faults import (
     AwsService,
     PollPace,
     code_of,
     max_records_of,
     poll_seconds_of,
-    said_plainly,
-    understood,
+    translate_errors,
+    translate_parse_errors,
 )
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
@@ -49,7 +49,7 @@ log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
 
 STREAMS = AwsService("DynamoDB Streams", "dynamodb")
 PAGE = 100
-DIGITS = 21, 40
+NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
 EMPTY_AT_TIP = 3
 """How many consecutive empty responses mean the tip of a shard. A single one also occurs between two records."""
@@ -60,14 +60,14 @@ BEHIND_SECONDS = 2.0
 class StreamsClients(TimedClients):
     """The boto3 clients of DynamoDB Streams."""
 
-    late = ReadTimeoutError
+    timeout_error = ReadTimeoutError
     service = STREAMS.name
 
 
 class TableClients(TimedClients):
     """The boto3 clients of DynamoDB."""
 
-    late = ReadTimeoutError
+    timeout_error = ReadTimeoutError
     service = "DynamoDB"
 
 
@@ -78,9 +78,13 @@ class ChangePoller(Poller):
     beginning and earlier changes are dropped.
     """
 
-    most = 1000
+    max_records = 1000
     service = STREAMS
-    names: ClassVar[Mapping[str, str]] = {**Poller.names, "Stream": "StreamArn", "SequenceNumber": "SequenceNumber"}
+    parameter_names: ClassVar[Mapping[str, str]] = {
+        **Poller.parameter_names,
+        "Stream": "StreamArn",
+        "SequenceNumber": "SequenceNumber",
+    }
 
     def __init__(
         self,
@@ -91,78 +95,80 @@ class ChangePoller(Poller):
         *,
         rewind: bool = False,
         pace: PollPace | None = None,
-        patience: CallPatience | None = None,
-        most: int | None = None,
+        timeouts: CallTimeouts | None = None,
+        max_records: int | None = None,
     ) -> None:
-        super().__init__(client, stream, shard, start, None, rewind=rewind, pace=pace, patience=patience, most=most)
+        super().__init__(
+            client, stream, shard, start, None, rewind=rewind, pace=pace, timeouts=timeouts, max_records=max_records
+        )
         self._since = self._start.sub / 1000 if self._start.sequence == "AT_TIMESTAMP" else None
-        self._empty = 0
+        self._empty_in_a_row = 0
 
-    def _placed(self) -> str:
-        shortest, longest = DIGITS
-        if self._read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
-            self._trimmed(None)  # no record can have this number, and boto3 would reject it
+    def _new_iterator(self) -> str:
+        shortest, longest = NUMBER_DIGITS
+        if self._last_read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
+            self._restart_or_raise(None)  # no record can have this number, and boto3 would reject it
         try:
-            return super()._placed()
+            return super()._new_iterator()
         except (ClientError, ParamValidationError) as error:
             unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
-            if not (unsupported and self._place()["Type"] == "AT_TIMESTAMP"):
+            if not (unsupported and self._starting_position()["Type"] == "AT_TIMESTAMP"):
                 raise
             self._start = TRIM_HORIZON
-            iterator = super()._placed()
+            iterator = super()._new_iterator()
             log.info("shard %s: there is no iterator at a time, reading it from its beginning", self._shard)
             return iterator
 
     def _rewind_from(self, error: ClientError) -> None:
         if code_of(error) != "TrimmedDataAccessException":
             raise error
-        self._trimmed(error)
+        self._restart_or_raise(error)
 
-    def _over(self, error: ClientError) -> bool:
+    def _needs_new_iterator(self, error: ClientError) -> bool:
         if code_of(error) == "TrimmedDataAccessException":
-            self._trimmed(error)
+            self._restart_or_raise(error)
             return True
-        return super()._over(error)
+        return super()._needs_new_iterator(error)
 
-    def _trimmed(self, error: ClientError | None) -> None:
+    def _restart_or_raise(self, error: ClientError | None) -> None:
         """Start at the oldest record if no record was read before or `rewind` is set; otherwise raise Trimmed."""
-        number = self._read or (self._start.sequence if self._start.numbered else None)
+        number = self._last_read or (self._start.sequence if self._start.numbered else None)
         if number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
-        self._start, self._read, self._done = TRIM_HORIZON, None, None
+        self._start, self._last_read, self._skip_through = TRIM_HORIZON, None, None
         log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, number or "its start")
 
-    def _batch(self, answer: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
-        new = records = tuple(map(record_of, answer["Records"]))
-        done, since = self._done, self._since
+    def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
+        new = records = tuple(map(record_of, response["Records"]))
+        skip_through, since = self._skip_through, self._since
         # All records after the first one past the start are past it, too.
-        if done is not None:
-            new = tuple(dropwhile(lambda each: each.position.order <= done, new))
+        if skip_through is not None:
+            new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
         if since is not None:
-            new = tuple(dropwhile(lambda each: _latest_arrival(each) < since, new))
+            new = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new))
         if records:
-            self._say_gap(records[0].sequence_number)
-        following = answer.get("NextShardIterator") or None
-        self._empty = 0 if records else self._empty + 1
-        at_tip = following is None or self._empty >= EMPTY_AT_TIP
+            self._log_gap(records[0].sequence_number)
+        next_iterator = response.get("NextShardIterator") or None
+        self._empty_in_a_row = 0 if records else self._empty_in_a_row + 1
+        at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
         behind = 0.0 if at_tip else None
         if records:
             # The age of the last record by the service's clock, which is in the response.
-            now = date_of(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+            now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
             behind = None if now is None or arrived is None else max(0.0, now - arrived)
-        more = behind is not None and behind > BEHIND_SECONDS
+        has_more = behind is not None and behind > BEHIND_SECONDS
         batch = Batch(
             records=new,
             read_to=Position(records[-1].sequence_number) if records else None,
             behind_seconds=behind,
-            wait_seconds=self._wait(idle=not records, behind=more),
-            ended=following is None,
+            wait_seconds=self._pause(idle=not records, behind=has_more),
+            ended=next_iterator is None,
         )
         if new:
-            self._done = self._since = None
-        self._iterator = following
-        self._read = records[-1].sequence_number if records else self._read
+            self._skip_through = self._since = None
+        self._iterator = next_iterator
+        self._last_read = records[-1].sequence_number if records else self._last_read
         return batch
 
 
@@ -184,19 +190,19 @@ def record_of(row: Mapping[str, Any]) -> Record:
     if not valid:
         raise ValueError(f"record {number} has another eventName or userIdentity than the service gives")
     return Record(
-        text_of(row).encode(),
+        canonical_json(row).encode(),
         number,
-        partition_key=text_of(details["Keys"]),
+        partition_key=canonical_json(details["Keys"]),
         arrived=None if created is None else created.timestamp(),
     )
 
 
-def text_of(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Return `value` as JSON; equal values have equal strings."""
-    return json.dumps(value, default=_written, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, default=_json_value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _written(value: object) -> object:
+def _json_value(value: object) -> object:
     match value:
         case bytes() | bytearray():
             return b64encode(value).decode()
@@ -222,13 +228,13 @@ class TableStream(PolledStream):
         name: The name of the table, whose current stream is read, or the ARN of a stream.
         tables: The clients of DynamoDB, which names the table's stream.
         rewind: As for a Kinesis stream.
-        poll: As for a Kinesis stream.
-        most: As for a Kinesis stream.
+        poll_seconds: As for a Kinesis stream.
+        max_records: As for a Kinesis stream.
         clock: As for a Kinesis stream.
     """
 
     service = STREAMS
-    asked_for = "StreamArn"
+    stream_parameter = "StreamArn"
 
     def __init__(
         self,
@@ -237,12 +243,12 @@ class TableStream(PolledStream):
         tables: TimedClients,
         *,
         rewind: bool = False,
-        poll: float | None = None,
-        most: int | None = None,
+        poll_seconds: float | None = None,
+        max_records: int | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
-        super().__init__(clients, name, rewind=rewind, poll=poll, most=most, clock=clock)
-        self._tables, self._table_patience = tables, CallPatience(tables, insists=True)
+        super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
+        self._tables, self._table_timeouts = tables, CallTimeouts(tables, retry_first_call=True)
         self._arn = name if is_arn(name) else ""
         self._incarnation = ""
 
@@ -253,7 +259,7 @@ class TableStream(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        return self._asked()
+        return self._request_name()
 
     def incarnation(self) -> str:
         """Return `account:table:creation time` of the stream listed last.
@@ -273,21 +279,21 @@ class TableStream(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        self._find()
-        with said_plainly(self.name, STREAMS), understood(self.name, STREAMS):
+        self._find_stream()
+        with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
             rows: list[Any] = []
             after: dict[str, str] = {}
             while True:
-                page = self._patience.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **after)
+                page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **after)
                 description = page["StreamDescription"]
                 rows += description["Shards"]
                 if not (last := description.get("LastEvaluatedShardId")):
                     break
                 after = {"ExclusiveStartShardId": last}
-            self._heard(page)
+            self._note_server_time(page)
             created = int(description["CreationRequestDateTime"].timestamp())
             self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created}"
-            return listed(rows)
+            return shards_from(rows)
 
     def latest(self, lease: Lease) -> Position:
         """Return the current second by the service's clock, because the times of records are truncated to seconds."""
@@ -296,14 +302,14 @@ class TableStream(PolledStream):
     def open(self, lease: Lease, start: Position) -> ChangePoller:
         """Return a reader that starts just after `start`."""
         return ChangePoller(
-            self._clients.within(self._clients.limits[0]),
-            self._asked(),
+            self._clients.with_timeout(self._clients.timeouts[0]),
+            self._request_name(),
             lease.shard,
             start,
             rewind=self._rewind,
-            pace=PollPace(self._poll),
-            patience=CallPatience(self._clients, step=self._patience.step),
-            most=self._most,
+            pace=PollPace(self._poll_seconds),
+            timeouts=CallTimeouts(self._clients, step=self._timeouts.step),
+            max_records=self._max_records,
         )
 
     def close(self) -> None:
@@ -311,17 +317,17 @@ class TableStream(PolledStream):
         super().close()
         self._tables.close()
 
-    def _asked(self) -> str:
+    def _request_name(self) -> str:
         if not self._arn:
-            self._find()
+            self._find_stream()
         return self._arn
 
-    def _find(self) -> None:
+    def _find_stream(self) -> None:
         """Look up the table's current stream, which changes when the stream is disabled and enabled again."""
         if is_arn(self.name):
             return
-        with said_plainly(self.name, STREAMS), understood(self.name, STREAMS):
-            table = self._table_patience.call("describe_table", TableName=self.name)["Table"]
+        with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
+            table = self._table_timeouts.call("describe_table", TableName=self.name)["Table"]
             arn = table.get("LatestStreamArn")
         if not arn:
             raise SourceError(
@@ -337,7 +343,7 @@ def is_arn(name: str) -> bool:
     return name.startswith("arn:")
 
 
-def listed(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
+def shards_from(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
     """Return the shards of a listing. A parent of another shard is closed, even if its own entry is still open."""
     parents = {row.get("ParentShardId") for row in rows}
     return tuple(
@@ -374,11 +380,15 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
-    poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    max_records = max_records_of(options, ChangePoller.most)
+    poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+    max_records = max_records_of(options, ChangePoller.max_records)
     opened_session = session_of(options, "source URL", session)
-    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit, opened_session))
-    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit, opened_session))
-    with said_plainly(name, STREAMS):
-        clients.within(clients.limits[0])  # raises now if no region is known
-    return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll, most=max_records)
+    clients = StreamsClients(
+        lambda timeout: create_client("dynamodbstreams", region, endpoint, timeout, opened_session)
+    )
+    tables = TableClients(lambda timeout: create_client("dynamodb", region, endpoint, timeout, opened_session))
+    with translate_errors(name, STREAMS):
+        clients.with_timeout(clients.timeouts[0])  # raises now if no region is known
+    return TableStream(
+        clients, name, tables, rewind="if_trimmed" in options, poll_seconds=poll_seconds, max_records=max_records
+    )

@@ -85,7 +85,7 @@ def foreign_as_unavailable() -> Iterator[None]:
         raise SourceUnavailable(f"the source raised {said(foreign)}") from foreign
 
 
-REJECTED_TRIES = 3
+REJECTION_RETRIES = 3
 """How many times a request is repeated after a TransientRejection before the rejection counts as permanent."""
 
 
@@ -95,10 +95,10 @@ class Rejections:
     def __init__(self) -> None:
         self._count = 0
 
-    def may_pass(self, fault: SourceError) -> bool:
+    def should_retry(self, fault: SourceError) -> bool:
         """Note this rejection; return whether repeating the request may help."""
         self._count += 1
-        return isinstance(fault, TransientRejection) and self._count <= REJECTED_TRIES
+        return isinstance(fault, TransientRejection) and self._count <= REJECTION_RETRIES
 
     def reset(self) -> None:
         """Note a response: the next rejection is the first one again."""
@@ -131,7 +131,7 @@ class Batch:
         answered: Whether the service has responded since the last read. If it has not, it may be too soon for a
             `fault`. If it has, and there is a `fault`, it responded with that: it throttles, for example, and another
             worker would fare no better.
-        undecided: How many records a Spark sink may have written before, where we cannot tell whether it has.
+        possible_duplicates: How many records a Spark sink may have written before, without our being able to tell.
     """
 
     records: Sequence[Record]
@@ -146,7 +146,7 @@ class Batch:
     unlinked_seconds: float = 0.0
     token: str = ""
     answered: bool = True
-    undecided: int = 0
+    possible_duplicates: int = 0
 
     @property
     def reached(self) -> Position | None:
@@ -187,14 +187,14 @@ class Batch:
         return evolve(self, records=records, read_to=self.end)
 
 
-def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  the type is in an extra
-    """Import the module `home` and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
+def call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
+    """Import a module and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
     try:
-        module = import_module(home)  # imports pyarrow
+        module = import_module(module_name)  # imports pyarrow
     except ModuleNotFoundError as missing:
         message = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
         raise ModuleNotFoundError(message, name=missing.name) from missing
-    return module.rows_of(*told)
+    return module.rows_of(*arguments)
 
 
 class Reader(Protocol):
@@ -228,7 +228,7 @@ class Selective(Protocol):
 
 
 @runtime_checkable
-class Several(Protocol):
+class MultiStream(Protocol):
     """A source of several streams, which lists the shards of those that respond."""
 
     @property

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.consumer.slices import Slice
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
 from leasehold.adapters.spark.lease_loop import STUCK_SECONDS
 from leasehold.adapters.spark.options import Given

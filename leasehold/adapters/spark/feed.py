@@ -1,9 +1,10 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
-The runner calls `ShardPrefetcher.step` in a thread of its own, one step of a shard at a time. Spark's main thread reads
-what is buffered (`held`, `waiting`), takes rows out of the buffer (`take`), and reports what Spark has committed
-(`commit`). One condition in `ReadAheadState` guards the state that both threads use. Rows are Arrow rows from the
-source on, and are cut at any row without copying. `Columns` returns the position of any row.
+`ShardPrefetcher` is the consumer of a `LeaseReader`, whose steps the runner calls in threads of its own, one step of a
+shard at a time. Spark's main thread reads what is buffered (`held`, `waiting`), takes rows out of the buffer (`take`),
+and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards the state that both threads
+use. Rows are Arrow rows from the source on, and are cut at any row without copying. `Columns` returns the position of
+any row.
 
 Rule 1: a step reads at most once, and only if there is room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
@@ -20,22 +21,22 @@ so does `delivered`.
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from threading import Condition
 
 from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.consumer.handling import Happening, Measure
+from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
-from leasehold.adapters.consumer.reader_driver import ReaderDriver
-from leasehold.adapters.consumer.reader_state import ReaderOrder
+from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import Held
 from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
 from leasehold.adapters.worker.holding import Holding
-from leasehold.balancer.model import Lease, Position
+from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -96,8 +97,8 @@ class ReadAheadState:
     closed: Callable[[], Collection[str]] = tuple
 
 
-class ShardPrefetcher(ReaderDriver):
-    """Reads one held shard ahead, and writes its checkpoint.
+class ShardPrefetcher(ConsumerPort):
+    """Buffers the rows of one held shard for Spark, and writes its checkpoint.
 
     Args:
         worker: The worker.
@@ -109,13 +110,15 @@ class ShardPrefetcher(ReaderDriver):
     def __init__(
         self, worker: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
     ) -> None:
-        super().__init__(worker, holding, "commits", EXCLUDED_SECONDS)
+        self.shard = HeldShard(worker, holding, "commits")
+        self.holding, self._worker, self._state, self._cursor = holding, worker, self.shard.state, self.shard.cursor
         self.key, self._shared, self._left = holding.key, shared, left
         self._behind = False  # whether the last response says that much more is there
         self._buffer = RowBuffer(shared.pace.columns)
         self._held: Held | None = None  # the last value of `held`
         self._done: Position | None = None  # committed by Spark, not yet written
         self._given = False
+        self._read_at = -math.inf  # when the read under way began
         self._tip = ShardTip(holding.key)
 
     # For planning batches; call these with `shared.changed` held
@@ -174,37 +177,29 @@ class ShardPrefetcher(ReaderDriver):
         """Note that Spark has committed everything up to this position."""
         self._done = position
 
-    def _waits(self, fault: Exception, now: float, due: float, what: str) -> float:
-        self._behind = False  # so that no batch waits for a shard that cannot be read
-        return super()._waits(fault, now, due, what)
+    # For its reader
 
-    def _order(self, now: float) -> ReaderOrder:
-        holding, cursor, lost = self.holding, self._cursor, self.holding.lost.is_set()
-        if not lost and (done := self._writable) is not None:
+    def poll(self, now: float) -> Ready:
+        """Acknowledge what Spark has committed, and return how much may be read."""
+        holding, cursor = self.holding, self._cursor
+        if not holding.lost.is_set() and (done := self._writable) is not None:
             cursor.consumer_acknowledged(done)
             self._written()  # the lease may already contain it
         leaving = holding.releasing
-        return self._state.order(
-            now,
-            lost=lost,
-            leaving=leaving,
-            expired=holding.expired,
-            free=False,
+        return Ready(
+            free=False,  # Spark takes rows itself (`take`)
             room=not (leaving or self._blocked(now)),
             # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
             working=self._given and cursor.out and not self._shared.ending,
+            look_seconds=COMMIT_SECONDS if leaving else ROOM_SECONDS,
         )
 
-    def _idle_until(self, now: float) -> float:
-        return now + (COMMIT_SECONDS if self.holding.releasing else ROOM_SECONDS)
+    def failing(self) -> None:
+        """Have no batch wait for this shard."""
+        self._behind = False  # so that no batch waits for a shard that cannot be read
 
-    def _offer(self, now: float) -> float:
-        return self._idle_until(now)  # Spark takes rows itself (`take`)
-
-    def _request_final(self, now: float, *, ended: bool) -> float:  # noqa: ARG002  Spark commits without being asked
-        return self._idle_until(now)
-
-    def _store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
+    def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
+        """Write this checkpoint; return False if the lease is lost."""
         # Only committed positions get here. Rows that were planned and not committed are planned again.
         stored = self.holding.checkpoint(
             position
@@ -222,12 +217,13 @@ class ShardPrefetcher(ReaderDriver):
                 self._done = None
             self._shared.changed.notify_all()
 
-    def _find_start(self, parents: Mapping[str, Lease]) -> Position | None:
+    def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
+        """Return where the query stopped, or else the start that the lease names."""
         # Continue where the query itself stopped. Use the lease's position only if the query knows no other.
         lease = self.holding.lease
         resumed = self._shared.resume(self.holding, lease.checkpoint)
         if resumed == lease.checkpoint:
-            pinned = super()._find_start(parents)
+            pinned = stored()
             # Prefer the query's own token, which it has even if the leases of the shard's parents are gone.
             return None if pinned is None else evolve(pinned, token=resumed.token or pinned.token)
         # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.
@@ -236,7 +232,8 @@ class ShardPrefetcher(ReaderDriver):
         )
         return resumed
 
-    def _start_at(self, start: Position, now: float) -> None:
+    def start_at(self, start: Position, now: float) -> None:
+        """Begin at this position."""
         with self._shared.changed:
             self._cursor.begun_at(start)
             self._state.began()
@@ -248,9 +245,10 @@ class ShardPrefetcher(ReaderDriver):
         if start.ended:  # the query has read the shard to its end, so only that end is left to write
             self.holding.progress.not_awaited()
         else:
-            self._pull.open()
+            self.shard.pull.open()
 
-    def _read(self, now: float) -> float:
+    def admit(self, now: float) -> float | None:
+        """Return None, or when to look again if the query has read everything that it asked for."""
         if self._shared.only_now and self._tip.target is None:
             # Ask the source once the shard is opened: records that arrive from here on are for the next run.
             self._tip.begin(self._worker.source.latest(self.holding.lease), now)
@@ -258,27 +256,30 @@ class ShardPrefetcher(ReaderDriver):
         if self._tip.reached:
             self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_SECONDS
+        self._read_at = now
+        return None
 
-        def keep(batch: Batch) -> None:
-            chunk = chunk_of(self._shared.pace.columns, self.holding.lease, batch)
-            with self._shared.changed:
-                if chunk is not None:
-                    self._buffer.put(chunk)
-                    self._tip.heard = now
-                    # Do not notify of empty responses: each would make the planner look through all shards.
-                    self._shared.changed.notify_all()
-                self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
-                self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
-                self._shared.undecided += batch.undecided
-                if chunk is not None or batch.behind_seconds is not None:
-                    self._shared.answers += 1
-                    self._shared.read.add(self.key)
-                self._look(now, behind=batch.behind_seconds)
-
+    def keep(self, batch: Batch) -> None:
+        """Buffer the rows of this batch, and move the cursor's `read`."""
+        now, chunk = self._read_at, chunk_of(self._shared.pace.columns, self.holding.lease, batch)
         # The position and the rows must move under one lock, otherwise a batch planned in between would skip or repeat
         # some.
-        self.holding.progress.asking(now)
-        batch = self._pull.read(keep)  # `keep` runs first: what follows may raise
+        with self._shared.changed:
+            if chunk is not None:
+                self._buffer.put(chunk)
+                self._tip.heard = now
+                # Do not notify of empty responses: each would make the planner look through all shards.
+                self._shared.changed.notify_all()
+            self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
+            self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
+            self._shared.undecided += batch.possible_duplicates
+            if chunk is not None or batch.behind_seconds is not None:
+                self._shared.answers += 1
+                self._shared.read.add(self.key)
+            self._look(now, behind=batch.behind_seconds)
+
+    def batch_read(self, batch: Batch, now: float) -> Next:
+        """Measure this batch; return when to read the next one."""
         self._state.answered(batch)
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
@@ -305,10 +306,15 @@ class ShardPrefetcher(ReaderDriver):
         self.holding.throughput.rest(now)  # otherwise a blocked query would look idle, and get more leases
         return True
 
-    def _leave(self, happening: Happening) -> float:  # noqa: ARG002  Spark has no observer
-        self._pull.close()
+    def leave(self, happening: Happening) -> None:  # noqa: ARG002  Spark has no observer
+        """Close the shard's reader, and leave the other prefetchers."""
+        self.shard.pull.close()
         with self._shared.changed:
             # Close before notifying: a connection that is still open would get in the next owner's way.
             self._left(self)
             self._shared.changed.notify_all()
-        return math.inf
+
+
+def ahead_reader(feed: ShardPrefetcher) -> LeaseReader:
+    """Return the reader whose rows this prefetcher buffers."""
+    return LeaseReader(feed.shard, feed, EXCLUDED_SECONDS)

@@ -23,7 +23,7 @@ from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
-from leasehold.adapters.spark.feed import ReadAheadPace, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import ReadAheadPace, ReadAheadState, ShardPrefetcher, ahead_reader
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.spark.row_buffer import ANY_SIZE
 from leasehold.adapters.spark.rows import Chunk
@@ -291,7 +291,7 @@ class LeaseLoop:
             self._ever.add(holding.key)
             self._feeds[holding.key] = feed
             self._shared.feeds = len(self._feeds)
-        return feed.step
+        return ahead_reader(feed).step
 
     def _takable(self) -> Iterator[ShardPrefetcher]:
         # Check `waiting` first: it is cheaper than `held`, and most shards have nothing.

@@ -25,7 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.lease_loop import Waiting, with_reasons
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
@@ -116,7 +116,7 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
 
 
 def _given_up(lease: Lease, wanted: Range) -> bool:
-    return lease.note(UNREAD) == text_of(wanted)
+    return lease.annotation(UNREAD) == text_of(wanted)
 
 
 def _leases(wanted: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:

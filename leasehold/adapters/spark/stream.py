@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
 from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
@@ -118,8 +118,8 @@ class Run:
             # An offset of the old form belongs to the former incarnation that its leases note, or to the current one.
             # Cache the answer, because these annotations change when the leases start over, but the offsets do not.
             if self._former is None and offset.keys:
-                notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
-                self._former = next((note for note in notes if note and created_later(current, note)), "")
+                annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
+                self._former = next((note for note in annotations if note and created_later(current, note)), "")
             former = self._former or current
         if current in {"", former}:
             # Return the same object if possible, otherwise perhaps thousands of ranges would be sorted for each batch.

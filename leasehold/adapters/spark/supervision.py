@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.stores.printable import escaped, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))

@@ -16,14 +16,14 @@ from attrs import evolve
 from leasehold.adapters.inputs import said_moment
 from leasehold.adapters.sources.protocol import (
     Identified,
+    MultiStream,
     Rejections,
     Selective,
-    Several,
     Source,
     foreign_as_unavailable,
 )
+from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
@@ -197,7 +197,7 @@ class Discovery:
 
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
         """Find contradictions; without a listing, those that still hold or that other workers have annotated since."""
-        strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
+        strange = any(lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
         if shards is None and not (self.contradictions or (self.incarnation and strange)):
             return
         candidates = contradictions(self.listed, leases, self.incarnation)
@@ -288,7 +288,7 @@ class Discovery:
             if present != self._bound and created_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
-            passing = isinstance(fault, SourceUnavailable) or self._rejections.may_pass(fault)
+            passing = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
             # A rejection before any successful listing: a name or a permission is wrong, and waiting does not help.
             if not (self.answered or passing):
                 raise
@@ -300,7 +300,7 @@ class Discovery:
             raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
         self.incarnation = present
         self.answered, self._next = True, now + self._safety_seconds
-        if isinstance(self._source, Several) and self._source.unlisted is not None:
+        if isinstance(self._source, MultiStream) and self._source.unlisted is not None:
             self._missed("the shards of a stream could not be listed", self._source.unlisted, passing=True)
         else:
             if self._fault:
@@ -367,7 +367,7 @@ class Recreated:
         if not self.beginning or self._start is None:
             return config, history
         incarnations = {SETTLED, self._discovery.incarnation}
-        current = tuple(lease for lease in history.gone if lease.note(INCARNATION) in incarnations)
+        current = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
         return evolve(config, initial_position=self._start), evolve(history, gone=current)
 
     def looked(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
@@ -410,7 +410,7 @@ class Recreated:
             case Restart(Lease() as stored, None):
                 return self._store.write(DeleteLease(stored))
             case Restart(Lease() as stored, Lease() as fresh, marks=True):
-                return self._store.write(AnnotateLease(stored, INCARNATION, fresh.note(INCARNATION) or SETTLED))
+                return self._store.write(AnnotateLease(stored, INCARNATION, fresh.annotation(INCARNATION) or SETTLED))
             case Restart(Lease() as stored, Lease() as fresh):
                 # First take it from its owner, whose next write is then rejected, because its position belongs to the
                 # former stream.
@@ -419,14 +419,14 @@ class Recreated:
                     return freed
                 seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
                 # Annotate the current incarnation, clear what was wrong before, and have the next owner pin LATEST.
-                notes = {INCARNATION: self._discovery.incarnation or SETTLED}
-                if stored.note(CONTRADICTION) is not None:
-                    notes[CONTRADICTION] = SETTLED
-                if self._start == LATEST or stored.note(LATEST_MS) is not None:
-                    notes[LATEST_MS] = UNPINNED
-                if stored.note(LATEST_POSITION) is not None:
-                    notes[LATEST_POSITION] = UNPINNED
-                return self._store.write(ResetLease(seen, fresh.checkpoint, tuple(sorted(notes.items()))))
+                annotations = {INCARNATION: self._discovery.incarnation or SETTLED}
+                if stored.annotation(CONTRADICTION) is not None:
+                    annotations[CONTRADICTION] = SETTLED
+                if self._start == LATEST or stored.annotation(LATEST_MS) is not None:
+                    annotations[LATEST_MS] = UNPINNED
+                if stored.annotation(LATEST_POSITION) is not None:
+                    annotations[LATEST_POSITION] = UNPINNED
+                return self._store.write(ResetLease(seen, fresh.checkpoint, tuple(sorted(annotations.items()))))
             case _:
                 raise AssertionError(step)
 
@@ -439,10 +439,10 @@ class Recreated:
         stream_wide = next((contradiction.what for contradiction in found if contradiction.of_stream), None)
         present = {None, SETTLED, self._discovery.incarnation}
         for lease in leases:
-            before = lease.note(CONTRADICTION)
-            strange = stream_wide if lease.note(INCARNATION) not in present else None
+            before = lease.annotation(CONTRADICTION)
+            strange = stream_wide if lease.annotation(INCARNATION) not in present else None
             annotation = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
-            free = lease.owner is None or strange is not None or self._store.capabilities.free_notes
+            free = lease.owner is None or strange is not None or self._store.capabilities.free_annotations
             if annotation not in {None, before} and free:
                 try:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, annotation or SETTLED))

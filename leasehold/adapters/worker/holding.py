@@ -54,10 +54,10 @@ from threading import Event, Lock
 from attrs import evolve
 
 from leasehold.adapters.processes import Origin
-from leasehold.adapters.worker.notes import Identity
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.progress import ProgressMeter, Throughput
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
-from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.model import Annotations, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
@@ -177,12 +177,12 @@ class Holding:
             if listed.version == self._lease.version:
                 self._lease = evolve(self._lease, next_owner=listed.next_owner, leaving=listed.leaving)
 
-    def renew(self, notes: Notes = (), *, patient: bool = True) -> bool:
+    def renew(self, annotations: Annotations = (), *, patient: bool = True) -> bool:
         """Renew the lease, immediately unless `patient`; return False if it is lost. Raises OutcomeUnknown."""
         # Set even if the write fails: `Renewing` measures its pause before the next try from here.
         self.renewed = self._clock()
         return self._write(
-            lambda lease: writes.RenewLease(self._weighed(lease), self._signed(lease, notes), patient=patient)
+            lambda lease: writes.RenewLease(self._weighed(lease), self._signed(lease, annotations), patient=patient)
         )
 
     def reconfirm(self) -> None:
@@ -279,7 +279,7 @@ class Holding:
                 lambda lease: writes.GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
             )
         else:
-            if self.progress.aside and self.progress.notes(self._clock()):
+            if self.progress.aside and self.progress.annotations(self._clock()):
                 # Must be renewed first, because a release writes no annotations. These contain the fault, and until
                 # when the lease is put aside.
                 renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
@@ -390,7 +390,7 @@ class Holding:
             # Must come before the claim: if this process ends in between, the next owner still starts where we were.
             self._store.write(writes.CheckpointLate(stored, ours.checkpoint))
         begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
-        outcome = self._store.write(take(stored, self._me, self._identity.notes_on(stored)))
+        outcome = self._store.write(take(stored, self._me, self._identity.annotations_on(stored)))
         if isinstance(outcome, Done):
             self.confirmed = begun
         return outcome.lease
@@ -399,9 +399,11 @@ class Holding:
         weight = self.throughput.average(self._clock())
         return lease if weight == lease.weight else evolve(lease, weight=weight)
 
-    def _signed(self, lease: Lease, notes: Notes) -> Notes:
+    def _signed(self, lease: Lease, annotations: Annotations) -> Annotations:
         lacking = self._identity.lacking(lease)
-        return tuple(sorted({**dict(notes), **dict(self.progress.notes(self._clock())), **dict(lacking)}.items()))
+        return tuple(
+            sorted({**dict(annotations), **dict(self.progress.annotations(self._clock())), **dict(lacking)}.items())
+        )
 
     def _lose(self, why: str) -> None:
         with self._losing:

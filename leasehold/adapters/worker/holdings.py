@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
 
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
-from leasehold.errors import NotWritten, StoreError, WorkerError
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError, WorkerError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import ClaimLease
@@ -165,8 +165,9 @@ class Holdings:
             begun: When the write began.
             claimed: Whether it was a claim, which is repeated.
         """
-        if isinstance(fault, NotWritten):
-            # Nothing can be applied later, so there is no reason to rest.
+        if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
+            # The store has responded, so nothing can be applied later, and there is no reason to rest. If a write in
+            # several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
             self.not_written = True
             return
         if claimed:
@@ -243,7 +244,7 @@ class Holdings:
         """Claim the lease as seen; return None if it is held now or is gone, otherwise the stored lease."""
         begun = self._clock()
         # Reading the row instead of claiming it would not do: its giver and its next owner could both own the lease.
-        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
+        outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.answered()
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
@@ -290,7 +291,7 @@ class Cooldown:
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
             # A row of another incarnation of the stream stands for other records, which have not failed yet.
-            same = incarnation in {None, action.lease.note(INCARNATION)}
+            same = incarnation in {None, action.lease.annotation(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
                 allowed.append(action)
         return tuple(allowed)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from attrs import evolve
 
 from leasehold.adapters.sources.protocol import foreign_as_unavailable
+from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.adapters.worker.handoffs import ParallelMap
-from leasehold.adapters.worker.notes import latest_notes
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.config import Config
@@ -90,7 +90,7 @@ class PendingCreations:
         pin = self._latest.get(action.lease.key)
         if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
             return action
-        return evolve(action, lease=evolve(action.lease, notes=latest_notes(pin)))
+        return evolve(action, lease=evolve(action.lease, annotations=latest_annotations(pin)))
 
     def _wait(self, creation: Create, streams: Collection[str], dropped: Collection[str]) -> float | None:
         """Return how long a missing lease must be missing before it is created, or None if there is no wait."""

@@ -23,7 +23,7 @@ from threading import Lock
 from attrs import asdict, evolve, fields_dict, frozen
 
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.balancer.model import WEIGHT_MAX, Lease, Notes
+from leasehold.balancer.model import WEIGHT_MAX, Annotations, Lease
 
 
 class Throughput:
@@ -84,6 +84,9 @@ SILENT_SECONDS = 30.0
 
 RENEWED = 0.6
 """A fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
+
+LATE = 0.8
+"""A fraction of `lease_seconds` within which a renewal is done that failed once and was tried again."""
 
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, to count as falling behind."""
@@ -234,7 +237,7 @@ _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "
 def progress_of(lease: Lease) -> Progress | None:
     """Return the progress in the row's annotation; None if there is none or it is invalid."""
     try:
-        document = json.loads(lease.note(NOTE) or "null")
+        document = json.loads(lease.annotation(NOTE) or "null")
         # During a rolling upgrade a newer worker may write fields that this one does not know.
         attributes = (
             {name: document[name] for name in fields_dict(Progress).keys() & document.keys()}
@@ -525,7 +528,7 @@ class ProgressMeter:
                 dead_letter=self._dead_letter,
             )
 
-    def notes(self, now: float) -> Notes:
+    def annotations(self, now: float) -> Annotations:
         """Return the annotation to write now; none until `tell` was called."""
         if self._wall is None:
             return ()

@@ -95,7 +95,7 @@ class Renewing:
             The leases that were checked. Each is checked at least every `pause` seconds, because it may have been
             requested meanwhile.
         """
-        self._pause, self._tells = pause, bool(look.notes)
+        self._pause, self._tells = pause, bool(look.annotations)
         if held is not self._held:
             # Only new leases are added to the heap. Those that are gone are skipped when they come up.
             current = frozenset(held)
@@ -141,7 +141,7 @@ class Renewing:
         due = [*renewals(old, me, config)] if old else []
         # Checkpoints write no annotations, so a lease that only they renew would never contain how far behind it is.
         due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.untold(now)]
-        if look.notes:
+        if look.annotations:
             # C4: likewise, a lease that only checkpoints renew would contain no bulletin.
             unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
             row = self._row
@@ -180,7 +180,7 @@ class Renewing:
         """Renew this lease now; not `patient` if other workers wait for its annotations."""
         began = self._clock()
         try:
-            holding.renew(merged(action.notes, look.notes), patient=patient)
+            holding.renew(merged(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
         # A moving average, in which a single stall counts for little, but several soon count fully.
@@ -247,7 +247,7 @@ class SlowPeers:
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
     # If an annotation moves the version, other workers would take each bulletin for a renewal.
-    hears = config.rules.keeps_lookout and capabilities.free_notes
+    hears = config.rules.keeps_lookout and capabilities.free_annotations
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
 

@@ -38,7 +38,10 @@ and the turn must not wait for it."""
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, for how many seconds at least, and the one that is to read it, if known."""
+    """A lease to leave to other workers, and for how many seconds at least, if no other worker takes it.
+
+    It is left to the worker `to`, if that is known.
+    """
 
     holding: Holding
     seconds: float
@@ -210,7 +213,8 @@ class StreamSilence:
             few([holding.key for holding in left]),
             rest,
         )
-        return [SilentLease(holding, rest) for holding in left]
+        # Not for the whole rest: what nobody else has taken by then is tried again (D5).
+        return [SilentLease(holding, self._lease_seconds) for holding in left]
 
     def _stream(self, name: str) -> _StreamState:
         return self._streams.setdefault(name, _StreamState(REST * self._lease_seconds))
@@ -259,7 +263,7 @@ class StreamSilence:
             f" to {to}" if to else "",
             rest,
         )
-        return SilentLease(holding, rest, to)
+        return SilentLease(holding, self._lease_seconds, to)
 
     def _annotated(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float

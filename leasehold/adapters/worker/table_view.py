@@ -19,7 +19,7 @@ from leasehold.balancer.model import SHARD_END, History, Lease, Shard
 from leasehold.balancer.watch import NO_REPORTS, Reports
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Listing, Store
-from leasehold.stores.swap import refuse_moved
+from leasehold.stores.swap import reject_moved
 
 
 class TableView:
@@ -62,7 +62,7 @@ class TableView:
         try:
             if keys is None:
                 listing = self._store.list()
-                refuse_moved(listing)  # a store that knows both tables of a swap hides what this looks for
+                reject_moved(listing)  # a store that knows both tables of a swap hides what this looks for
             else:
                 listing = Listing(self._store.get(keys, stale_ok=stale_ok))
         except StoreError:

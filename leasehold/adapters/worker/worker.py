@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from attrs import evolve
 
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Named, Source
 from leasehold.adapters.threads import ThreadScheduler, seconds
+from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import Cooldown, Holdings
-from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.pending_creations import PendingCreations
 from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
@@ -39,7 +39,7 @@ from leasehold.adapters.worker.silence import StreamSilence
 from leasehold.adapters.worker.spans import WorkerSpans
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import prolonged_notes
+from leasehold.balancer.bulletin import prolonged_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import NOT_STARTED
@@ -197,7 +197,7 @@ class Worker:
         self.table.awake(now)
         going = self.table.listing_seconds(now)
         look, pause = (
-            evolve(self._look, notes=prolonged_notes(self._look.notes, going)),
+            evolve(self._look, annotations=prolonged_annotations(self._look.annotations, going)),
             renew_pause(self.table.watch, self.config),
         )
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
@@ -291,7 +291,7 @@ class Worker:
         lease = self._holdings.released.get(key) if held is None else held.lease
         if held is not None:
             held.progress.put_aside(seconds, self.clock())
-        self._cooldown.put(key, self.clock() + seconds, None if lease is None else lease.note(INCARNATION))
+        self._cooldown.put(key, self.clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
         self.discovery.want()
 
     def close(self) -> None:
@@ -379,7 +379,7 @@ class Worker:
             # Only full reads of the table show how seldom other workers renew.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        bulletins = news(self.holdings, self.me) if self._look.notes and asked is None else []
+        bulletins = news(self.holdings, self.me) if self._look.annotations and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
 
     def _mend(self, leases: Sequence[Lease]) -> None:
@@ -517,7 +517,7 @@ class Worker:
             self.hurry()
             return None
         try:
-            outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
+            outcome = execute(self.store, action, self.me, annotations=self._identity.annotations_on(action.lease))
             if isinstance(action, Create) and isinstance(outcome, Done) and self.table.outdated(self.clock()):
                 self.store.write(DeleteLease(outcome.lease))  # if it is still missing, the next plan creates it
                 self.hurry()

@@ -51,30 +51,24 @@ class EventHubs(RuleSet):
 
     @property
     def evens_out(self) -> bool:
-        """Whether its workers act until no two of them differ by more than one lease."""
         return self.dialect != "python"  # E3: counts of 4, 2 and 2 never change
 
     @property
     def again_at_once(self) -> bool:
-        """Whether a worker looks again at once after it took something."""
         # E4, E5: the greedy mode applies the same rule again as long as something was taken.
         return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
 
     @property
     def lease_seconds(self) -> float:
-        """The default of `Config.lease_seconds`."""
         return 180.0 if self.dialect == "python" else 120.0
 
     def cycle_seconds(self, _lease_seconds: float) -> float:
-        """Return the default of `Config.cycle_seconds`."""
         return 30.0
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        """Return the default of `Config.renew_seconds`."""
         return min(20.0, lease_seconds / 3)  # the leases of peers may expire after 60 s
 
     def expires_above(self, lease_seconds: float) -> float:
-        """Return the idle time above which a lease has no living owner."""
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
@@ -135,10 +129,10 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
-    victims = _holding(census, above=low + 1)
-    if not victims and mine < low:
-        victims = _holding(census, above=low)
-    return _steal_one(census, me, victims, "E4")
+    from_owners = _holding(census, above=low + 1)
+    if not from_owners and mine < low:
+        from_owners = _holding(census, above=low)
+    return _steal_one(census, me, from_owners, "E4")
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
@@ -167,12 +161,12 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
-    victims = _holding(census, above=low + 1)
-    if not victims and mine < low:
+    from_owners = _holding(census, above=low + 1)
+    if not from_owners and mine < low:
         # E6: the note steals only from owners above the share + 1. With its own example of 18 partitions and a fourth
         # owner, the counts would stay at 5, 5, 5 and 3.
-        victims = _holding(census, above=low)
-    return _steal_one(census, me, victims, "E6")
+        from_owners = _holding(census, above=low)
+    return _steal_one(census, me, from_owners, "E6")
 
 
 def _holding(census: Census, *, above: int) -> set[str]:
@@ -185,9 +179,9 @@ def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
     return tuple(Claim(lease, rule=rule) for lease in draw(census.available, me, 1))
 
 
-def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> tuple[Action, ...]:
-    """Steal one partition, as if drawn from all that the owners in `victims` hold."""
-    if not victims:
+def _steal_one(census: Census, me: Me, from_owners: Collection[str], rule: str) -> tuple[Action, ...]:
+    """Steal one partition, as if drawn from all that the owners in `from_owners` hold."""
+    if not from_owners:
         return ()
-    from_owner = draw_owner({owner: census.counts[owner] for owner in victims}, me)
+    from_owner = draw_owner({owner: census.counts[owner] for owner in from_owners}, me)
     return tuple(Steal(lease, from_owner=from_owner, rule=rule) for lease in draw(census.held_by({from_owner}), me, 1))

@@ -42,11 +42,9 @@ class Kcl(RuleSet):
 
     @property
     def most_leases(self) -> int | None:
-        """The most leases that one worker may hold, or None for no limit."""
         return self.max_leases
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes in one turn."""
         if not census.leases:  # K3
             return ()
         oldest = self.very_old_multiplier * config.lease_seconds
@@ -113,16 +111,13 @@ class KclRust(RuleSet):
 
     @property
     def most_leases(self) -> int | None:
-        """The most leases that one worker may hold, or None for no limit."""
         return self.max_leases
 
     @property
     def lease_seconds(self) -> float:
-        """The default of `Config.lease_seconds`."""
         return 20.0
 
     def cycle_seconds(self, lease_seconds: float) -> float:
-        """Return the default of `Config.cycle_seconds`."""
         return lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:

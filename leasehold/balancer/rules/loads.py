@@ -93,7 +93,7 @@ def loads_of(
 ) -> dict[str, int]:
     """Return the load of each of these workers, with hand-offs in progress counted as done.
 
-    If such leases were not counted, their next owner would be given more.
+    Otherwise their next owners would be given even more.
     """
     loads, dead = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:
@@ -260,5 +260,5 @@ class _LoadBalancer:
             for lease in self.held[donor]
             if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
-        gain, _, best = max(gains, default=(0, "", None), key=lambda one: one[:2])
+        gain, _, best = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
         return best if gain >= (BAND * self.mean) ** 2 / 4 else None

@@ -4,8 +4,8 @@ Shares (`shares.py`): with P leases and N workers, every worker gets P / N round
 remain, the *extras*, go first to workers that already hold more than the floor, then by digest. `favoured` and
 `loads.py` describe how groups and loads change this.
 
-Moves: the free leases form a line, and the donors' surplus leases follow them. The workers that lack leases stand along
-the line in order of name, each in front of as many leases as it lacks, and each takes those.
+Moves: the free leases form a line, and the donors' surplus leases follow them. Each worker that lacks leases takes as
+many as it lacks from the line, one worker after the other in order of name.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -63,13 +63,13 @@ ALTERNATES = 3
 """How many further leases a newcomer names, to try if another worker was faster (M5)."""
 
 
-def _groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
+def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
     separators = isinstance(value, tuple) and all(isinstance(part, str) and part for part in value)
     if not (value is None or value == "prefix" or separators):
         raise ValueError(f'{attribute.name}: {value!r} is neither none, "prefix" nor a list of separators')
 
 
-def _workers(rules: object, attribute: "Attribute[Any]", value: object) -> None:
+def _check_expected_workers(rules: object, attribute: "Attribute[Any]", value: object) -> None:
     if not (isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)):
         number(1, whole=True, none=True)(rules, attribute, value)
 
@@ -98,8 +98,8 @@ class Minimal(RuleSet):
     keeps_lookout = True
     children_later = True
 
-    groups: Literal["prefix"] | tuple[str, ...] | None = field(default=None, validator=_groups)
-    expected_workers: int | tuple[str, ...] | None = field(default=None, validator=_workers)
+    groups: Literal["prefix"] | tuple[str, ...] | None = field(default=None, validator=_check_groups)
+    expected_workers: int | tuple[str, ...] | None = field(default=None, validator=_check_expected_workers)
     max_leases: int | None = field(default=None, validator=number(1, whole=True, none=True))
     max_steals: int | None = field(default=None, validator=number(1, whole=True, none=True))
     patience: int = field(default=3, validator=number(1, whole=True))
@@ -108,41 +108,35 @@ class Minimal(RuleSet):
 
     @property
     def weighs_loads(self) -> bool:
-        """Whether counts may differ in order to balance bytes per second (M13)."""
         return True
 
     @property
     def frees_expired(self) -> bool:
-        """Whether the lookout frees expired leases for all workers (C6)."""
         # A released lease is reserved for its owner's successor (M12), and dead workers have none.
         return not self.grace_seconds
 
     @property
     def most_leases(self) -> int | None:
-        """The most leases that one worker may hold, or None for no limit."""
         return self.max_leases
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        """Return the default of `Config.renew_seconds`."""
         return 0.53 * lease_seconds  # C2: two chances to renew before any worker may consider the lease expired
 
     def expires_above(self, lease_seconds: float) -> float:
-        """Return the idle time above which a lease has no living owner."""
         return 1.05 * lease_seconds  # C2: the half second that makes it safe to renew at 0.53
 
     def overdue_seconds(self, lease_seconds: float, cycle_seconds: float) -> float:
-        """Return how long a lease may be free before its designated taker is considered missing (M9, M14)."""
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
         """Return everything that this worker takes now; empty once every worker has its share."""
         shares, free, overdue = self._shared(census, me, config)
         counts = shares.counts
-        impatient = me.history.owners_still > self.patience * config.cycle_seconds
+        patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
         # M9: if another worker renews but never plans, the share computed for us is too small.
-        robs = impatient and max(counts.values()) >= counts[me.worker] + 2
-        spares = not (census.available or shares.tolerance or self.release or census.led or robs)
-        if counts[me.worker] > shares.floor and spares:
+        may_take = patience_exceeded and max(counts.values()) >= counts[me.worker] + 2
+        nothing_else = not (census.available or shares.tolerance or self.release or census.led or may_take)
+        if counts[me.worker] > shares.floor and nothing_else:
             return ()  # M3: no share exceeds the floor + 1
         turn = _Turn(shares, me, self)
         return (
@@ -151,7 +145,7 @@ class Minimal(RuleSet):
             or turn.take_orphans(free)
             or turn.yield_to_led(free)
             or turn.rebalance_load()
-            or (turn.lose_patience(overdue) if overdue or impatient else ())
+            or (turn.act_for_missing_workers(overdue) if overdue or patience_exceeded else ())
         )
 
     def _shared(
@@ -173,8 +167,12 @@ class Minimal(RuleSet):
         tolerance = 0 if census.led else slack(census.leases, floor)  # M14: with led workers, balance counts only
         lease_limit = len(census.leases) if self.max_leases is None else self.max_leases
         # If M11 releases leases for workers without a bulletin, ours have no precedence over them.
-        apart = me.history.hearing is not None and not self.release
-        return Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, apart), free, overdue
+        non_bulletin_last = me.history.hearing is not None and not self.release
+        return (
+            Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, non_bulletin_last),
+            free,
+            overdue,
+        )
 
     def calls(self, census: Census, me: Me, config: FleetSeconds) -> Mapping[str, Sequence[str]]:
         """Return the other workers that must act under M6, with the lease keys that each should read (C6).
@@ -185,22 +183,22 @@ class Minimal(RuleSet):
         """
         shares, free, _ = self._shared(census, me, config)
         called: dict[str, list[str]] = {}
-        strangers, waiting = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
-        lacking = sorted((worker in strangers, worker) for worker, lack in shares.lacking.items() if lack > 0)
+        non_bulletin, waiting = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
+        lacking = sorted((worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0)
         stealers, needed = set[str](), 0
-        for foreign, worker in lacking:
+        for writes_no_bulletin, worker in lacking:
             lack, keys = shares.lacking[worker], list[str]()
             while waiting and len(keys) < lack:
                 keys.append(waiting.popleft().key)
             remaining = lack - len(keys)
             needed += remaining
-            if not foreign and keys:
+            if not writes_no_bulletin and keys:
                 called[worker] = keys
-            if not foreign and remaining > shares.tolerance and not shares.loaded(worker):
+            if not writes_no_bulletin and remaining > shares.tolerance and not shares.loaded(worker):
                 stealers.add(worker)
         requested = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
         for lease in requested if stealers or census.moving else ():
-            if lease.owner is not None and lease.owner not in strangers:
+            if lease.owner is not None and lease.owner not in non_bulletin:
                 called.setdefault(lease.owner, []).append(lease.key)
         for lease in census.leases if stealers else ():
             if lease.owner in stealers and lease.held >= config.cycle_seconds:
@@ -243,9 +241,9 @@ class _Turn:
         # no donor loses its last one. It would have to take another to be seen, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
-        few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
-        spare = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in few})
-        return _one_of([_steal(lease, "M5") for lease in draw(spare, self.me, 1 + ALTERNATES)])
+        chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
+        candidates = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in chosen_donors})
+        return _one_of([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks, starting at its place in the line (M6)."""
@@ -271,11 +269,11 @@ class _Turn:
 
         A digest decides which of our workers takes each lease.
         """
-        strangers = self.shares.non_bulletin_workers
-        if not strangers:
+        non_bulletin = self.shares.non_bulletin_workers
+        if not non_bulletin:
             return ()
-        ours = sorted(self.shares.census.counts.keys() - strangers)
-        waiting = sorted(free, key=donation_order)[self.shares.place(min(strangers)) :]
+        ours = sorted(self.shares.census.counts.keys() - non_bulletin)
+        waiting = sorted(free, key=donation_order)[self.shares.place(min(non_bulletin)) :]
         mine = [
             lease
             for lease in waiting
@@ -305,8 +303,8 @@ class _Turn:
         Any earlier, this rule and M6 might choose the same lease.
         """
         shares = self.shares
-        lacks = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
-        if not shares.tolerance or (lacks and any(map(shares.short, shares.lacking))):
+        some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
+        if not shares.tolerance or (some_lack_leases and any(map(shares.short, shares.lacking))):
             return ()
         moving = live_moves(shares.census, shares.config)
         takings = takers(
@@ -321,7 +319,7 @@ class _Turn:
         mine = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
         return tuple(_steal(lease, "M13") for lease in sorted(mine, key=donation_order)[: self.rules.max_steals])
 
-    def lose_patience(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
+    def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Do what another worker should have done long ago, one lease per turn (M9)."""
         shares, full = self.shares, self._held >= self.shares.limit
         if overdue:
@@ -352,9 +350,10 @@ def _one_of(actions: Sequence[Taking]) -> tuple[Action, ...]:
     """
     if not actions:
         return ()
-    asks = isinstance(actions[0], RequestHandoff)
+    is_request = isinstance(actions[0], RequestHandoff)
     return (
         evolve(
-            actions[0], alternates=tuple(action for action in actions[1:] if isinstance(action, RequestHandoff) == asks)
+            actions[0],
+            alternates=tuple(action for action in actions[1:] if isinstance(action, RequestHandoff) == is_request),
         ),
     )

@@ -4,10 +4,10 @@ A share is the floor of the mean, or one more for the workers that `favoured` re
 include hand-offs in progress as if they were done (H1), so no share changes while moves are carried out.
 
 The line: the free leases come first, ordered by digest. The surplus of each donor follows, donors by name and each
-donor's leases by digest (M4). The workers that lack leases stand along the line in order of name, each in front of as
-many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them choose
-the same lease. Workers that write no bulletin, such as KCL 2.x, have the last places, because they act in their own
-time and no other worker should wait for them (M15).
+donor's leases by digest (M4). The workers that lack leases have places along the line in order of name, and each takes
+as many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them
+choose the same lease. Workers that write no bulletin, such as KCL 2.x, have the last places, because they act in their
+own time and no other worker should wait for them (M15).
 
 Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. With eleven leases and four
 workers, the floor is 2 and there are three extras. They go to a and b, which already hold more than the floor, and to c
@@ -158,11 +158,11 @@ class _Tree:
             above = sum(self.counts[worker] > self.floor for worker in workers)
             return _Group(name, workers, least, fraction, above > least)
         inner = groupby(members, key=lambda member: member[0][level])
-        parts = [self.group(tuple(inside), level + 1, part) for part, inside in inner]
+        parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in inner]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
         # How far the group's least reaches along the parts. One more extra would go to the next one.
-        line = least - sum(part.least for part in parts)
-        return _Group(name, workers, least, fraction, fraction > 0 and parts[line].wants, tuple(parts))
+        next_part = least - sum(part.least for part in parts)
+        return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
@@ -171,11 +171,11 @@ class _Tree:
         """
         if not group.parts:
             return _leaf(group.workers, self.counts, self.floor, extras)
-        line = extras - sum(part.least for part in group.parts)
+        further = extras - sum(part.least for part in group.parts)
         return [
             worker
-            for place, part in enumerate(group.parts)
-            for worker in self.favoured(part, part.least + (place < line))
+            for index, part in enumerate(group.parts)
+            for worker in self.favoured(part, part.least + (index < further))
         ]
 
 
@@ -246,7 +246,7 @@ class Shares:
         groups: How workers form groups.
         limit: The most leases that one worker may hold (M7).
         tolerance: How far counts may differ in order to balance loads (M13).
-        apart: Whether workers that write no bulletin come last (M15).
+        non_bulletin_last: Whether workers that write no bulletin come last (M15).
     """
 
     census: Census
@@ -257,13 +257,15 @@ class Shares:
     groups: Groups
     limit: int
     tolerance: int
-    apart: bool
+    non_bulletin_last: bool
 
     @cached_property
     def lacking(self) -> dict[str, int]:
         """The number of leases that each worker lacks; a negative number is a surplus."""
-        usual, more, chosen = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
-        return {worker: (more if worker in chosen else usual) - count for worker, count in self.counts.items()}
+        share, larger_share, favoured = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
+        return {
+            worker: (larger_share if worker in favoured else share) - count for worker, count in self.counts.items()
+        }
 
     def share(self, worker: str) -> int:
         """Return the number of leases that this worker should hold (M1, M2, M7)."""
@@ -275,8 +277,8 @@ class Shares:
 
     @cached_property
     def non_bulletin_workers(self) -> frozenset[str]:
-        """The workers that write no bulletin (KCL 2.x), or none if `apart` is false."""
-        others = frozenset(self.census.counts) - {self.census.worker} if self.apart else frozenset()
+        """The workers that write no bulletin (KCL 2.x), or none if `non_bulletin_last` is false."""
+        others = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
         return others - our_workers(self.census.leases) if others else others
 
     def place(self, worker: str) -> int:
@@ -284,9 +286,11 @@ class Shares:
 
         Workers without a bulletin come last.
         """
-        strangers = self.non_bulletin_workers
-        here = worker in strangers, worker
-        return sum(lack for other, lack in self.lacking.items() if lack > 0 and (other in strangers, other) < here)
+        non_bulletin = self.non_bulletin_workers
+        own_rank = worker in non_bulletin, worker
+        return sum(
+            lack for other, lack in self.lacking.items() if lack > 0 and (other in non_bulletin, other) < own_rank
+        )
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
         """Return the surplus leases at the positions from `start` to `stop`.
@@ -295,28 +299,28 @@ class Shares:
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
         start, place = max(start, 0), 0
-        wanted = {}
+        slices = {}
         for donor in sorted(surplus):
             end = place + surplus[donor]
             if place < stop and end > start:
-                wanted[donor] = slice(max(start - place, 0), min(stop, end) - place)
+                slices[donor] = slice(max(start - place, 0), min(stop, end) - place)
             place = end
-        return self.donated(wanted)
+        return self.donated(slices)
 
-    def donated(self, wanted: Mapping[str, slice]) -> tuple[Lease, ...]:
+    def donated(self, slices: Mapping[str, slice]) -> tuple[Lease, ...]:
         """Return a slice of each donor's leases in the order of M4.
 
         Leases with a hand-off in progress are left out (H5).
         """
-        held: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(wanted)}
+        held: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(slices)}
         moving = live_moves(self.census, self.config)
-        for lease in self.census.held_by(wanted):
+        for lease in self.census.held_by(slices):
             if lease.key not in moving:
                 held[lease.owner].append(lease)
         return tuple(
             lease
             for donor, leases in held.items()
-            for lease in nsmallest(wanted[donor or ""].stop, leases, key=donation_order)[wanted[donor or ""]]
+            for lease in nsmallest(slices[donor or ""].stop, leases, key=donation_order)[slices[donor or ""]]
         )
 
     @cached_property
@@ -328,7 +332,7 @@ class Shares:
         return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._unknown)
 
     @cached_property
-    def _everybodys(self) -> int:
+    def _total_load(self) -> int:
         return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
 
     def loaded(self, worker: str) -> bool:
@@ -338,17 +342,17 @@ class Shares:
         """
         if not self.tolerance:
             return False
-        return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._everybodys
+        return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
 
     def short(self, worker: str) -> bool:
         """Return whether this worker, seen or led, takes leases from living workers because of its count (M6, M14)."""
-        here = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
-        return here and self.lacking[worker] > self.tolerance and not self.loaded(worker)
+        takes_part = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
+        return takes_part and self.lacking[worker] > self.tolerance and not self.loaded(worker)
 
 
-GATHER = 0.5
+JOIN_WAIT = 0.5
 """How many `lease_seconds` a newcomer waits after each change in the group of workers (C10)."""
-MOST_SECONDS = 10.0
+LEASE_SECONDS_MAX = 10.0
 """The `lease_seconds` that a newcomer without bulletins assumes at most for its wait.
 
 Leases may be long only because renewals are expensive.
@@ -365,13 +369,13 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
     # 0.8: a worker that reads only once per cycle already waits a cycle for the others.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
     # 0.8: four of the five seconds suffice, because readings measure a little less than the whole wait.
-    if reads_rarely or history.fleet_still >= 0.8 * GATHER * _scale(history, config):
+    if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _scale(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
     return longest_held < config.cycle_seconds
 
 
-def until_gathered(history: History, config: FleetSeconds) -> float:
+def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     """Return the seconds until a newcomer lists the table again (C10).
 
     If its last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the early
@@ -379,12 +383,12 @@ def until_gathered(history: History, config: FleetSeconds) -> float:
     more.
     """
     scale = _scale(history, config)
-    wait, stood = GATHER * scale, history.fleet_still - history.full_still
-    if stood <= 0:
+    wait, waited = JOIN_WAIT * scale, history.fleet_still - history.full_still
+    if waited <= 0:
         # 0.1: a second, in which other workers that start now take their first lease and become visible.
         return 0.1 * scale
-    return wait - stood if stood < wait else wait
+    return wait - waited if waited < wait else wait
 
 
 def _scale(history: History, config: FleetSeconds) -> float:
-    return config.lease_seconds if history.hearing is not None else min(config.lease_seconds, MOST_SECONDS)
+    return config.lease_seconds if history.hearing is not None else min(config.lease_seconds, LEASE_SECONDS_MAX)

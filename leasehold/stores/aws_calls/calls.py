@@ -47,7 +47,14 @@ from botocore.exceptions import (
 from botocore.httpsession import where
 from urllib3 import HTTPResponse
 
-from leasehold.stores.aws_calls.line import CutOff, HttpAnswer, KeptLine, Silent, SocketOption, Unconnected
+from leasehold.stores.aws_calls.connections import (
+    CompleteResponse,
+    ConnectFailed,
+    KeptConnections,
+    ResponseCutOff,
+    ResponseTimeout,
+    SocketOption,
+)
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.calls"))
@@ -55,9 +62,9 @@ log = escaped(logging.getLogger("leasehold.calls"))
 OK = 200
 ALGORITHM = "AWS4-HMAC-SHA256"
 DATE = "x-amz-date"
-_KEPT = frozenset({"content-type", "user-agent", "x-amz-target"})
+_CONSTANT_HEADERS = frozenset({"content-type", "user-agent", "x-amz-target"})
 """The headers that are the same in all calls of an operation."""
-_MADE = frozenset({"authorization", "content-length", "amz-sdk-invocation-id", "amz-sdk-request", DATE})
+_VARIABLE_HEADERS = frozenset({"authorization", "content-length", "amz-sdk-invocation-id", "amz-sdk-request", DATE})
 """The headers that differ between calls."""
 _TOKEN = "x-amz-security-token"  # noqa: S105  a header's name
 _EVENTS = (
@@ -77,9 +84,9 @@ _EVENTS = (
 )
 _TIME = "%Y%m%dT%H%M%SZ"
 
-_OTHERS = "_endpoint.http_session."
+_SESSION = "_endpoint.http_session."
 _NETWORK = attrgetter(
-    *(_OTHERS + name for name in ("_verify", "_cert_file", "_socket_options", "_proxy_config")),
+    *(_SESSION + name for name in ("_verify", "_cert_file", "_socket_options", "_proxy_config")),
     "_request_signer._credentials",
     "meta.events._emitter._handlers",
 )
@@ -88,10 +95,10 @@ _WARNED = set[tuple[str, str]]()
 """The services and the reasons for which this process has logged that boto3 makes the calls."""
 
 T = TypeVar("T")
-Attempted = HttpAnswer | BotoCoreError
+DirectOutcome = CompleteResponse | BotoCoreError
 
 
-class _StrangeError(Exception):
+class _UnsupportedCallError(Exception):
     """A call has something that we do not understand. The message describes it."""
 
 
@@ -129,19 +136,19 @@ class Signer:
         # In the canonical form, values have no outer spaces and only single inner ones.
         lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in names]
         index = names.index(DATE)
-        self._before = f"{method}\n/\n\n{''.join(lines[:index])}{DATE}:"
-        self._after = f"\n{''.join(lines[index:])}\n{self.signed}\n"
-        self._kept = "", b""  # a day and its key in one value, so that threads can replace both at once
+        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:index])}{DATE}:"
+        self._canonical_tail = f"\n{''.join(lines[index:])}\n{self.signed}\n"
+        self._day_key = "", b""  # a day and its key in one value, so that threads can replace both at once
 
     def authorization(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
-        day, (key_day, key) = time[:8], self._kept
+        day, (key_day, key) = time[:8], self._day_key
         if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
-            for part in (day, *self._scope.split("/")):
-                key = _keyed(key, part)
-            self._kept = day, key
-        canonical = f"{self._before}{time}{self._after}{hashlib.sha256(body).hexdigest()}"
+            for scope_part in (day, *self._scope.split("/")):
+                key = _keyed(key, scope_part)
+            self._day_key = day, key
+        canonical = f"{self._canonical_head}{time}{self._canonical_tail}{hashlib.sha256(body).hexdigest()}"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         scope = f"{day}/{self._scope}"
         signature = _keyed(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
@@ -166,16 +173,16 @@ class Pattern:
     url: str
     head: str
     signer: Signer
-    line: KeptLine
+    line: KeptConnections
 
-    def ask(self, body: bytes, *, again: bool) -> HttpAnswer:
-        """Make a call. Raises the exceptions of `KeptLine.ask`."""
+    def ask(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
+        """Make a call. Raises the exceptions of `KeptConnections.ask`."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
             f"Authorization: {self.signer.authorization(now, body)}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        return self.line.ask(head.encode("latin-1"), body, again=again)
+        return self.line.ask(head.encode("latin-1"), body, repeatable=repeatable)
 
 
 class DirectCalls:
@@ -189,9 +196,9 @@ class DirectCalls:
     def __init__(self, client: Any, operations: Iterable[str]) -> None:  # noqa: ANN401  each service has its own type
         self._client, self._service = client, client.meta.service_model.service_id.hyphenize()
         self._patterns: dict[str, Pattern] = {}
-        self._lines: dict[str, KeptLine] = {}
-        self._unknown: set[str] = set()
-        self._mine, self._lock = local(), Lock()
+        self._connections: dict[str, KeptConnections] = {}
+        self._unsupported: set[str] = set()
+        self._thread_state, self._lock = local(), Lock()
         for operation in operations:
             client.meta.events.register_last(f"before-send.{self._service}.{operation}", self._sent)
             client.meta.events.register_first(f"needs-retry.{self._service}.{operation}", self._answered)
@@ -200,51 +207,51 @@ class DirectCalls:
         self,
         operation: str,
         body: bytes,
-        form: str,
+        content_type: str,
         *,
-        read: Callable[[bytes | bytearray], T | None],
-        by_boto: Callable[[], T],
-        again: bool,
+        parse: Callable[[bytes | bytearray], T | None],
+        boto3_call: Callable[[], T],
+        repeatable: bool,
     ) -> T:
-        """Make a call, directly if possible, and return its result. Raises what `by_boto` raises.
+        """Make a call, directly if possible, and return its result. Raises what `boto3_call` raises.
 
         Args:
             operation: The name of the operation.
             body: The body of the request.
-            form: The content type of `body`, and of a plain response.
-            read: Parses a plain response. It returns None if boto3 should parse it.
-            by_boto: Makes the same call through boto3.
-            again: Whether the request may be repeated.
+            content_type: The content type of `body`, and of a plain response.
+            parse: Parses a plain response. It returns None if boto3 should parse it.
+            boto3_call: Makes the same call through boto3.
+            repeatable: Whether the request may be repeated.
         """
-        outcome = self._outcome(operation, body, form, again=again)
+        outcome = self._outcome(operation, body, content_type, repeatable=repeatable)
         if outcome is None:
-            return by_boto()
-        if isinstance(outcome, HttpAnswer):
+            return boto3_call()
+        if isinstance(outcome, CompleteResponse):
             checksum = outcome.headers.get("x-amz-crc32")
             plain = (
                 outcome.status == OK
-                and outcome.headers.get("content-type") == form
+                and outcome.headers.get("content-type") == content_type
                 and "content-encoding" not in outcome.headers
                 and (checksum is None or checksum == str(crc32(outcome.body)))
             )
-            if plain and (result := read(outcome.body)) is not None:
+            if plain and (result := parse(outcome.body)) is not None:
                 return result
-        self._mine.outcome = outcome
+        self._thread_state.outcome = outcome
         try:
-            return by_boto()
+            return boto3_call()
         finally:
-            self._mine.outcome = None
+            self._thread_state.outcome = None
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            for line in self._lines.values():
-                line.close()
+            for connections in self._connections.values():
+                connections.close()
 
-    def _outcome(self, operation: str, body: bytes, form: str, *, again: bool) -> Attempted | None:
+    def _outcome(self, operation: str, body: bytes, content_type: str, *, repeatable: bool) -> DirectOutcome | None:
         """Make a direct call; return None if nothing was sent, so that boto3 must make the call."""
         pattern = self._patterns.get(operation)
-        if pattern is None or pattern.form != form:
+        if pattern is None or pattern.form != content_type:
             return None
         try:
             if pattern.keys != _NETWORK(self._client)[4].get_frozen_credentials():
@@ -254,50 +261,50 @@ class DirectCalls:
             return None
         url: Any = {"endpoint_url": pattern.url}
         try:
-            return pattern.ask(body, again=again)
-        except Silent as late:
-            return ReadTimeoutError(**url, error=late.__cause__)
-        except CutOff as fault:
+            return pattern.ask(body, repeatable=repeatable)
+        except ResponseTimeout as error:
+            return ReadTimeoutError(**url, error=error.__cause__)
+        except ResponseCutOff as fault:
             return ConnectionClosedError(**url, error=fault, request=None)
-        except Unconnected as fault:
+        except ConnectFailed as fault:
             if isinstance(fault.__cause__, ssl.SSLError):
                 return None  # boto3 decides whether it trusts the server
-            error = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
-            return error(**url, error=fault.__cause__)
+            kind = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
+            return kind(**url, error=fault.__cause__)
 
     def _sent(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
         """Give boto3 the outcome of a direct call if there is one. Otherwise remember the request that it sends."""
-        outcome: Attempted | None = getattr(self._mine, "outcome", None)
-        self._mine.outcome, self._mine.request = None, None
+        outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
+        self._thread_state.outcome, self._thread_state.request = None, None
         if outcome is None:
-            self._mine.request = request
+            self._thread_state.request = request
             return None
-        if not isinstance(outcome, HttpAnswer):
+        if not isinstance(outcome, CompleteResponse):
             raise outcome
         raw = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
         return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
 
     def _answered(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
         """Use a successful call by boto3 as the pattern for further calls."""
-        request, self._mine.request = getattr(self._mine, "request", None), None
+        request, self._thread_state.request = getattr(self._thread_state, "request", None), None
         # If boto3 did not use one of its own connections, a test or another library supplied the response; ignore it.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name
-        if name in self._unknown or not isinstance(response[0].raw, HTTPResponse):
+        if name in self._unsupported or not isinstance(response[0].raw, HTTPResponse):
             return
         try:
             self._patterns[name] = self._pattern(name, request)
-        except _StrangeError as strange:
-            self._fall_back(name, str(strange))
-        except Exception as odd:  # noqa: BLE001  the internals of boto3 may differ from those we know
-            self._fall_back(name, said(odd))
+        except _UnsupportedCallError as reason:
+            self._fall_back(name, str(reason))
+        except Exception as error:  # noqa: BLE001  the internals of boto3 may differ from those we know
+            self._fall_back(name, said(error))
 
-    def _fall_back(self, operation: str, why: str) -> None:
-        self._unknown.add(operation)
-        if (self._service, why) not in _WARNED:  # each operation and each client has the same reason
-            _WARNED.add((self._service, why))
-            log.warning("%s calls go through boto3, which takes more processor time: %s", self._service, why)
+    def _fall_back(self, operation: str, reason: str) -> None:
+        self._unsupported.add(operation)
+        if (self._service, reason) not in _WARNED:  # each operation and each client has the same reason
+            _WARNED.add((self._service, reason))
+            log.warning("%s calls go through boto3, which takes more processor time: %s", self._service, reason)
 
     def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
         """Return the pattern of this request.
@@ -311,17 +318,17 @@ class DirectCalls:
         _check_ours(vars(BaseClient)["_make_api_call"])
         parts = urlsplit(request.url)
         if certificate or not verify or proxies.proxy_url_for(request.url):
-            raise _StrangeError("a proxy, a certificate of its own, or no check of certificates is set")
+            raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
         if request.method != "POST" or (parts.path, parts.query, parts.username) != ("/", "", None):
-            raise _StrangeError(f"it is not a plain POST: {request.method} {parts.path}")
+            raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {parts.path}")
         default = {"http": 80, "https": 443}[parts.scheme]
         host = parts.netloc if parts.port not in {None, default} else parts.netloc.removesuffix(f":{default}")
         headers = {
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
             for name, value in request.headers.items()
         }
-        if unknown := headers.keys() - _KEPT - _MADE - {_TOKEN}:
-            raise _StrangeError(f"headers that are not known: {', '.join(sorted(unknown))}")
+        if unknown := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
+            raise _UnsupportedCallError(f"headers that are not known: {', '.join(sorted(unknown))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
@@ -334,22 +341,24 @@ class DirectCalls:
             headers={name: fields[name] for name in signed if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
-            raise _StrangeError(f"it is not signed by {ALGORITHM} as it is known here")
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _MADE)
+            raise _UnsupportedCallError(f"it is not signed by {ALGORITHM} as it is known here")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _VARIABLE_HEADERS)
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
-        line = self._line(parts.scheme, parts.hostname or "", parts.port or default, verify, options)
-        return Pattern(keys, headers["content-type"], request.url, head, signer, line)
+        connections = self._kept_connections(parts.scheme, parts.hostname or "", parts.port or default, verify, options)
+        return Pattern(keys, headers["content-type"], request.url, head, signer, connections)
 
-    def _line(self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]) -> KeptLine:
+    def _kept_connections(
+        self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]
+    ) -> KeptConnections:
         config = self._client.meta.config
         with self._lock:
-            if (place := f"{scheme}://{host}:{port}") not in self._lines:
+            if (address := f"{scheme}://{host}:{port}") not in self._connections:
                 tls: ssl.SSLContext | None = None
                 if scheme == "https":
                     tls = ssl.create_default_context(cafile=where() if verify is True else str(verify))
                     # boto3 trusts private certificate authorities without some extension; newer Pythons reject them.
                     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-                self._lines[place] = KeptLine(
+                self._connections[address] = KeptConnections(
                     host,
                     port,
                     tls,
@@ -357,7 +366,7 @@ class DirectCalls:
                     read_seconds=config.read_timeout,
                     options=options,
                 )
-            return self._lines[place]
+            return self._connections[address]
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
@@ -368,4 +377,4 @@ def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:
-        raise _StrangeError(f"{module} takes part in it")
+        raise _UnsupportedCallError(f"{module} takes part in it")

@@ -29,7 +29,7 @@ class Unsplit(Exception):
 
 
 @frozen(eq=False)
-class RowTexts(Sequence[Any]):
+class UnparsedRows(Sequence[Any]):
     """The rows of one page as JSON strings. As a sequence, it contains the parsed items.
 
     Attributes:
@@ -64,7 +64,7 @@ class RowTexts(Sequence[Any]):
         return iter(self.items())
 
     @overload
-    def __getitem__(self, place: int) -> Any: ...  # noqa: ANN401  as `item`
+    def __getitem__(self, index: int) -> Any: ...  # noqa: ANN401  as `item`
     @overload
     def __getitem__(self, place: slice) -> Sequence[Any]: ...
     def __getitem__(self, place: int | slice) -> Any:
@@ -78,16 +78,16 @@ class RowTexts(Sequence[Any]):
 
 
 def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
-    """Parse a page except for its rows, which become `RowTexts`. Return None if it must be parsed as a whole."""
-    begins, end = _BEGINS.match(body), body.rfind(_ENDS)
-    if begins is None or end < begins.end():
+    """Parse a page except for its rows, which become `UnparsedRows`. Return None if it must be parsed as a whole."""
+    beginning, end = _BEGINS.match(body), body.rfind(_ENDS)
+    if beginning is None or end < beginning.end():
         return None
-    start = begins.end()
+    start = beginning.end()
     try:
         page = parse(body[: start - 1] + body[end + 2 :])
     except ValueError:
         return None
     if not isinstance(page, dict) or page.get("Items") != []:
         return None
-    rows = RowTexts(body[start:end].split(_BORDER), body[start - 2 : end + 3], parse)
+    rows = UnparsedRows(body[start:end].split(_BORDER), body[start - 2 : end + 3], parse)
     return {**page, "Items": rows}

@@ -36,31 +36,33 @@ def call_directly(client: "DynamoDBClient") -> None:
     """Make this client send the calls in `OPERATIONS` directly."""
     calls, close = DirectCalls(client, OPERATIONS), client.close
 
-    def ask(operation: str, again: bool, by_boto: Any, **question: Any) -> Any:  # noqa: ANN401  as boto3
+    def ask(operation: str, again: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
         try:
-            body = orjson.dumps(question)
+            body = orjson.dumps(arguments)
         except TypeError:  # a value that JSON cannot represent
-            return by_boto(**question)
-        read = _page if operation == "Scan" else _parse
-        return calls.call(operation, body, _FORM, read=read, by_boto=partial(by_boto, **question), again=again)
+            return boto3_call(**arguments)
+        parse = _page if operation == "Scan" else _parse
+        return calls.call(
+            operation, body, _FORM, parse=parse, boto3_call=partial(boto3_call, **arguments), repeatable=again
+        )
 
     def close_all() -> None:
         calls.close()
         close()
 
-    for operation, again in OPERATIONS.items():
+    for operation, repeatable in OPERATIONS.items():
         name = xform_name(operation)
-        setattr(client, name, partial(ask, operation, again, getattr(client, name)))
+        setattr(client, name, partial(ask, operation, repeatable, getattr(client, name)))
     client.close = close_all  # type: ignore[method-assign]  # the class is boto3's
 
 
 def _page(body: bytes | bytearray) -> dict[str, Any] | None:
-    page = None if any(text in body for text in BINARY) else page_of(bytes(body), orjson.loads)
+    page = None if any(marker in body for marker in BINARY) else page_of(bytes(body), orjson.loads)
     return page if page is not None and None not in page.values() else _parse(body)
 
 
 def _parse(body: bytes | bytearray) -> dict[str, Any] | None:
-    if any(text in body for text in BINARY):
+    if any(marker in body for marker in BINARY):
         return None
     try:
         content = orjson.loads(body)

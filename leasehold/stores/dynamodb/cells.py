@@ -34,7 +34,7 @@ PAGE_LEASES = 400
 _OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
 _VERSION, _FIELDS, _SMALL = "version", "fields", "small"
-_MOST = 1 << 22
+_FIELDS_BYTES_MAX = 1 << 22
 """The maximum size of decompressed fields. A larger row is not one of ours."""
 
 
@@ -59,8 +59,8 @@ class DynamoCells:
     Args:
         clients: The clients.
         table: The name of the table.
-        ask: Calls the service, and turns its errors into ours.
-        proved: Checks that the service honors conditions.
+        call: Calls the service, and turns its errors into ours.
+        prove: Checks that the service honors conditions.
         prefix: The prefix of one application, if many share the table.
     """
 
@@ -70,25 +70,25 @@ class DynamoCells:
         self,
         clients: ReadsAndWrites,
         table: str,
-        ask: Callable[..., Mapping[str, Any]],
-        proved: Callable[[], None],
+        call: Callable[..., Mapping[str, Any]],
+        prove: Callable[[], None],
         prefix: str = "",
     ) -> None:
-        self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, ask, proved, prefix
+        self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, call, prove, prefix
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
         """Return the rows with these prefixes, in one scan. Raises StoreError if there are leases in another layout."""
-        request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": certain}
-        look: Callable[..., Any] = self._clients.reads.scan
+        request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": consistent}
+        read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
+            read_page, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
         rows: list[Stored] = []
         while True:
-            page = self._ask(look, request)
+            page = self._ask(read_page, request)
             rows += [_stored(self._table, item) for item in page["Items"]]
-            if not (last := page.get("LastEvaluatedKey")):
+            if not (last_key := page.get("LastEvaluatedKey")):
                 return tuple(row for row in rows if row.name.startswith(prefixes))
-            request["ExclusiveStartKey"] = last
+            request["ExclusiveStartKey"] = last_key
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         """Return the rows with these names that exist. `stale_ok` halves the price."""
@@ -109,7 +109,7 @@ class DynamoCells:
         """Delete a row by DeleteItem, if it still has this version."""
         try:
             request = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version), **_OLD}
-            response = self._ask(self._clients.writes.delete_item, request, refusable=True)
+            response = self._ask(self._clients.writes.delete_item, request, may_be_rejected=True)
         except ClientError:
             return name not in self.read([name])
         self._check(response, name, version)
@@ -131,7 +131,7 @@ class DynamoCells:
             response = self._ask(
                 self._clients.writes.put_item,
                 {"TableName": self._table, "Item": item, **condition, **_OLD},
-                refusable=True,
+                may_be_rejected=True,
             )
         except ClientError:
             return None
@@ -176,7 +176,7 @@ def _size(value: Mapping[str, Any]) -> int:
 
 
 def _written(name: str, fields: ObjectFields) -> Item:
-    plain: Item = {_FIELDS: {"M": {field: text(word) for field, word in fields.items()}}}
+    plain: Item = {_FIELDS: {"M": {field: text(value) for field, value in fields.items()}}}
     if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # leaves room for key, type and version
         return plain
     return {_SMALL: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
@@ -190,10 +190,10 @@ def _stored(table: str, item: Item) -> Stored:
     try:
         if _SMALL in item:
             raw: Any = item[_SMALL]["B"]
-            content = json.loads(zlib.decompressobj().decompress(bytes(raw), _MOST))
+            content = json.loads(zlib.decompressobj().decompress(bytes(raw), _FIELDS_BYTES_MAX))
         else:
             content = {field: value["S"] for field, value in item[_FIELDS]["M"].items()}
-        if isinstance(content, dict) and all(isinstance(word, str) for word in content.values()):
+        if isinstance(content, dict) and all(isinstance(string, str) for string in content.values()):
             fields = content
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
         fields = {}  # the caller that parses the row raises an error naming the missing field
@@ -231,16 +231,16 @@ def items_of(
         def read_some(pending: list[Any] = pending) -> bool:
             page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
             rows = page["Responses"].get(table, ())
-            ours = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
-            if not ours or any({name: item.get(name) for name in pending[0]} not in pending for item in rows):
+            as_requested = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
+            if not as_requested or any({name: item.get(name) for name in pending[0]} not in pending for item in rows):
                 raise OutcomeUnknown(f"{table}: a response is about rows that were not requested")
             items.extend(rows)
-            unread = page.get("UnprocessedKeys", {}).get(table)
-            pending[:] = unread["Keys"] if unread else ()
+            unprocessed = page.get("UnprocessedKeys", {}).get(table)
+            pending[:] = unprocessed["Keys"] if unprocessed else ()
             return not pending
 
         retrying = Retrying(
-            retry=retry_if_result(lambda whole: not whole),
+            retry=retry_if_result(lambda complete: not complete),
             stop=stop_after_attempt(attempts),
             wait=wait_random_exponential(multiplier=0.05, max=1),
             retry_error_callback=lambda _state: False,

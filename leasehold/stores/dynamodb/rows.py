@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.balancer.watch import Reports
-from leasehold.stores.aws_calls.pages import RowTexts, Unsplit
+from leasehold.stores.aws_calls.pages import UnparsedRows, Unsplit
 from leasehold.stores.fields import (
     COUNT_DIGITS,
     FIELDS,
@@ -54,7 +54,7 @@ AttributeValue = Mapping[str, Any]
 
 Item = Mapping[str, AttributeValue]
 
-NOTE = "lh_"
+ANNOTATION_PREFIX = "lh_"
 """The prefix of the attributes with annotations."""
 
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
@@ -69,12 +69,12 @@ APPLICATION = "application"
 table.
 """
 
-_ODD = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "notes"})
+_SPECIAL = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
 """The fields that do not correspond to exactly one attribute with one value."""
 
-_PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _ODD)
+_PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _SPECIAL)
 _COUNT = next(field for field in FIELDS if field.name == "epoch")
-_LETTERS: Mapping[CellKind, str] = {
+_TYPE_LETTERS: Mapping[CellKind, str] = {
     "name": "S",
     "text": "S",
     "sequence": "S",
@@ -124,7 +124,7 @@ def attributes(lease: Lease, *names: str) -> Item:
     values = cells(lease)
     parents = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents and "parents" in names else {}
     return parents | {
-        field.item: number(values[field.name]) if _LETTERS[field.kind] == "N" else text(values[field.name])
+        field.item: number(values[field.name]) if _TYPE_LETTERS[field.kind] == "N" else text(values[field.name])
         for field in _PLAIN
         if field.name in names and values[field.name] not in {None, ""}
     }
@@ -138,7 +138,7 @@ def to_item(lease: Lease) -> Item:
         item |= {"leaseOwner": text(lease.owner), "handoffOwner": text(lease.owner)}
     if lease.stream or lease.shard != lease.key:
         item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}  # a shard id needs its stream
-    return item | {NOTE + name: text(value) for name, value in lease.notes}
+    return item | {ANNOTATION_PREFIX + name: text(value) for name, value in lease.annotations}
 
 
 def to_lease(item: Item) -> Lease | Malformed | None:
@@ -151,7 +151,7 @@ def to_lease(item: Item) -> Lease | Malformed | None:
 RowRest = tuple[tuple[str, ...], bytes]
 """The attributes of a row's annotations, sorted, and the rest of the row without its counter; b"" if not comparable."""
 
-RowText = tuple[bytes, bytes, bytes, Lease]
+CachedRow = tuple[bytes, bytes, bytes, Lease]
 """The JSON of a row before the digits of its counter, these digits, the JSON after them, and the row's lease."""
 
 _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
@@ -165,9 +165,9 @@ class RowsRead:
     malformed: list[Malformed] = field(factory=list)
     others: list[Item] = field(factory=list)
 
-    def cut(self, to: "tuple[int, int, int]") -> None:
+    def truncate(self, lengths: "tuple[int, int, int]") -> None:
         """Truncate the three lists to these lengths."""
-        leases, malformed, others = to
+        leases, malformed, others = lengths
         del self.leases[leases:], self.malformed[malformed:], self.others[others:]
 
     def counts(self) -> "tuple[int, int, int]":
@@ -191,33 +191,33 @@ class RowDecoder:
         self._application = text(prefix) if prefix else None
         self._leases: dict[str, Lease] = {}
         self._rests: dict[str, RowRest] = {}
-        self._texts: dict[bytes, RowText] = {}
+        self._unparsed: dict[bytes, CachedRow] = {}
 
     def read(self, pages: Iterable[Sequence[Item]]) -> RowsRead:
         """Parse a whole listing. The result is as if each row were parsed by `to_lease`."""
         rows = RowsRead()
         for page in pages:
-            before = rows.counts()
-            if isinstance(page, RowTexts):
+            lengths = rows.counts()
+            if isinstance(page, UnparsedRows):
                 try:
-                    self._read_texts(page, rows)
+                    self._read_unparsed(page, rows)
                     continue
                 except Unsplit:
-                    rows.cut(before)
+                    rows.truncate(lengths)
             for item in page:
                 self._read_item(item, rows)
-        if 2 * len(rows.leases) < max(len(self._texts), len(self._leases)):
-            self._leases, self._rests, self._texts = {}, {}, {}  # most of the cached rows no longer exist
+        if 2 * len(rows.leases) < max(len(self._unparsed), len(self._leases)):
+            self._leases, self._rests, self._unparsed = {}, {}, {}  # most of the cached rows no longer exist
         return rows
 
-    def _read_texts(self, page: RowTexts, read: RowsRead) -> None:
+    def _read_unparsed(self, page: UnparsedRows, rows: RowsRead) -> None:
         """Parse the rows of a page that are unparsed JSON."""
-        texts, leases = self._texts, read.leases
+        cache, leases = self._unparsed, rows.leases
         for text in page.texts:
             # A key that contains a quote is cut off here. That does no harm, because the whole row is compared.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
-            cached = texts.get(key)
+            cached = cache.get(key)
             if cached is not None:
                 head, digits, tail, lease = cached
                 if text.startswith(head) and text.endswith(tail):
@@ -226,83 +226,83 @@ class RowDecoder:
                         leases.append(lease)
                         continue
                     if len(new_digits) <= COUNT_DIGITS and new_digits.isdigit():
-                        lease = lease.written(int(new_digits), lease.notes)
-                        texts[key] = (head, new_digits, tail, lease)
+                        lease = lease.written(int(new_digits), lease.annotations)
+                        cache[key] = (head, new_digits, tail, lease)
                         leases.append(lease)
                         continue
-            self._read_new_text(page, text, key, read)
+            self._read_changed(page, text, key, rows)
 
-    def _read_new_text(self, page: RowTexts, text: bytes, key: bytes, read: RowsRead) -> None:
+    def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: RowsRead) -> None:
         """Parse a row of which more than the counter is new. Cache its JSON if the place of the counter is certain."""
-        item, cached, row = page.item(text), self._texts.pop(key, None), None
+        item, cached, row = page.item(text), self._unparsed.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached
-            notes = tuple(NOTE + name for name, _ in lease.notes)
-            row = _again(item, lease, notes, _rest(page.item(head + digits + tail), notes))
-        row = row or self._lease_or_none(item, read)
+            annotations = tuple(ANNOTATION_PREFIX + name for name, _ in lease.annotations)
+            row = _updated(item, lease, annotations, _rest(page.item(head + digits + tail), annotations))
+        row = row or self._lease_or_none(item, rows)
         if row is None:
             return
-        read.leases.append(row)
+        rows.leases.append(row)
         # Without escapes every quote begins or ends a string, so the only match must be the name of the counter.
         if b"\\" not in text and text.count(f'"{_COUNT.item}"'.encode()) == 1:
             head, _, tail = text.partition(_COUNT_TEXT)
             digits, quote, tail = tail.partition(b'"')
             if digits.decode() == item[_COUNT.item]["N"]:
-                self._texts[key] = (head + _COUNT_TEXT, digits, quote + tail, row)
+                self._unparsed[key] = (head + _COUNT_TEXT, digits, quote + tail, row)
 
-    def _read_item(self, item: Item, read: RowsRead) -> None:
+    def _read_item(self, item: Item, rows: RowsRead) -> None:
         """Convert a row whose JSON is parsed already."""
-        annotation_names = item.get(KEY)
-        value = annotation_names.get("S") if type(annotation_names) is dict else None
+        key_attribute = item.get(KEY)
+        value = key_attribute.get("S") if type(key_attribute) is dict else None
         key = value if type(value) is str else ""
         rest = self._rests.get(key)
-        row = None if rest is None else _again(item, self._leases[key], *rest)
+        row = None if rest is None else _updated(item, self._leases[key], *rest)
         if row is None:
-            row = self._lease_or_none(item, read)
+            row = self._lease_or_none(item, rows)
             if row is None:
                 return
-            notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
-            self._rests[row.key] = notes, _rest(item, notes)
+            annotations = tuple(sorted(attribute for attribute in item if attribute.startswith(ANNOTATION_PREFIX)))
+            self._rests[row.key] = annotations, _rest(item, annotations)
         self._leases[row.key] = row
-        read.leases.append(row)
+        rows.leases.append(row)
 
-    def _lease_or_none(self, item: Item, read: RowsRead) -> Lease | None:
+    def _lease_or_none(self, item: Item, rows: RowsRead) -> Lease | None:
         """Return the lease of a row; add a row without a lease to one of the other lists and return None."""
         if self._application is not None and item.get(APPLICATION) != self._application:
             raise LookupError("it has rows of another application")
         match to_lease(item):
             case Lease() as lease:
                 return lease
-            case Malformed() as wrong:
-                read.malformed.append(wrong)
+            case Malformed() as malformed:
+                rows.malformed.append(malformed)
             case None:
-                read.others.append(item)
+                rows.others.append(item)
         return None
 
 
-def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
+def _updated(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
     """Return the lease with the item's counter and annotations; None if anything else has changed or is invalid."""
     if not rest or _rest(item, attributes) != rest:
         return None
-    count, epoch, notes = item.get(_COUNT.item), lease.epoch, lease.notes
+    count, epoch, annotations = item.get(_COUNT.item), lease.epoch, lease.annotations
     try:
         # Only check what has changed.
         if type(count) is not dict or count.get("N") != lease.version:
             epoch = checked(_COUNT, _COUNT.item, _cell(item, _COUNT))
-        for place, attribute in enumerate(attributes):
-            value, (name, before) = item.get(attribute), lease.notes[place]
-            if type(value) is not dict or value.get("S") != before:
+        for index, attribute in enumerate(attributes):
+            value, (name, old_value) = item.get(attribute), lease.annotations[index]
+            if type(value) is not dict or value.get("S") != old_value:
                 string = texted(attribute, _field_value(item, attribute, "S"))
-                notes = (*notes[:place], (name, string), *notes[place + 1 :])
+                annotations = (*annotations[:index], (name, string), *annotations[index + 1 :])
     except BadRowField:
         return None
-    return lease if epoch == lease.epoch and notes is lease.notes else lease.written(epoch, notes)
+    return lease if epoch == lease.epoch and annotations is lease.annotations else lease.written(epoch, annotations)
 
 
-def _rest(item: Item, notes: Iterable[str]) -> bytes:
+def _rest(item: Item, annotations: Iterable[str]) -> bytes:
     """Return the row without its counter and these attributes, as JSON; b"" if JSON cannot represent it."""
     rest = dict(item)
-    for name in (_COUNT.item, *notes):
+    for name in (_COUNT.item, *annotations):
         rest.pop(name, None)
     try:
         return _as_json(rest)
@@ -338,9 +338,11 @@ def _typed_value(item: Item, name: str, kind: str) -> str | None:
 def _lease(item: Item) -> Lease:
     values = {field.name: checked(field, field.item, _cell(item, field)) for field in _PLAIN}
     # During a KCL 3.x hand-off, checkpointOwner is still the owner (rule 3 of `dynamodb.writes`).
-    taker, leaver, willing = (_text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner"))
-    owner = leaver or taker
-    yields = owner is not None and owner == willing
+    lease_owner, checkpoint_owner, handoff_owner = (
+        _text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")
+    )
+    owner = checkpoint_owner or lease_owner
+    yields = owner is not None and owner == handoff_owner
     parents: Any = _field_value(item, "parentShardId", "SS") if "parentShardId" in item else ()
     if not isinstance(parents, Collection):
         raise BadRowField("parentShardId", f"{shortened_repr(parents)} is not a list of strings")
@@ -350,13 +352,13 @@ def _lease(item: Item) -> Lease:
         ATTRIBUTES,
         parents=tuple(prefix + parent for parent in sorted(named("parentShardId", parent) for parent in parents)),
         owner=owner,
-        next_owner=taker if leaver else (_text(item, "handoffTo") or None) if yields else None,
+        next_owner=lease_owner if checkpoint_owner else (_text(item, "handoffTo") or None) if yields else None,
         yields=yields,
-        leaving=leaver is not None,
-        notes=tuple(
-            (name.removeprefix(NOTE), texted(name, _field_value(item, name, "S")))
+        leaving=checkpoint_owner is not None,
+        annotations=tuple(
+            (name.removeprefix(ANNOTATION_PREFIX), texted(name, _field_value(item, name, "S")))
             for name in sorted(item)
-            if name.startswith(NOTE)
+            if name.startswith(ANNOTATION_PREFIX)
         ),
     )
     return counted(lease, values["epoch"])
@@ -364,7 +366,7 @@ def _lease(item: Item) -> Lease:
 
 def _cell(item: Item, field: RowField) -> str | None:
     """Return the stored value, or None if it is missing. A counter is required: every lease has one (rule 1)."""
-    if _LETTERS[field.kind] == "S":
+    if _TYPE_LETTERS[field.kind] == "S":
         return _text(item, field.item)
     return (
         texted(field.item, _field_value(item, field.item, "N")) if field.kind == "count" or field.item in item else None

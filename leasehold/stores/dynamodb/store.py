@@ -49,9 +49,9 @@ from tenacity import (
 )
 
 from leasehold.balancer.model import Lease
-from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint, session_of
-from leasehold.stores.aws_calls.pages import RowTexts, page_of
+from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
+from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, region_hint, session_of
+from leasehold.stores.aws_calls.pages import UnparsedRows, page_of
 from leasehold.stores.deadlines import bound_client
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
 from leasehold.stores.dynamodb.rows import (
@@ -66,10 +66,10 @@ from leasehold.stores.dynamodb.rows import (
     to_lease,
     to_reports,
 )
-from leasehold.stores.dynamodb.writes import Request, check_answer, request_of
+from leasehold.stores.dynamodb.writes import Request, check_response, request_of
 from leasehold.stores.fields import valid_lease
 from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Patience
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Timeouts
 from leasehold.stores.urls import endpoint_of, without_credentials
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
     from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
-_REFUSED = 300  # and above
+_ERROR_STATUS = 300  # and above
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -96,7 +96,7 @@ def read_listings_quickly(client: "DynamoDBClient") -> None:
 
 def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] >= _REFUSED or any(letters in body for letters in BINARY):
+    if response_dict["status_code"] >= _ERROR_STATUS or any(type_name in body for type_name in BINARY):
         return
     try:
         page = page_of(body, orjson.loads) or orjson.loads(body)
@@ -104,7 +104,7 @@ def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
         rest = orjson.dumps(page)
     except (ValueError, TypeError):  # TypeError if nested too deeply
         return  # boto3 raises the error
-    if isinstance(items, list | RowTexts):
+    if isinstance(items, list | UnparsedRows):
         customized_response_dict["Items"] = items
         response_dict["body"] = rest
 
@@ -112,9 +112,9 @@ def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
 T = TypeVar("T")
 
 ATTEMPTS = 3
-PATIENCE = Patience(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
+TIMEOUTS = Timeouts(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
 """Short enough for several tries within one lease, long enough for a page of a scan (1 MB)."""
-SEGMENT_ROWS, SEGMENTS_MOST = 10_000, 4
+SEGMENT_ROWS, SEGMENTS_MAX = 10_000, 4
 """The minimum number of rows (some five pages) of a segment of a scan, and the maximum number of segments."""
 
 THROTTLED = frozenset(
@@ -149,7 +149,7 @@ class Clients:
 
 
 def connect(
-    session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE, *, directly: bool = True
+    session: Session, region: str | None, endpoint: str | None, timeouts: Timeouts = TIMEOUTS, *, directly: bool = True
 ) -> Clients:
     """Create the clients.
 
@@ -157,43 +157,47 @@ def connect(
         session: A boto3 session.
         region: The region, or None for the session's.
         endpoint: The endpoint, or None for the region's.
-        patience: The timeouts and retries.
+        timeouts: The timeouts and retries.
         directly: Bypass boto3 for calls that allow it.
 
     Raises:
         StoreError: If no region is set anywhere.
     """
 
-    def client(patience: Patience) -> "DynamoDBClient":
+    def client(timeouts: Timeouts) -> "DynamoDBClient":
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": patience.attempts},
-            connect_timeout=patience.connect_seconds,
-            read_timeout=patience.read_seconds,
+            retries={"mode": "standard", "total_max_attempts": timeouts.attempts},
+            connect_timeout=timeouts.connect_seconds,
+            read_timeout=timeouts.read_seconds,
             max_pool_connections=64,
         )
-        boto = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
-        without_credentials(boto.meta.endpoint_url)
-        bound_client(boto)
+        boto_client = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
+        without_credentials(boto_client.meta.endpoint_url)
+        bound_client(boto_client)
         if directly and orjson is not None:
-            call_directly(boto)
-        return boto
+            call_directly(boto_client)
+        return boto_client
 
     with translated("dynamodb"):
-        clients = Clients(reads=client(patience), writes=client(evolve(patience, attempts=1)))
+        clients = Clients(reads=client(timeouts), writes=client(evolve(timeouts, attempts=1)))
     read_listings_quickly(clients.reads)
     return clients
 
 
 @contextmanager
-def translated(table: str) -> Iterator[None]:
-    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help."""
+def translated(table: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
+
+    A `writing` request that is throttled raises NotWritten, because the service rejects it before it does anything.
+    """
     try:
         yield
     except ClientError as error:
         code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
-            raise OutcomeUnknown(f"{table}: {code}: {message}") from error
+            kind = NotWritten if writing and code in THROTTLED else OutcomeUnknown
+            raise kind(f"{table}: {code}: {message}") from error
         advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
         raise StoreError(f"{table}: {code}: {advice}") from error
     except NoRegionError as error:
@@ -204,8 +208,8 @@ def translated(table: str) -> Iterator[None]:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
-    except ODD_ANSWER as odd:
-        raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(odd)}") from odd
+    except PARSE_ERRORS as error:
+        raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(error)}") from error
 
 
 def code_of(error: ClientError) -> str:
@@ -275,7 +279,7 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
                 if code_of(error) != "ResourceInUseException":
                     raise
         retrying = Retrying(
-            retry=retry_if_result(lambda found: found is None or found["TableStatus"] == "CREATING"),
+            retry=retry_if_result(lambda description: description is None or description["TableStatus"] == "CREATING"),
             stop=stop_after_delay(WAIT_SECONDS),
             wait=wait_exponential(multiplier=0.02, max=5),
         )
@@ -350,9 +354,9 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
     """
     keys = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
     kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
-    alone, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
-    if keys in (alone, shared) and all(kinds[name] == "S" for name, _ in keys):
-        if keys == alone and prefix:
+    single, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
+    if keys in (single, shared) and all(kinds[name] == "S" for name, _ in keys):
+        if keys == single and prefix:
             raise StoreError(
                 f"{table}: it is the table of one application, which Java workers may share; leases under a prefix "
                 f"want a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE): name another one"
@@ -367,35 +371,35 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
-def pages_of(look: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
+def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
     """Yield the pages of scans or queries. If there are several, fetch them concurrently.
 
     Args:
-        look: Makes the call.
+        read_page: Makes the call.
         requests: The arguments of each scan or query.
     """
 
-    def fetched(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
+    def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
         # With a short lease the client does not retry, but one throttled page must not fail the whole listing.
-        page = unless_throttled(look, request)
-        last = page.get("LastEvaluatedKey")
-        return page["Items"], {**request, "ExclusiveStartKey": last} if last else None
+        page = unless_throttled(read_page, request)
+        last_key = page.get("LastEvaluatedKey")
+        return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
     # Items need ten times the memory of leases, so at most one page of each question is held here.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
-            items, next_request = fetched(next_request)
+            items, next_request = fetch(next_request)
             yield items
         return
     with ThreadPoolExecutor(len(requests), thread_name_prefix="leasehold-listing") as pool:
-        pending = {pool.submit(fetched, request) for request in requests}
+        pending = {pool.submit(fetch, request) for request in requests}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 items, next_request = future.result()
                 if next_request is not None:
-                    pending.add(pool.submit(fetched, next_request))
+                    pending.add(pool.submit(fetch, next_request))
                 yield items
 
 
@@ -434,7 +438,7 @@ class DynamoStore:
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
         self._rows, self._listed = RowDecoder(prefix), 0
         self._clients = connect(
-            session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
+            session or Session(), region, endpoint, TIMEOUTS.within(request_seconds), directly=directly
         )
         prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
@@ -456,16 +460,16 @@ class DynamoStore:
 
     def _scan(self) -> Listing:
         request: dict[str, Any] = {"TableName": self._table}
-        look: Callable[..., Any] = self._clients.reads.scan
+        read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look = self._clients.reads.query
+            read_page = self._clients.reads.query
             request["KeyConditionExpression"] = f"{APPLICATION} = :application"
             request["ExpressionAttributeValues"] = {":application": text(self._prefix)}
         requests = [request]
-        if not self._prefix and (segments := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
+        if not self._prefix and (segments := min(SEGMENTS_MAX, self._listed // SEGMENT_ROWS)) > 1:
             requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
         with translated(self._table):
-            rows = self._rows.read(pages_of(look, requests))
+            rows = self._rows.read(pages_of(read_page, requests))
         self._listed = len(rows.leases)
         if any(item["entityType"] == text(CELL) for item in rows.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
@@ -477,11 +481,11 @@ class DynamoStore:
         requested, leases = tuple(keys), dict[str, Lease]()
         unique = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
 
-        def ask(question: dict[str, Any]) -> Mapping[str, Any]:
+        def read_batch(arguments: dict[str, Any]) -> Mapping[str, Any]:
             with translated(self._table):
-                return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**question))
+                return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**arguments))
 
-        for item in items_of(ask, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
+        for item in items_of(read_batch, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
                 leases[row.key] = valid_lease(row)
         return tuple(leases[key] for key in requested if key in leases)
@@ -490,58 +494,58 @@ class DynamoStore:
         """Put, update or delete one item, under the condition of the write."""
         key, request = write.lease.key, request_of(write)
         if request is None:
-            return self._refused(key)
+            return self._lost(key)
         match write:
             case CreateLease():
-                reply = self._send(self._clients.writes.put_item, request)
+                response = self._send(self._clients.writes.put_item, request)
             case DeleteLease():
-                reply = self._send(self._clients.writes.delete_item, {**request, "ReturnValues": "ALL_OLD"})
+                response = self._send(self._clients.writes.delete_item, {**request, "ReturnValues": "ALL_OLD"})
             case _:
-                reply = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
-        if isinstance(reply, ClientError):
+                response = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
+        if isinstance(response, ClientError):
             # The response contains the stored row. If it does not, read the row.
-            item: Any = reply.response.get("Item")
+            item: Any = response.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
                 raise OutcomeUnknown(f"{self._table}: an answer is about {row.key!r} in place of {key!r}")
-            return Lost(key, valid_lease(row)) if row else self._refused(key)
+            return Lost(key, valid_lease(row)) if row else self._lost(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
-        written: Item = reply.get("Attributes") or request["Item"]
+        written: Item = response.get("Attributes") or request["Item"]
         return Done(valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
         prove(self._clients.writes, self._table, self._prefix)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
         """Return whether the table has rows of layout `sessions`, and of this layout, judging by a single row."""
         request: dict[str, Any] = {"TableName": self._table, "Limit": 1}
-        look: Callable[..., Any] = self._clients.reads.scan
+        read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
+            read_page, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
         with translated(self._table):
-            rows = unless_throttled(look, request)["Items"]
+            rows = unless_throttled(read_page, request)["Items"]
         ours = any(row.get("entityType") == text(CELL) for row in rows)
         return ours, bool(rows) and not ours
 
     def cells(self) -> DynamoCells:
         """Return the table's rows as rows of layout `sessions`."""
 
-        def ask(
-            call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, refusable: bool = False
+        def call_service(
+            call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, may_be_rejected: bool = False
         ) -> Mapping[str, Any]:
-            refused: ClientError | None = None
-            with translated(self._table):
+            rejection: ClientError | None = None
+            with translated(self._table, writing=may_be_rejected):
                 try:
                     return unless_throttled(call, arguments)
                 except ClientError as error:
-                    if not refusable or code_of(error) != "ConditionalCheckFailedException":
+                    if not may_be_rejected or code_of(error) != "ConditionalCheckFailedException":
                         raise
-                    refused = error
-            raise refused
+                    rejection = error
+            raise rejection
 
-        return DynamoCells(self._clients, self._table, ask, self.prove, self._prefix)
+        return DynamoCells(self._clients, self._table, call_service, self.prove, self._prefix)
 
     def close(self) -> None:
         """Close all connections."""
@@ -550,25 +554,25 @@ class DynamoStore:
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
         """Send a write; return the response, or the error if its condition failed."""
         if self._prefix:
-            where = "Item" if "Item" in request else "Key"
-            request = {**request, where: {**request[where], APPLICATION: text(self._prefix)}}
+            part = "Item" if "Item" in request else "Key"
+            request = {**request, part: {**request[part], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
-        with translated(self._table):
+        with translated(self._table, writing=True):
             try:
-                reply: Mapping[str, Any] = unless_throttled(call, arguments)
-                check_answer(arguments, reply)
+                response: Mapping[str, Any] = unless_throttled(call, arguments)
+                check_response(arguments, response)
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
                     raise
                 return error
-        return reply
+        return response
 
-    def _refused(self, key: str) -> Lost:
+    def _lost(self, key: str) -> Lost:
         return Lost(key, next(iter(self.get([key])), None))
 
 
 def open_url(
-    place: str,
+    location: str,
     options: Mapping[str, str],
     *,
     create: bool,
@@ -576,17 +580,17 @@ def open_url(
     session: Session | None = None,
 ) -> DynamoStore:
     """Open the store in this table. Raises ValueError if the name or an option is invalid."""
-    if not place:
+    if not location:
         raise ValueError("store URL: dynamodb:// needs a table name")
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
-        raise ValueError(f"store URL: {place!r} is not a table name: 3 to 255 letters, digits, _ . or -")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", location):
+        raise ValueError(f"store URL: {location!r} is not a table name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
         raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
     if options.get("wire", "boto3") != "boto3":
         raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
     return DynamoStore(
-        place,
+        location,
         region=options.get("region"),
         endpoint=endpoint,
         create=create,
@@ -598,13 +602,15 @@ def open_url(
     )
 
 
-PREFIX_MOST = 255
+PREFIX_LENGTH_MAX = 255
 """The maximum length of a prefix. A character has at most four bytes, so this is half the limit of a partition key."""
 
 
 def prefix_of(options: Mapping[str, str]) -> str:
     """Return the prefix in a URL; "" for the table of one application. Raises ValueError if it is invalid."""
     prefix = options.get("prefix", "")
-    if len(prefix) > PREFIX_MOST or not prefix.isprintable():
-        raise ValueError(f"store URL: option 'prefix' wants at most {PREFIX_MOST} characters, all of them to be seen")
+    if len(prefix) > PREFIX_LENGTH_MAX or not prefix.isprintable():
+        raise ValueError(
+            f"store URL: option 'prefix' wants at most {PREFIX_LENGTH_MAX} characters, all of them to be seen"
+        )
     return prefix

@@ -14,12 +14,12 @@ from typing import Any, assert_never
 
 from attrs import evolve
 
-from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.balancer.model import Annotations, Lease, Position
 from leasehold.stores import writes
 from leasehold.stores.dynamodb.rows import (
+    ANNOTATION_PREFIX,
     ATTRIBUTES,
     KEY,
-    NOTE,
     AttributeValue,
     attributes,
     number,
@@ -54,11 +54,13 @@ _FAMILY = ("parents", "first_hash", "last_hash")
 _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
 
-def _request(lease: Lease, condition: str, update: str, values: AttributeValues, notes: Notes = ()) -> Request:
+def _request(
+    lease: Lease, condition: str, update: str, values: AttributeValues, annotations: Annotations = ()
+) -> Request:
     """Return a request. It contains only the values used in its expressions, because the service rejects others."""
     defined = {**_CONSTANTS, ":seen": {"N": lease.version}, **{f":{name}": value for name, value in values.items()}}
-    defined |= {f":note{n}": text(value) for n, (_, value) in enumerate(notes)}
-    names = {f"#note{n}": NOTE + name for n, (name, _) in enumerate(notes)}
+    defined |= {f":note{n}": text(value) for n, (_, value) in enumerate(annotations)}
+    names = {f"#note{n}": ANNOTATION_PREFIX + name for n, (name, _) in enumerate(annotations)}
     used = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
     return {
         "Key": {KEY: text(lease.key)},
@@ -72,12 +74,12 @@ def _request(lease: Lease, condition: str, update: str, values: AttributeValues,
 _ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
 
 
-def check_answer(request: Request, reply: Mapping[str, Any]) -> None:
+def check_response(request: Request, response: Mapping[str, Any]) -> None:
     """Raise LookupError if the response is about another row, or does not contain what the request has written.
 
     A connection may deliver a response twice. The second one must not be taken for the response to the next request.
     """
-    row: Mapping[str, Any] = reply.get("Attributes") or {}
+    row: Mapping[str, Any] = response.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
         if row and ("Item" in request or not _has(row, request["Key"])):
             raise LookupError("it is not about the requested row")
@@ -101,8 +103,8 @@ def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool
     )
 
 
-def _set(*clauses: str, notes: Notes = ()) -> str:
-    assignments = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(notes))))
+def _set(*clauses: str, annotations: Annotations = ()) -> str:
+    assignments = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(annotations))))
     return f"SET {', '.join(assignments)} " if assignments else ""
 
 
@@ -123,7 +125,7 @@ def _next_owner(lease: Lease) -> str:
     return f"{ours} AND attribute_not_exists(checkpointOwner)"
 
 
-def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
+def _forward(position: Position, comparison: str) -> tuple[str, AttributeValues]:
     """Return the condition that the stored checkpoint is before this one, in the order of `Position.order`.
 
     Numbers are decimal without leading zeros, so they are compared by length first. Sentinels are recognized by name,
@@ -131,7 +133,7 @@ def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
 
     Args:
         position: The new checkpoint.
-        than: "<", or "<=" to allow an equal checkpoint.
+        comparison: "<", or "<=" to allow an equal checkpoint.
 
     Returns:
         The condition and its values.
@@ -141,7 +143,7 @@ def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
     if not position.numbered:
         return _STARTS, {}
     before = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
-    within = f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {than} :checkpointSubSequenceNumber)"
+    within = f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
     return f"checkpoint <> :end AND ({_STARTS} OR {before} OR {within})", {"digits": number(len(position.sequence))}
 
 
@@ -159,17 +161,17 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
     match write:
         case writes.CreateLease():
             return {"Item": to_item(created(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
-        case writes.ClaimLease(me=me, notes=notes):
-            return _take(lease, me, notes, _SEEN, {})
-        case writes.StealLease(me=me, notes=notes):
+        case writes.ClaimLease(me=me, annotations=annotations):
+            return _take(lease, me, annotations, _SEEN, {})
+        case writes.StealLease(me=me, annotations=annotations):
             if lease.owner is not None and lease.next_owner == me:
-                return _take(lease, me, notes, _next_owner(lease), {**owners, "heir": text(me)})
-            return _take(lease, me, notes, owned, owners)
-        case writes.RenewLease(notes=notes):
-            alive = "" if lease.ended else " AND checkpoint <> :end"
+                return _take(lease, me, annotations, _next_owner(lease), {**owners, "heir": text(me)})
+            return _take(lease, me, annotations, owned, owners)
+        case writes.RenewLease(annotations=annotations):
+            unended = "" if lease.ended else " AND checkpoint <> :end"
             weight_sets, weights = _weight(lease)
-            update = f"{_set(*weight_sets, notes=notes)}{_COUNT}"
-            return _request(lease, f"{_SEEN} AND {owned}{alive}", update, {**owners, **weights}, notes)
+            update = f"{_set(*weight_sets, annotations=annotations)}{_COUNT}"
+            return _request(lease, f"{_SEEN} AND {owned}{unended}", update, {**owners, **weights}, annotations)
         case writes.CheckpointLease():
             return _checkpoint(write)
         case writes.CheckpointLate(position=position):
@@ -188,10 +190,12 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.RequestLease(me=me):
             if lease.owner is None:
                 return None
-            willing = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
+            owner_answers = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
             open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
             values = {**owners, "me": text(me), "stale": text(lease.next_owner or me)}
-            return _request(lease, f"{willing} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values)
+            return _request(
+                lease, f"{owner_answers} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values
+            )
         case writes.WithdrawRequest(me=me):
             if lease.owner is None or lease.leaving:
                 return None
@@ -202,8 +206,8 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             update = f"SET leaseOwner = :me, handoffOwner = :me {_COUNT} REMOVE handoffTo, checkpointOwner"
             return _request(lease, f"{_SEEN} AND {owned}", update, {**owners, "me": text(me)})
         case writes.AnnotateLease(name=name, value=value):
-            note = ((name, value),)
-            return _request(lease, owned, _set(notes=note).rstrip(), owners, note)
+            annotation = ((name, value),)
+            return _request(lease, owned, _set(annotations=annotation).rstrip(), owners, annotation)
         case writes.ResetLease():
             return _reset(write)
         case writes.DeleteLease():
@@ -213,12 +217,12 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             assert_never(write)
 
 
-def _take(lease: Lease, me: str, notes: Notes, condition: str, values: AttributeValues) -> Request:
+def _take(lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues) -> Request:
     # KCL reports this count in its metrics.
     switched = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
-    sets = _set("leaseOwner = :me", "handoffOwner = :me", notes=notes)
+    sets = _set("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
     update = f"{sets}{_COUNT}{switched} REMOVE handoffTo, checkpointOwner"
-    return _request(lease, condition, update, {**values, "me": text(me)}, notes)
+    return _request(lease, condition, update, {**values, "me": text(me)}, annotations)
 
 
 def _weight(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
@@ -265,7 +269,7 @@ def _reset(write: writes.ResetLease) -> Request:
     missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)
     removed = ", ".join((_OWNERS, _PENDING, *stale, *children, *missing))
     family_sets = tuple(f"{name} = :{name}" for name in family)
-    setting = _set(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
+    set_clause = _set(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
     values = {**fields, **family, "further": number(max(1, write.epoch - write.lease.epoch))}
-    update = f"{setting}ADD leaseCounter :further REMOVE {removed}"
-    return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.notes)
+    update = f"{set_clause}ADD leaseCounter :further REMOVE {removed}"
+    return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.annotations)

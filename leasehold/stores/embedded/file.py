@@ -51,7 +51,6 @@ class FileStore(PassingStore):
         return Listing(self._store.list().leases, self._malformed)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write in memory."""
         self._changed = True
         return self._store.write(write)
 
@@ -89,13 +88,13 @@ def _lease(number: int, line: str) -> Lease | Malformed:
 
 
 def open_url(
-    place: str,
+    location: str,
     options: Mapping[str, str],  # noqa: ARG001  there are none
     *,
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> FileStore:
     """Open the store in this file. A path after two slashes is relative, after three absolute."""
-    if not place.strip("/"):
+    if not location.strip("/"):
         raise ValueError("store URL: file:// wants the path of a file")
-    return FileStore(place, create=create)
+    return FileStore(location, create=create)

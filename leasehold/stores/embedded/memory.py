@@ -65,7 +65,7 @@ class MemoryStore:
         """Return the rows of layout `sessions` with this store's name."""
         return MemoryCells(self._name)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs nothing
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs nothing
         """Return whether there are rows of layout `sessions`, and of this layout."""
         return _has_cells(self._name), bool(self._table.rows)
 
@@ -91,7 +91,7 @@ class MemoryCells:
     def __init__(self, name: str = "") -> None:
         self._table = _shared_cells.setdefault(name, _SharedCells()) if name else _SharedCells()
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes, sorted by name."""
         with self._table.lock:
             return tuple(row for name, row in sorted(self._table.rows.items()) if name.startswith(prefixes))
@@ -128,25 +128,25 @@ class MemoryCells:
             stored = self._table.rows.get(name)
             if (stored.etag if stored else None) != version:
                 return None
-            fresh = str(next(self._table.versions))
-            self._table.rows[name] = Stored(name, fresh, dict(fields))
-            return fresh
+            new_version = str(next(self._table.versions))
+            self._table.rows[name] = Stored(name, new_version, dict(fields))
+            return new_version
 
 
 def open_url(
-    place: str,
+    location: str,
     options: Mapping[str, str],  # noqa: ARG001  the caller applies the layout
     *,
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> MemoryStore:
     """Open the store with this name. Raises ValueError if it does not exist in this process and `create` is false."""
-    if not (create or place in _shared or _has_cells(place)):
+    if not (create or location in _shared or _has_cells(location)):
         raise ValueError(
-            f"store URL: memory://{place} is seen by the process that made it alone, and this one has not; "
+            f"store URL: memory://{location} is seen by the process that made it alone, and this one has not; "
             "sqlite:///path is seen by all of this machine"
         )
-    return MemoryStore(place)
+    return MemoryStore(location)
 
 
 def _has_cells(name: str) -> bool:

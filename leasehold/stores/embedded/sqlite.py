@@ -82,7 +82,7 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
     """Return the row of a lease, by column."""
     values = cells(lease)
     values["parents"], values["yields"] = json.dumps(values["parents"]), int(lease.yields)
-    values["notes"] = json.dumps(values["notes"], ensure_ascii=False)
+    values["annotations"] = json.dumps(values["annotations"], ensure_ascii=False)
     return {column: values[name] for name, column in _COLUMNS.items()}
 
 
@@ -161,7 +161,7 @@ class SqliteStore:
         return connection
 
     @contextmanager
-    def current(self) -> Iterator[sqlite3.Connection]:
+    def current_connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection to the file that the path names now (rule 4).
 
         The path is checked before and after, because nothing that was done in a replaced file counts.
@@ -179,7 +179,9 @@ class SqliteStore:
 
     def _replaced(self) -> bool:
         # The log may have been created since. If it existed before, it stays as long as we have it open.
-        return any(old not in (None, now) for old, now in zip(self._files, _files(self._path), strict=True))
+        return any(
+            old_inode not in (None, inode) for old_inode, inode in zip(self._files, _files(self._path), strict=True)
+        )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -201,9 +203,9 @@ class SqliteStore:
         """Return the rows of layout `sessions` in this file."""
         return SqliteCells(self)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
         """Return whether the file has rows of layout `sessions`, and of this layout."""
-        with self.current() as connection:
+        with self.current_connection() as connection:
             has_cells = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
             tables = ("cells", "leases") if has_cells else ("leases",)
             rows = {table: connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables}  # noqa: S608
@@ -220,20 +222,20 @@ class SqliteStore:
 
     def list(self) -> Listing:
         """Return every lease, sorted by key. The listing is a snapshot."""
-        with self.current() as connection:
+        with self.current_connection() as connection:
             rows = connection.execute(_SELECT).fetchall()
         return listing_of(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Return these leases in the given order, without those that do not exist."""
-        with self.current():
+        with self.current_connection():
             leases = tuple(self._stored(key) for key in keys)
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
         """Read the row, decide, and replace it in one transaction. Children are not stored: nothing reads them."""
         key = write.lease.key
-        with self.current() as connection:
+        with self.current_connection() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 stored = self._stored(key)
@@ -261,7 +263,7 @@ _NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQ
 
 def _files(path: str) -> tuple[_Inode | None, ...]:
     """Return the inodes of the file and of the two files of its log, as the path names them now."""
-    return tuple(_inode(f"{path}{end}") for end in ("", "-wal", "-shm"))
+    return tuple(_inode(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
 
 
 def _inode(path: str) -> _Inode | None:
@@ -288,7 +290,7 @@ class SqliteCells:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
         with self._table() as connection:
             rows = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
@@ -310,11 +312,11 @@ class SqliteCells:
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Update a row, if it still has this version."""
-        fresh = token_hex(8)
+        new_version = token_hex(8)
         update = "UPDATE cells SET version = ?, fields = ? WHERE name = ? AND version = ?"
         with self._table() as connection:
-            count = connection.execute(update, (fresh, json.dumps(dict(fields)), name, version)).rowcount
-        return fresh if count else None
+            count = connection.execute(update, (new_version, json.dumps(dict(fields)), name, version)).rowcount
+        return new_version if count else None
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row, if it still has this version."""
@@ -331,7 +333,7 @@ class SqliteCells:
 
     @contextmanager
     def _table(self) -> Iterator[sqlite3.Connection]:
-        with self._store.current() as connection:
+        with self._store.current_connection() as connection:
             connection.execute(CELLS_SCHEMA)
             yield connection
 
@@ -357,22 +359,22 @@ def cell_of(row: Row | Mapping[str, Any]) -> Stored:
 
 
 def open_url(
-    place: str,
+    location: str,
     options: Mapping[str, str],  # noqa: ARG001  the caller applies the layout
     *,
     create: bool,
     request_seconds: float | None,
 ) -> SqliteStore:
     """Open the store in this file. A path after two slashes is relative, after three absolute."""
-    if not place.strip("/"):
+    if not location.strip("/"):
         raise ValueError("store URL: sqlite:// wants the path of a file")
-    busy = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)
+    busy_seconds = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)
     try:
-        return SqliteStore(place, create=create, busy_seconds=busy)
+        return SqliteStore(location, create=create, busy_seconds=busy_seconds)
     except StoreError as error:
-        path = Path(place)
+        path = Path(location)
         if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
             raise
         # The user may have meant a relative path: in SQLAlchemy, a path after three slashes is relative.
-        hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{place.lstrip('/')}"
+        hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{location.lstrip('/')}"
         raise StoreError(f"{error}; {hint}") from error

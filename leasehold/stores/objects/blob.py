@@ -29,7 +29,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import Patience
+from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
@@ -37,7 +37,7 @@ CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 """The environment variable with the connection string, which contains the account's key."""
 
 _STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
-_REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
+_REJECTED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
 _UNSIGNED = frozenset({401, 403})
 _SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role 'Storage Blob Data Contributor'"
 
@@ -60,7 +60,7 @@ PAGE_LEASES = 20
 The metadata of a blob is limited to 8 KB, and the annotations of a lease take some 300 bytes.
 """
 
-PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
+TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _CONNECTIONS = 64
 """The number of connections to keep open.
 
@@ -69,14 +69,14 @@ for each request.
 """
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `account/container`.
 
     The account's key comes from the connection string in the environment. Without one, the identity of this machine or
     user is used.
 
     Args:
-        place: The account and the container.
+        location: The account and the container.
         options: With `eventhub=<namespace>/<hub>` and `group` (default $Default), the blobs are in the layout of the
             Azure SDKs. `start` is then where a partition starts that a worker has owned but never checkpointed.
             Otherwise, leases of any source are stored below `prefix`.
@@ -89,31 +89,31 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
     """
     layout = _layout(options)
     endpoint = endpoint_of(options.get("endpoint"))
-    client = open_container(place, endpoint, create=create, request_seconds=request_seconds)
+    client = open_container(location, endpoint, create=create, request_seconds=request_seconds)
     return EtagStore(BlobObjects(client), layout, page_leases=PAGE_LEASES)
 
 
 def open_container(
-    place: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
+    location: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
 ) -> ContainerClient:
     """Return a client of `account/container`, which is created if necessary. Raises ValueError or StoreError."""
-    client = client_of(place, endpoint, request_seconds)
+    client = client_of(location, endpoint, request_seconds)
     _ensure(client, create=create)
     return client
 
 
-def client_of(place: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
+def client_of(location: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
     """Return a client of `account/container`, without a request. Raises ValueError or StoreError."""
-    account, slash, container = place.partition("/")
+    account, slash, container = location.partition("/")
     if not (account and slash and container) or "/" in container:
         raise ValueError("store URL: azblob:// wants account/container")
-    patience, session = PATIENCE.within(request_seconds), Session()
+    timeouts, session = TIMEOUTS.within(request_seconds), Session()
     for scheme in ("https://", "http://"):
         session.mount(scheme, DeadlineAdapter(pool_maxsize=_CONNECTIONS))
     transport = RequestsTransport(
-        session=session, connection_timeout=patience.connect_seconds, read_timeout=patience.read_seconds
+        session=session, connection_timeout=timeouts.connect_seconds, read_timeout=timeouts.read_seconds
     )
-    options: dict[str, Any] = {**_CLIENT, "retry_total": patience.attempts - 1, "transport": transport}
+    options: dict[str, Any] = {**_CLIENT, "retry_total": timeouts.attempts - 1, "transport": transport}
     # A variable set from a file may end with a newline, which would become part of the host name or the signature.
     secret = os.environ.get(CONNECTION_STRING, "").strip()
     if not secret.isprintable():
@@ -131,8 +131,8 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
         raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
     try:
         client = ContainerClient.from_connection_string(secret, container, **options)
-    except ValueError as bad:
-        raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from bad
+    except ValueError as error:
+        raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from error
     without_credentials(client.url.partition("?")[0])
     if client.account_name != account:
         raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
@@ -168,7 +168,7 @@ def _ensure(client: ContainerClient, *, create: bool) -> None:
 
     The check is a listing, because an identity that may use a container might not be allowed to describe it.
     """
-    with asking(client):
+    with translated(client):
         try:
             next(iter(client.list_blobs(results_per_page=1)), None)
         except ResourceNotFoundError:
@@ -190,9 +190,9 @@ class BlobObjects:
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all blobs whose names begin with `prefix`, without soft-deleted ones, old versions and snapshots."""
         dated = _Dated(self._skew)
-        with asking(self._container):
+        with translated(self._container):
             blobs = self._container.list_blobs(
-                name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.heard
+                name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.observe
             )
             # `dated.now` is the date of the blob's own page, because the next page is fetched only after it.
             objects = tuple(_stored(blob, dated.now) for blob in blobs)
@@ -203,11 +203,11 @@ class BlobObjects:
     def get(self, name: str) -> Stored | None:
         """Return the blob with this name."""
         dated = _Dated(self._skew)
-        with asking(self._container):
+        with translated(self._container):
             try:
-                blob = self._blob(name).get_blob_properties(raw_response_hook=dated.heard)
-            except ResourceNotFoundError as absent:
-                if _code(absent) == "BlobNotFound":
+                blob = self._blob(name).get_blob_properties(raw_response_hook=dated.observe)
+            except ResourceNotFoundError as error:
+                if _code(error) == "BlobNotFound":
                     return None
                 raise
             return _stored(blob, dated.now)
@@ -227,11 +227,11 @@ class BlobObjects:
         If a blob does not exist, some services respond that the condition failed. So read it to find out.
         """
         match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        with asking(self._container):
+        with translated(self._container):
             try:
                 self._blob(name).delete_blob(**match, **_ONCE)
-            except HttpResponseError as refused:
-                if _code(refused) not in _REFUSED:
+            except HttpResponseError as error:
+                if _code(error) not in _REJECTED:
                     raise
             else:
                 return True
@@ -245,11 +245,11 @@ class BlobObjects:
         return self._container.get_blob_client(name)
 
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
-        with asking(self._container):
+        with translated(self._container):
             try:
                 return unquoted_etag(str(write()["etag"]))
-            except HttpResponseError as refused:
-                if _code(refused) in _REFUSED:
+            except HttpResponseError as error:
+                if _code(error) in _REJECTED:
                     return None
                 raise
 
@@ -261,12 +261,12 @@ class _Dated:
         self._skew = skew
         self.now = 0.0
 
-    def heard(self, response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
+    def observe(self, response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
         _check_echo(response)
         now = date_of(response.http_response.headers.get("Date"))
         if now is not None:
             self.now = now
-            self._skew.saw(now)
+            self._skew.observe(now)
 
 
 def _stored(blob: BlobProperties, service_now: float) -> Stored:
@@ -281,13 +281,13 @@ def _code(error: HttpResponseError) -> str:
 
 
 @contextmanager
-def asking(container: ContainerClient) -> Iterator[None]:
+def translated(container: ContainerClient) -> Iterator[None]:
     """Turn errors of the SDK into ours, without the account's key or a signature in their messages."""
     name = container.container_name
     try:
         yield
-    except ClientAuthenticationError as refused:
-        raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from refused
+    except ClientAuthenticationError as error:
+        raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from error
     except HttpResponseError as error:
         status = error.status_code or 0
         if unanswered(status):
@@ -299,8 +299,8 @@ def asking(container: ContainerClient) -> Iterator[None]:
         raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error
     except AzureError as error:
         # Drop the cause, which repeats the whole address, with the signature if one is used to open the account.
-        why = type(error).__name__
-        raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({why})") from None
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
+        cause = type(error).__name__
+        raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({cause})") from None
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # A response of unexpected form, such as a proxy's page.
-        raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {said(odd)}") from odd
+        raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {said(error)}") from error

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shortened_repr, text, weight, whole
+from leasehold.stores.fields import BadRowField, annotations, kilobytes, position, shortened_repr, text, weight, whole
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
@@ -27,7 +27,7 @@ END_OF_STREAM = "@latest"
 
 NO_OFFSET = frozenset({"", "no offset"})
 """The values that some SDKs write if they do not know the offset."""
-HAD, HAD_MOST = "had", 6000
+DEDUPLICATION, DEDUPLICATION_LENGTH_MAX = "had", 6000
 """Our own field of a checkpoint, and its maximum length. The metadata of a blob is limited to 8 KiB in total."""
 
 
@@ -58,7 +58,7 @@ class EventHubLayout:
     start: Position = TRIM_HORIZON
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        owner_checked_checkpoint=False, free_notes=False, counts_owners=False, ascii_owners=True
+        owner_checked_checkpoint=False, free_annotations=False, counts_owners=False, ascii_owners=True
     )
     """Checkpoint and ownership are two blobs, the latter also holds annotations, and official workers count nothing."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
@@ -93,7 +93,7 @@ class EventHubLayout:
             stream=self._stream,
             checkpoint=read_position(parts.fields("checkpoint"), self.start),
             weight=weight("throughputkbps", fields.get("throughputkbps")),
-            notes=notes("notes", fields.get("notes") or "{}"),
+            annotations=annotations("notes", fields.get("notes") or "{}"),
         )
         return owned(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
 
@@ -105,33 +105,44 @@ class EventHubLayout:
         ours = {
             **owner_fields(before, after, _plain),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
-            "notes": json.dumps(dict(after.notes)) if after.notes else "",
+            "notes": json.dumps(dict(after.annotations)) if after.annotations else "",
         }
-        return {name: word for name, word in {**stored, **ours}.items() if word or name == "ownerid"}
+        return {name: value for name, value in {**stored, **ours}.items() if value or name == "ownerid"}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new metadata of the checkpoint. Raises StoreError if the layout cannot store the position.
 
         `offset` and `sequencenumber` are always present, because SDKs cannot list a blob that lacks one of them.
         """
-        rest, at = {name: word for name, word in stored.items() if name not in {"position", HAD}}, after.checkpoint
-        if at.numbered:
+        kept_fields, new_position = (
+            {name: value for name, value in stored.items() if name not in {"position", DEDUPLICATION}},
+            after.checkpoint,
+        )
+        if new_position.numbered:
             # After the offset, a token may contain what deduplication knows of our Spark sinks' rows. An SDK's worker
             # drops that part, so repeated rows then get through.
-            offset, _, had_rows = at.token.partition(" ")
-            rest |= {HAD: _plain(HAD, had_rows)} if had_rows and len(had_rows) <= HAD_MOST else {}
-            if not offset or at.sub:
+            offset, _, written_rows = new_position.token.partition(" ")
+            kept_fields |= (
+                {DEDUPLICATION: _plain(DEDUPLICATION, written_rows)}
+                if written_rows and len(written_rows) <= DEDUPLICATION_LENGTH_MAX
+                else {}
+            )
+            if not offset or new_position.sub:
                 raise StoreError(
-                    f"checkpoint {at.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
+                    f"checkpoint {new_position.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
                 )
-            return {**rest, "offset": _plain("offset", offset), "sequencenumber": at.sequence}
-        if at == LATEST:
-            return {**rest, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
+            return {**kept_fields, "offset": _plain("offset", offset), "sequencenumber": new_position.sequence}
+        if new_position == LATEST:
+            return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
         # An SDK's worker that does not know where to start reads from the beginning: records repeat, but none is lost.
-        beginning = {**rest, "offset": BEGINNING, "sequencenumber": BEGINNING}
-        return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
+        beginning = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
+        return (
+            beginning
+            if new_position == TRIM_HORIZON
+            else {**beginning, "position": f"{new_position.sequence} {new_position.sub}"}
+        )
 
-    def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+    def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new metadata of the ownership. Never called, because the layout has no notes blob."""
         return self.ownership(stored, before, after)
 
@@ -145,10 +156,10 @@ def _is_partition(key: str) -> bool:
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 
-def _plain(field: str, word: str) -> str:
-    if not (word.isascii() and word.isprintable() and word == word.strip()):
-        raise StoreError(f"{field}: {word!r} cannot stand in a blob's metadata; use printable ASCII")
-    return word
+def _plain(field: str, value: str) -> str:
+    if not (value.isascii() and value.isprintable() and value == value.strip()):
+        raise StoreError(f"{field}: {value!r} cannot stand in a blob's metadata; use printable ASCII")
+    return value
 
 
 def read_position(fields: ObjectFields, start: Position) -> Position:
@@ -168,8 +179,8 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
     if offset in NO_OFFSET:
         return _numbered(number) if numbered else start
     # Without a number, the offset is enough to start from. Use 0 as the number, so that every other counts as later.
-    had_rows = fields.get(HAD, "")
-    return _numbered(number if numbered else "0", f"{offset} {had_rows}" if had_rows else offset)
+    written_rows = fields.get(DEDUPLICATION, "")
+    return _numbered(number if numbered else "0", f"{offset} {written_rows}" if written_rows else offset)
 
 
 def _numbered(number: str, offset: str = "") -> Position:

@@ -27,7 +27,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
-from leasehold.stores.protocol import Patience
+from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered
 from leasehold.stores.urls import date_of, endpoint_of
 
@@ -44,7 +44,7 @@ PAGE_LEASES = 20
 
 The metadata of an object is limited to 8 KiB, and the annotations of a lease take some 300 bytes.
 """
-PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
+TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _ADVICE: Mapping[int, str] = {
     401: "the credentials are not valid; fetch new ones",
     403: "these credentials may not do this; a worker needs the role Storage Object User on the bucket",
@@ -55,23 +55,23 @@ _LISTING = "storage#objects"
 """The `kind` of a listing. It distinguishes an empty listing from an unrelated response."""
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
+def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `bucket/prefix`. Raises ValueError or StoreError."""
-    bucket, prefix = bucket_of(place)
+    bucket, prefix = bucket_of(location)
     objects = GcsObjects(
         bucket,
         project=options.get("project"),
         location=options.get("location"),
         endpoint=endpoint_of(options.get("endpoint")),
-        patience=PATIENCE.within(request_seconds),
+        timeouts=TIMEOUTS.within(request_seconds),
     )
     objects.ensure(create=create)
     return EtagStore(objects, ObjectLayout(prefix), page_leases=PAGE_LEASES)
 
 
-def bucket_of(place: str) -> tuple[str, str]:
+def bucket_of(location: str) -> tuple[str, str]:
     """Split the place of a URL into bucket and prefix. Raises ValueError if there is no bucket."""
-    bucket, _, prefix = place.partition("/")
+    bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("store URL: gcs:// wants bucket/prefix")
     return bucket, prefix
@@ -88,12 +88,12 @@ class GcsObjects:
         location: str | None = None,
         endpoint: str | None = None,
         skew: SkewWarning | None = None,
-        patience: Patience = PATIENCE,
+        timeouts: Timeouts = TIMEOUTS,
     ) -> None:
-        self.bucket, self._location, self._patience = bucket, location, patience
-        self._skew, self._heard = skew or SkewWarning(), local()
+        self.bucket, self._location, self._timeouts = bucket, location, timeouts
+        self._skew, self._thread_clock = skew or SkewWarning(), local()
         endpoint = endpoint or endpoint_of(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
-        with self._asking():
+        with self._translated():
             credentials, default = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
             self._project = project or default
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
@@ -104,67 +104,67 @@ class GcsObjects:
             self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
         # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
-        self._once: Any = {"timeout": (patience.connect_seconds, patience.read_seconds), "retry": None}
+        self._once: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
 
     def ensure(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
 
-        def listed() -> None:
+        def list_one() -> None:
             next(self._listed(max_results=1), None)
 
         try:
-            self._read(listed)
-        except StoreError as absent:
-            if not create or not isinstance(absent.__cause__, NotFound):
+            self._read(list_one)
+        except StoreError as error:
+            if not create or not isinstance(error.__cause__, NotFound):
                 raise
             if not self._project:
                 raise StoreError(
                     f"{self._where}: it does not exist, and creating it needs a project; add ?project=… to the URL"
-                ) from absent
+                ) from error
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
             # Otherwise each overwritten object is kept, and billed, for a week.
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
-            with self._asking():
+            with self._translated():
                 try:
                     self._client.create_bucket(new_bucket, location=self._location, **self._once)
-                except GoogleAPICallError as taken:
-                    if taken.code != HTTPStatus.CONFLICT:  # another worker has created it
+                except GoogleAPICallError as error:
+                    if error.code != HTTPStatus.CONFLICT:  # another worker has created it
                         raise
-            self._read(listed)
+            self._read(list_one)
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all objects whose names begin with `prefix`."""
 
-        def listed() -> tuple[Stored, ...]:
+        def list_all() -> tuple[Stored, ...]:
             objects = tuple(self._stored(blob) for blob in self._listed(prefix=prefix))
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists objects that were not requested")
             return objects
 
-        return self._read(listed)
+        return self._read(list_all)
 
-    def _listed(self, **asked: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
+    def _listed(self, **arguments: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
         """Iterate over a listing. Raises LookupError for a response that is not a page of a listing."""
-        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **asked, **self._once)
-        begin = blobs._page_start  # noqa: SLF001  the library has no public access to the response
+        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **arguments, **self._once)
+        start_page = blobs._page_start  # noqa: SLF001  the library has no public access to the response
 
-        def begun(iterator: object, page: object, response: Mapping[str, Any]) -> None:
+        def check_page(iterator: object, page: object, response: Mapping[str, Any]) -> None:
             if response.get("kind") != _LISTING:
                 raise LookupError("it is not a listing")
-            begin(iterator, page, response)
+            start_page(iterator, page, response)
 
-        blobs._page_start = begun  # noqa: SLF001  likewise
+        blobs._page_start = check_page  # noqa: SLF001  likewise
         return iter(blobs)
 
     def get(self, name: str) -> Stored | None:
         """Return the object with this name."""
 
-        def got() -> Stored | None:
+        def get_one() -> Stored | None:
             blob = self._bucket.get_blob(name, **self._once)
             return blob and self._stored(_checked(blob, name))
 
-        return self._read(got)
+        return self._read(get_one)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create an object if there is none, whose generation is then 0."""
@@ -179,7 +179,7 @@ class GcsObjects:
         if etag.isdecimal():
             # Also address the generation: fake-gcs-server, used in tests of races, supports no other condition here.
             blob = self._bucket.blob(name, generation=int(etag))
-            with self._asking():
+            with self._translated():
                 try:
                     self._unless_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._once))
                 except (PreconditionFailed, NotFound):
@@ -199,7 +199,7 @@ class GcsObjects:
         def put() -> None:
             blob.upload_from_string(b"", content_type="application/json", if_generation_match=generation, **self._once)
 
-        with self._asking():
+        with self._translated():
             try:
                 self._unless_throttled(put)
             except PreconditionFailed:
@@ -207,36 +207,36 @@ class GcsObjects:
             return str(_checked(blob, name).generation)
 
     def _stored(self, blob: storage.Blob) -> Stored:
-        now = getattr(self._heard, "now", None)
+        now = getattr(self._thread_clock, "now", None)
         fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
         written = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
         return Stored(blob.name, str(blob.generation), fields, written)
 
     def _update_clock(self, response: requests.Response, **_more: object) -> None:
         """Take the service's clock from the Date header of a response, for the thread that waits for it."""
-        self._heard.now = now = date_of(response.headers.get("date"))
+        self._thread_clock.now = now = date_of(response.headers.get("date"))
         if now is not None:
-            self._skew.saw(now)
+            self._skew.observe(now)
 
-    def _read(self, ask: Callable[[], T]) -> T:
+    def _read(self, send: Callable[[], T]) -> T:
         """Send a read, and repeat it if its outcome is unknown."""
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, OutcomeUnknown)),
-            stop=stop_after_attempt(self._patience.attempts),
+            stop=stop_after_attempt(self._timeouts.attempts),
             wait=wait_random_exponential(multiplier=0.1, max=1),
             reraise=True,
         )
 
-        def asked() -> T:
-            with self._asking():
-                return ask()
+        def send_once() -> T:
+            with self._translated():
+                return send()
 
-        return retrying(asked)
+        return retrying(send_once)
 
     def _unless_throttled(self, write: Callable[[], T]) -> T:
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, TooManyRequests)),
-            stop=stop_after_attempt(PATIENCE.attempts),
+            stop=stop_after_attempt(TIMEOUTS.attempts),
             wait=wait_random_exponential(multiplier=0.25, max=1),
             reraise=True,
         )
@@ -247,7 +247,7 @@ class GcsObjects:
         return f"bucket {self.bucket!r}"
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Turn errors of the libraries into ours, without credentials in their messages."""
         try:
             yield
@@ -263,9 +263,9 @@ class GcsObjects:
             if error.retryable:
                 raise OutcomeUnknown(f"{self._where}: the identity service gave no usable response") from error
             raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # A response of unexpected form, such as a proxy's page.
-            raise OutcomeUnknown(f"{self._where}: a response cannot be parsed: {said(odd)}") from odd
+            raise OutcomeUnknown(f"{self._where}: a response cannot be parsed: {said(error)}") from error
 
 
 def _checked(blob: storage.Blob, name: str) -> storage.Blob:

@@ -19,7 +19,7 @@ from leasehold.stores.requests import (
     ObjectFields,
     Part,
     Parts,
-    StampedNotes,
+    StampedAnnotations,
     owned,
     owner_fields,
     percent_decoded,
@@ -30,7 +30,7 @@ from leasehold.stores.requests import (
 )
 
 _NAMES = {field.name: field.object for field in FIELDS}
-_OWNERSHIP = frozenset({"owner", "epoch", "next_owner", "yields", "notes"})
+_OWNERSHIP = frozenset({"owner", "epoch", "next_owner", "yields", "annotations"})
 _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
 """The fields of a checkpoint object, except for the annotations that it was created with."""
 
@@ -80,25 +80,27 @@ class ObjectLayout:
         if "weight" in ownership:  # measured after the lease was created
             values["weight"] = weight("weight", ownership["weight"])
         # The latest annotation wins. If counters are equal, the order of these objects decides.
-        latest: StampedNotes = {}
+        latest: StampedAnnotations = {}
         for part in ("checkpoint", "ownership", "notes"):
-            for name, note in stamped(parts.fields(part)).items():
-                if note[1] >= latest.get(name, note)[1]:
-                    latest[name] = note
-        notes = tuple(sorted((name, text) for name, (text, _) in latest.items()))
+            for name, stamped_value in stamped(parts.fields(part)).items():
+                if stamped_value[1] >= latest.get(name, stamped_value)[1]:
+                    latest[name] = stamped_value
+        annotations = tuple(sorted((name, text) for name, (text, _) in latest.items()))
         counter = whole("counter", ownership.get("counter", "0"))
-        return owned(lease_of({"key": key, **values}, _NAMES, epoch=counter, notes=notes), parts, percent_decoded)
+        return owned(
+            lease_of({"key": key, **values}, _NAMES, epoch=counter, annotations=annotations), parts, percent_decoded
+        )
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
-            **owner_fields(before, after, lambda _field, word: percent_encoded(word)),
+            **owner_fields(before, after, lambda _field, value: percent_encoded(value)),
             "counter": str(counter),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": _stamp(stored, before, after, counter),
         }
-        return {name: word for name, word in {**stored, **ours}.items() if word}
+        return {name: value for name, value in {**stored, **ours}.items() if value}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new fields of the checkpoint, with the lease's constant fields and its first annotations."""
@@ -107,16 +109,16 @@ class ObjectLayout:
             "shard": after.shard if after.shard != after.key else "",
         }
         ours = {field.object: spelled(field.kind, values[field.name]) for field in _CHECKPOINT}
-        initial_notes = {name: (text, 0) for name, text in after.notes}
-        ours["notes"] = stored.get("notes", "") if stored else stamps(initial_notes)
-        return {name: word for name, word in {**stored, **ours}.items() if word}
+        initial_annotations = {name: (text, 0) for name, text in after.annotations}
+        ours["notes"] = stored.get("notes", "") if stored else stamps(initial_annotations)
+        return {name: value for name, value in {**stored, **ours}.items() if value}
 
-    def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+    def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new fields of the notes object. Changes get the ownership's counter, which does not change."""
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
 
 
 def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
     """Return the annotations of one object, updated with those that this write changes."""
-    changed = {name: (text, counter) for name, text in after.notes if before.note(name) != text}
+    changed = {name: (text, counter) for name, text in after.annotations if before.annotation(name) != text}
     return stamps({**stamped(stored), **changed})

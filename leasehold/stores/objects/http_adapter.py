@@ -11,12 +11,10 @@ class DeadlineAdapter(HTTPAdapter):
     """Reads every response under a deadline, through proxies as well."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as requests has it
-        """Create the connection pools."""
         super().init_poolmanager(*args, **options)
         self.poolmanager.pool_classes_by_scheme = bounded_pools(self.poolmanager.pool_classes_by_scheme)
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as requests has it
-        """Return the connection pools for this proxy."""
         manager = super().proxy_manager_for(*args, **options)
         manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
         return manager

@@ -32,7 +32,7 @@ from leasehold.stores.deadlines import bound_client
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import Patience
+from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
@@ -40,20 +40,22 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
     from types_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2OutputTypeDef
 
-_REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
-_THERE = frozenset({"PreconditionFailed", "412"})
+_REJECTED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
+_EXISTS = frozenset({"PreconditionFailed", "412"})
 _NO_CONDITIONS = frozenset({"NotImplemented", "501"})
 _ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
-_OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
+_PERMANENT_ERRORS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
 _FETCHES = 8
 """The number of changed objects to fetch concurrently after a listing."""
-PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
-_UNTORN = Retrying(retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True)
+TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
+_RETRY_TORN_READS = Retrying(
+    retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True
+)
 """Repeats a read whose body does not match its checksum: in some services, a read may overlap a write."""
 
 
 def open_url(
-    place: str,
+    location: str,
     options: Mapping[str, str],
     *,
     create: bool,
@@ -61,12 +63,14 @@ def open_url(
     session: boto3.Session | None = None,
 ) -> EtagStore:
     """Open the store at `bucket/prefix`. Raises ValueError or StoreError."""
-    bucket, _, prefix = place.partition("/")
+    bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// wants bucket/prefix")
-    patience, endpoint = PATIENCE.within(request_seconds), endpoint_of(options.get("endpoint"))
-    boto = session_of(options, session=session)
-    objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience, session=boto)
+    timeouts, endpoint = TIMEOUTS.within(request_seconds), endpoint_of(options.get("endpoint"))
+    boto_session = session_of(options, session=session)
+    objects = S3Objects(
+        bucket, region=options.get("region"), endpoint=endpoint, timeouts=timeouts, session=boto_session
+    )
     objects.ensure(create=create)
     return EtagStore(objects, ObjectLayout(prefix))
 
@@ -81,69 +85,69 @@ class S3Objects:
         region: str | None = None,
         endpoint: str | None = None,
         skew: SkewWarning | None = None,
-        patience: Patience = PATIENCE,
+        timeouts: Timeouts = TIMEOUTS,
         session: boto3.Session | None = None,
     ) -> None:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
         # Reads may be repeated. If a write were sent twice, its own first try could make the second fail.
-        with self._asking():
-            self._reads = _client(region, endpoint, patience, session)
-            self._writes = _client(region, endpoint, evolve(patience, attempts=1), session)
-        self._known: dict[str, Stored] = {}
+        with self._translated():
+            self._reads = _client(region, endpoint, timeouts, session)
+            self._writes = _client(region, endpoint, evolve(timeouts, attempts=1), session)
+        self._cached: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
-        with self._asking():
+        with self._translated():
             try:
                 _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
-            except ClientError as absent:
-                if not create or _code(absent) != "NoSuchBucket":
+            except ClientError as error:
+                if not create or _code(error) != "NoSuchBucket":
                     raise
                 region = self._writes.meta.region_name
-                where: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+                configuration: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
                 try:
-                    self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else where))
-                except ClientError as taken:
-                    if _code(taken) != "BucketAlreadyOwnedByYou":
+                    self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else configuration))
+                except ClientError as conflict:
+                    if _code(conflict) != "BucketAlreadyOwnedByYou":
                         raise
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
         listed: list[Stored | str] = []
-        with self._asking():
+        with self._translated():
             for page in self._pages(prefix):
                 now = self._service_time(page)
                 for row in page.get("Contents", []):
-                    cached = self._known.get(row["Key"])
+                    cached = self._cached.get(row["Key"])
                     if cached is None or cached.etag != unquoted_etag(row["ETag"]):
                         listed.append(row["Key"])
                     else:
                         listed.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
-            fetched = tuple(pool.map(lambda one: self.get(one) if isinstance(one, str) else one, listed))
+            fetched = tuple(pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, listed))
         objects = {stored.name: stored for stored in fetched if stored}
-        self._known = {name: stored for name, stored in self._known.items() if not name.startswith(prefix)} | objects
+        self._cached = {name: stored for name, stored in self._cached.items() if not name.startswith(prefix)} | objects
         return tuple(objects.values())
 
     def get(self, name: str) -> Stored | None:
         """Return the object with this name."""
-        if (reply := self._read(name)) is None:
+        if (response_and_body := self._read(name)) is None:
             return None
-        response, body = reply
+        response, body = response_and_body
         written = response["LastModified"].timestamp()
         return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), written))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
-        def fetched() -> "tuple[GetObjectOutputTypeDef, bytes]":
+        def fetch() -> "tuple[GetObjectOutputTypeDef, bytes]":
             response = self._reads.get_object(Bucket=self.bucket, Key=name)
             return response, response["Body"].read()
 
-        with self._asking():
+        with self._translated():
             try:
-                return _UNTORN(fetched)
-            except ClientError as absent:
-                if _code(absent) != "NoSuchKey":
+                return _RETRY_TORN_READS(fetch)
+            except ClientError as error:
+                if _code(error) != "NoSuchKey":
                     raise
         return None
 
@@ -157,11 +161,11 @@ class S3Objects:
 
     def delete(self, name: str, etag: str) -> bool:
         """Delete an object by DeleteObject under If-Match."""
-        with self._asking():
+        with self._translated():
             try:
                 self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
-            except ClientError as refused:
-                if _code(refused) not in _REFUSED:
+            except ClientError as error:
+                if _code(error) not in _REJECTED:
                     raise
             else:
                 return True
@@ -171,18 +175,18 @@ class S3Objects:
 
     def missing(self) -> bool:
         """Return whether the service reports that the bucket does not exist; False if we are not allowed to ask."""
-        with self._asking():
+        with self._translated():
             try:
                 self._reads.head_bucket(Bucket=self.bucket)
-            except ClientError as absent:
-                if _code(absent) not in {"404", "NoSuchBucket", "403", "AccessDenied"}:
+            except ClientError as error:
+                if _code(error) not in {"404", "NoSuchBucket", "403", "AccessDenied"}:
                     raise
-                return _code(absent) in {"404", "NoSuchBucket"}
+                return _code(error) in {"404", "NoSuchBucket"}
         return False
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """Return the names of all objects that begin with `prefix`."""
-        with self._asking():
+        with self._translated():
             return tuple(row["Key"] for page in self._pages(prefix) for row in page.get("Contents", []))
 
     def _pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
@@ -192,24 +196,24 @@ class S3Objects:
 
     def body(self, name: str) -> bytes | None:
         """Return the content of the object with this name, or None if it does not exist."""
-        reply = self._read(name)
-        return None if reply is None else reply[1]
+        response_and_body = self._read(name)
+        return None if response_and_body is None else response_and_body[1]
 
     def put_body(self, name: str, body: bytes) -> None:
         """Store an object unless one with this name exists. The client may retry, because the write is idempotent."""
         request: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
-        with self._asking():
+        with self._translated():
             try:
                 self._reads.put_object(**request, IfNoneMatch="*")
-            except ClientError as refused:
-                if _code(refused) in _NO_CONDITIONS:
+            except ClientError as error:
+                if _code(error) in _NO_CONDITIONS:
                     self._reads.put_object(**request)  # the name identifies the content, so this cannot change it
-                elif _code(refused) not in _THERE:
+                elif _code(error) not in _EXISTS:
                     raise
 
     def remove(self, name: str) -> None:
         """Delete an object if it exists."""
-        with self._asking():
+        with self._translated():
             self._reads.delete_object(Bucket=self.bucket, Key=name)
 
     def close(self) -> None:
@@ -219,13 +223,13 @@ class S3Objects:
 
     def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
         body = json.dumps(dict(fields), sort_keys=True).encode()
-        with self._asking():
+        with self._translated():
             try:
                 response = self._writes.put_object(
                     Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
                 )
-            except ClientError as refused:
-                if _code(refused) in _REFUSED:
+            except ClientError as error:
+                if _code(error) in _REJECTED:
                     return None
                 raise
         return unquoted_etag(response["ETag"])
@@ -235,11 +239,11 @@ class S3Objects:
         now = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
-        self._skew.saw(now)
+        self._skew.observe(now)
         return now
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Turn errors of the SDK into ours, without credentials in their messages."""
         where = f"bucket {self.bucket!r}"
         try:
@@ -250,13 +254,13 @@ class S3Objects:
                 raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
-        except _OUR_FAULT as fault:
+        except _PERMANENT_ERRORS as fault:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
-        except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as odd:
+        except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
             # A response of unexpected form, such as a proxy's page.
-            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(odd)}") from odd
+            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
@@ -268,12 +272,12 @@ def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
 
 
 def _client(
-    region: str | None, endpoint: str | None, patience: Patience, session: boto3.Session | None = None
+    region: str | None, endpoint: str | None, timeouts: Timeouts, session: boto3.Session | None = None
 ) -> "S3Client":
     config = Config(
-        connect_timeout=patience.connect_seconds,
-        read_timeout=patience.read_seconds,
-        retries={"total_max_attempts": patience.attempts, "mode": "standard"},
+        connect_timeout=timeouts.connect_seconds,
+        read_timeout=timeouts.read_seconds,
+        retries={"total_max_attempts": timeouts.attempts, "mode": "standard"},
         max_pool_connections=2 * _FETCHES,
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
@@ -296,5 +300,5 @@ def _fields(body: bytes) -> ObjectFields:
         fields = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    texts = isinstance(fields, dict) and all(isinstance(text, str) for text in fields.values())
-    return fields if texts else {}
+    all_strings = isinstance(fields, dict) and all(isinstance(text, str) for text in fields.values())
+    return fields if all_strings else {}

@@ -40,7 +40,7 @@ _READS = 8
 _OWNERSHIP = ("owner", "epoch", "next_owner", "yields")
 """The fields whose change requires a write of the ownership. The weight is written along with them."""
 
-_NOTHING = Parts()
+_NO_OBJECTS = Parts()
 
 _CHECKPOINT = ("checkpoint", "parents", "hash_range")
 """The fields whose change requires a write of the checkpoint. Only a reset changes the last two."""
@@ -50,8 +50,8 @@ Layout = ObjectLayout | EventHubLayout
 """A mapping between leases and objects, without I/O.
 
 `parts` are the objects of a lease in the order in which to read them. `prefix`, `name` and `key` convert between keys
-and object names. `lease` parses the objects. `ownership`, `checkpoint` and `notes` return the new fields of an object,
-including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
+and object names. `lease` parses the objects. `ownership`, `checkpoint` and `annotations` return the new fields of an
+object, including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
 checkpoint is a lease.
 """
 
@@ -75,7 +75,7 @@ class EtagStore:
         self._objects = objects
         self._layout = layout
         self._seen: dict[str, Parts] = {}
-        self._seeing = Lock()
+        self._seen_lock = Lock()
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-objects")
 
     @property
@@ -85,7 +85,7 @@ class EtagStore:
 
     def list(self) -> Listing:
         """Return every lease. Each kind of object is listed once, ownerships first."""
-        with self._seeing:
+        with self._seen_lock:
             before = dict(self._seen)
         listed: dict[str, Parts] = {}
         for part in self._layout.parts:
@@ -93,7 +93,7 @@ class EtagStore:
                 key = self._layout.key(stored.name, part)
                 if key is not None:
                     listed[key] = listed.get(key, Parts()).having(part, stored)
-        self._cache(before, {key: listed.get(key, _NOTHING) for key in before.keys() | listed.keys()})
+        self._cache(before, {key: listed.get(key, _NO_OBJECTS) for key in before.keys() | listed.keys()})
         return listing_of(self._row(key, parts) for key, parts in sorted(listed.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -114,7 +114,7 @@ class EtagStore:
                     return self._done(key, None)
                 # The checkpoint comes first, so that a worker that takes the lease finds where to start.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-                annotated = bool(lease.notes) and "notes" not in self._layout.parts
+                annotated = bool(lease.annotations) and "notes" not in self._layout.parts
                 copied = lease.epoch > 0 and self.capabilities.counts_owners
                 if parts and (annotated or copied):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
@@ -127,7 +127,7 @@ class EtagStore:
                         return Lost(lease.key, stored)
                     # The ownership comes first because its ETag is the version. The first rejection ends the deletion.
                     if stored is None or all(self._objects.delete(part.name, part.etag) for part in parts.existing):
-                        with self._seeing:
+                        with self._seen_lock:
                             self._seen.pop(lease.key, None)
                         return Done(lease)
                 raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were rejected")
@@ -136,18 +136,18 @@ class EtagStore:
 
     def cells(self) -> "ObjectCells":
         """Return the rows of layout `sessions` below the same prefix."""
-        above = self._layout.above if isinstance(self._layout, ObjectLayout) else ""
-        return ObjectCells(self._objects, above, page_leases=self._page_leases)
+        folder = self._layout.above if isinstance(self._layout, ObjectLayout) else ""
+        return ObjectCells(self._objects, folder, page_leases=self._page_leases)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:
         """Return whether there are rows of layout `sessions`, and of this layout.
 
-        Without rows of layout `sessions`, this layout is checked only if `asked`.
+        Without rows of layout `sessions`, this layout is checked only if `requested`.
         """
         if not isinstance(self._layout, ObjectLayout):
             return False, True  # the Azure SDKs' layout is never in layout sessions
         sessions = bool(self.cells().list("lease/"))
-        return sessions, (sessions or asked) and bool(self._objects.list(self._layout.prefix("checkpoint")))
+        return sessions, (sessions or requested) and bool(self._objects.list(self._layout.prefix("checkpoint")))
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
@@ -161,42 +161,42 @@ class EtagStore:
     def _change(self, write: LeaseChange) -> Outcome:
         key = write.lease.key
         parts = self._seen.get(key)
-        if parts and (outcome := self._attempt(write, parts, fresh=False)):
+        if parts and (outcome := self._attempt(write, parts, just_read=False)):
             return outcome
         for _ in range(ATTEMPTS):
             # After a request it is enough to read the ownership. A rejected write returns the whole lease as stored.
             parts = self._fetched({key: parts}, ("ownership",))[key] if parts else None
-            if parts is None or not self._fits(write, parts):
+            if parts is None or not self._condition_holds(write, parts):
                 parts = self._read_one(key)
-                if not self._fits(write, parts):
+                if not self._condition_holds(write, parts):
                     return Lost(key, self._lease(key, parts))
-            if outcome := self._attempt(write, parts, fresh=True):
+            if outcome := self._attempt(write, parts, just_read=True):
                 return outcome
             parts = None  # read all objects: another worker may have written the notes object
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _fits(self, write: LeaseChange, parts: Parts) -> bool:
+    def _condition_holds(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
 
-    def _attempt(self, write: LeaseChange, parts: Parts, *, fresh: bool) -> Outcome | None:
+    def _attempt(self, write: LeaseChange, parts: Parts, *, just_read: bool) -> Outcome | None:
         """Try the write once; return None if it must be retried after another read."""
         key, layout = write.lease.key, self._layout
         before = self._lease(key, parts)
         after = applied(write, before)
         if before is None or after is None:
             return None
-        reowned = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
+        owner_changed = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
         moved = any(getattr(before, name) != getattr(after, name) for name in _CHECKPOINT)
         moved = moved or before.checkpoint.token != after.checkpoint.token  # the equality of positions ignores tokens
-        closing = moved and (after.ended or after.owner != before.owner)
+        checkpoint_first = moved and (after.ended or after.owner != before.owner)
         ownership = layout.ownership(parts.fields("ownership"), before, after)
         if moved:
             # Raises if the layout cannot store the position, before anything is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
-        if fresh and before.next_owner and moved and not closing:
+        if just_read and before.next_owner and moved and not checkpoint_first:
             # Rule 1: another worker has requested the lease. The ownership was just read, and the gift will renew it.
             return self._done(key, self._advance(key, parts, after))
-        if reowned and not closing:
+        if owner_changed and not checkpoint_first:
             renewed = self._put(key, "ownership", parts, ownership)
             if not renewed:
                 return None
@@ -208,21 +208,21 @@ class EtagStore:
                 for orphan in current.existing:
                     self._objects.delete(orphan.name, orphan.etag)
                 return Lost(key, None)
-            settled = self._advance(key, renewed, after) if moved else renewed
-            if settled and moved and after.owner is None and not self._still(key, settled):
-                settled = None  # claimed between the two writes of a reset, perhaps at the old checkpoint
-            return self._done(key, settled)
+            written = self._advance(key, renewed, after) if moved else renewed
+            if written and moved and after.owner is None and not self._unchanged(key, written):
+                written = None  # claimed between the two writes of a reset, perhaps at the old checkpoint
+            return self._done(key, written)
         # Rule 2. The first write does not depend on the ownership's ETag, so a cached ownership is not enough.
-        if not fresh and not self._still(key, parts):
+        if not just_read and not self._unchanged(key, parts):
             return None
-        settled = self._advance(key, parts, after) if moved else parts
-        if not settled:
+        written = self._advance(key, parts, after) if moved else parts
+        if not written:
             return self._done(key, None)
-        if reowned or (before.notes != after.notes and "notes" not in layout.parts):
-            settled = self._put(key, "ownership", settled, ownership)
-        elif before.notes != after.notes:
-            settled = self._put(key, "notes", settled, layout.notes(parts.fields("notes"), before, after))
-        return self._done(key, settled) if settled else None
+        if owner_changed or (before.annotations != after.annotations and "notes" not in layout.parts):
+            written = self._put(key, "ownership", written, ownership)
+        elif before.annotations != after.annotations:
+            written = self._put(key, "notes", written, layout.annotations(parts.fields("notes"), before, after))
+        return self._done(key, written) if written else None
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
         """Move the checkpoint object forward; return None if it is already past this position, or at SHARD_END."""
@@ -231,16 +231,16 @@ class EtagStore:
             if moved:
                 return moved
             parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
-            now = self._lease(key, parts)
-            if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
+            current = self._lease(key, parts)
+            if current is None or current.ended or current.checkpoint.order > after.checkpoint.order:
                 return None
         raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were rejected")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Replace the object in `parts`; return None if it is no longer the stored one."""
-        name, over = self._layout.name(key, part), parts.part(part)
+        name, stored = self._layout.name(key, part), parts.part(part)
         objects = self._objects
-        etag = objects.put_over(name, fields, over.etag) if over else objects.put_new(name, fields)
+        etag = objects.put_over(name, fields, stored.etag) if stored else objects.put_new(name, fields)
         return None if etag is None else parts.having(part, Stored(name, etag, fields))
 
     def _read_one(self, key: str) -> Parts:
@@ -249,7 +249,7 @@ class EtagStore:
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
         """Read the objects of these leases, the ownership before the checkpoint (rule 5)."""
         first, *rest = self._layout.parts
-        before = {key: self._seen.get(key, _NOTHING) for key in keys}
+        before = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
         if stale_ok and len(self._seen) < _LISTED * (len(before) - 1):
             # One listing is cheaper than a request for each ownership, unless most leases are not asked for.
             stored = {ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(first))}
@@ -267,13 +267,13 @@ class EtagStore:
         self._cache(before, current)
         return current
 
-    def _fetched(self, known: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
+    def _fetched(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
         """Return these leases with the given objects as stored now, read concurrently."""
-        pairs = [(key, part) for part in which for key in known]
+        pairs = [(key, part) for part in kinds for key in cached]
         names = [self._layout.name(key, part) for key, part in pairs]
-        mapper = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        updated = dict(known)
-        for (key, part), stored in zip(pairs, mapper(self._objects.get, names), strict=True):
+        map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
+        updated = dict(cached)
+        for (key, part), stored in zip(pairs, map_function(self._objects.get, names), strict=True):
             updated[key] = updated[key].having(part, stored)
         return updated
 
@@ -283,18 +283,18 @@ class EtagStore:
         The read may be older than such a write. With it in the cache, the owner's next result could contain a
         checkpoint before its own last one.
         """
-        with self._seeing:
+        with self._seen_lock:
             for key, parts in read.items():
-                if self._seen.get(key, _NOTHING) is before.get(key, _NOTHING):
+                if self._seen.get(key, _NO_OBJECTS) is before.get(key, _NO_OBJECTS):
                     if parts.existing:
                         self._seen[key] = parts
                     else:
                         self._seen.pop(key, None)
 
-    def _still(self, key: str, parts: Parts) -> bool:
+    def _unchanged(self, key: str, parts: Parts) -> bool:
         """Return whether the ownership has not changed."""
-        now = self._objects.get(self._layout.name(key, "ownership"))
-        return now is not None and now.etag == parts.etag
+        current = self._objects.get(self._layout.name(key, "ownership"))
+        return current is not None and current.etag == parts.etag
 
     def _row(self, key: str, parts: Parts) -> Lease | Malformed | None:
         return readable(key, lambda: self._layout.lease(key, parts))
@@ -307,7 +307,7 @@ class EtagStore:
         """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""
         if parts is None:
             return Lost(key, self._lease(key, self._read_one(key)))
-        with self._seeing:
+        with self._seen_lock:
             self._seen[key] = parts
         lease = self._lease(key, parts)
         return Done(lease) if lease else Lost(key, None)
@@ -316,20 +316,22 @@ class EtagStore:
 class ObjectCells:
     """Rows of layout `sessions` as objects below a prefix."""
 
-    def __init__(self, objects: Objects, above: str, *, page_leases: int = PAGE_LEASES) -> None:
+    def __init__(self, objects: Objects, folder: str, *, page_leases: int = PAGE_LEASES) -> None:
         self.page_leases = page_leases
-        self._objects, self._above = objects, f"{above.strip('/')}/".lstrip("/")
+        self._objects, self._above = objects, f"{folder.strip('/')}/".lstrip("/")
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-sessions")
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes."""
-        return tuple(self._inside(row) for prefix in prefixes for row in self._objects.list(self._above + prefix))
+        return tuple(
+            self._without_folder(row) for prefix in prefixes for row in self._objects.list(self._above + prefix)
+        )
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
         """Read these rows concurrently; those that do not exist are left out."""
-        mapper = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        rows = mapper(self._objects.get, [self._above + name for name in names])
-        return {name: self._inside(row) for name, row in zip(names, rows, strict=True) if row is not None}
+        map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
+        rows = map_function(self._objects.get, [self._above + name for name in names])
+        return {name: self._without_folder(row) for name, row in zip(names, rows, strict=True) if row is not None}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row if the name is free."""
@@ -352,5 +354,5 @@ class ObjectCells:
         self._pool.shutdown()
         self._objects.close()
 
-    def _inside(self, stored: Stored) -> Stored:
+    def _without_folder(self, stored: Stored) -> Stored:
         return Stored(stored.name.removeprefix(self._above), stored.etag, stored.fields, stored.age)

@@ -1,6 +1,6 @@
 """Writes a page of a process's session. One conditional write renews all its leases and stores all their checkpoints.
 
-Callers submit tickets, and one of them writes for all. A patient ticket waits up to `gather` seconds for the leases
+Callers submit tickets, and one of them writes for all. A patient ticket waits up to `gather_seconds` for the leases
 that were written together in the previous round. Other tickets are written at once, with all those that wait (G2).
 
 1. A group write replaces the row as it was last written or read here, and never creates it (G3).
@@ -31,10 +31,10 @@ from leasehold.stores.sessions.rows import (
     Remarks,
     Session,
     SessionEntry,
-    certain,
     remarks_fields,
     session_fields,
     session_of,
+    valid_row,
 )
 
 GATHER_SECONDS = 0.2
@@ -59,8 +59,8 @@ class VersionedRows(Protocol):
 
     page_leases: int
 
-    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
-        """Return all rows whose names begin with one of these prefixes. If `certain`, the read is consistent."""
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
+        """Return all rows whose names begin with one of these prefixes. If `consistent`, the read is consistent."""
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         """Return the rows with these names that exist, by name."""
@@ -95,7 +95,7 @@ class Tickets(Protocol):
         """Remove and return the next ticket. Wait for one until this time, then return None."""
 
 
-class Pace(Protocol):
+class SyncPrimitives(Protocol):
     """The clock, locks and queues of a scheduler, with which a store waits."""
 
     def clock(self) -> float:
@@ -108,7 +108,7 @@ class Pace(Protocol):
         """Create a queue."""
 
 
-class ThreadPace:
+class ThreadPrimitives:
     """The clock, locks and queues of threads."""
 
     clock = staticmethod(monotonic)
@@ -171,25 +171,32 @@ class Page:
         vanished: Whether the row no longer exists although leases may name it. `session` then has the last positions
             (G14).
         last: The count of the last group write with a ticket of the lease, by lease.
-        parted: The epochs of entries that the next group write removes, by lease. The rows of these leases were seen in
-            a later epoch.
-        told: The remarks as last written.
+        superseded: The epochs of entries that the next group write removes, by lease. The rows of these leases were
+            seen in a later epoch.
+        remarks: The remarks as last written.
     """
 
     def __init__(
-        self, cells: VersionedRows, session: str, worker: str, *, pace: Pace, gather: float, touched: Reread
+        self,
+        cells: VersionedRows,
+        session: str,
+        worker: str,
+        *,
+        sync: SyncPrimitives,
+        gather_seconds: float,
+        reread: Reread,
     ) -> None:
         self.id, self.session = session, Session(worker)
         self.ended, self.vanished, self.settled = False, False, True
         self.last: dict[str, int] = {}
-        self.parted: dict[str, int] = {}
-        self.told: Remarks = {}
-        self._told_at: Stored | None = None
-        self._cells, self._pace, self._gather, self._touched = cells, pace, gather, touched
-        self._lock, self._tickets = pace.lock(), pace.queue()
+        self.superseded: dict[str, int] = {}
+        self.remarks: Remarks = {}
+        self._stored_remarks: Stored | None = None
+        self._cells, self._sync, self._gather, self._reread = cells, sync, gather_seconds, reread
+        self._lock, self._tickets = sync.lock(), sync.queue()
         self._round: set[str] = set()
-        self._before: set[str] | None = None
-        self._in_vain = True
+        self._previous_round: set[str] | None = None
+        self._timed_out = True
 
     @property
     def full(self) -> bool:
@@ -259,39 +266,41 @@ class Page:
         A round is complete when all leases of the previous round have arrived. A group starts a new round if the last
         one was complete, or if a lease arrives for the second time.
         """
-        latest = self._pace.clock() + self._gather
+        latest = self._sync.clock() + self._gather
         patient: set[str] = set()
-        missing, until, hurried = self._missing(), latest, False
-        begins = missing is not None and not missing
+        missing, until, write_now = self._missing(), latest, False
+        starts_round = missing is not None and not missing
         while (ticket := self._tickets.get(until)) is not None:
             batch.append(ticket)
             key = ticket.key
             # Without waiting there is no need for rounds, and their sets would multiply the states of the checker.
             if ticket.patient and self._gather:
-                if begins or key in self._round:
-                    self._before, self._round = self._round - patient, patient.copy()
-                    begins = self._in_vain = False
+                if starts_round or key in self._round:
+                    self._previous_round, self._round = self._round - patient, patient.copy()
+                    starts_round = self._timed_out = False
                     missing = self._missing()
                 patient.add(key)
                 self._round.add(key)
                 if missing is not None:
                     missing.discard(key)
             # A ticket that is not patient is written at once, together with those in the queue.
-            hurried = hurried or not ticket.patient
-            if hurried or (missing is not None and not missing):
+            write_now = write_now or not ticket.patient
+            if write_now or (missing is not None and not missing):
                 until = -math.inf
-            elif self._in_vain:
-                until = min(latest, self._pace.clock() + QUIET_SECONDS)
-        self._in_vain = self._in_vain or until == latest
+            elif self._timed_out:
+                until = min(latest, self._sync.clock() + QUIET_SECONDS)
+        self._timed_out = self._timed_out or until == latest
 
     def _missing(self) -> set[str] | None:
         """Return the page's leases that were in the previous round but not yet in this one; None in the first round."""
-        if self._before is None:
+        if self._previous_round is None:
             return None
-        return {key for key in self._before - self._round - self.parted.keys() if key in self.session.entries}
+        return {
+            key for key in self._previous_round - self._round - self.superseded.keys() if key in self.session.entries
+        }
 
     def _written(self, tickets: list[Ticket]) -> None:
-        unanswered = 0
+        unknown_outcomes = 0
         for _ in range(ATTEMPTS):
             if not self.settled and not self.ended:
                 self._read()
@@ -300,23 +309,23 @@ class Page:
                     ticket.change = None  # may be left from an earlier try, which was rejected
                 return
             if self.session.touched:
-                self._touched(self.session.touched)
+                self._reread(self.session.touched)
             try:
                 if self._write(tickets):
                     return
             except OutcomeUnknown:
-                unanswered += 1
+                unknown_outcomes += 1
                 # Retry once: one read for all leases is cheaper than a read by the next write of each.
-                if unanswered > 1:
+                if unknown_outcomes > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
         raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write(self, tickets: list[Ticket]) -> bool:
         before, count = self.session, self.session.count + 1
-        parted = self.parted.copy()
-        entries = {key: entry for key, entry in before.entries.items() if parted.get(key) != entry.epoch}
-        remarks = {key: remark for key, remark in self.told.items() if key in entries}
+        superseded = self.superseded.copy()
+        entries = {key: entry for key, entry in before.entries.items() if superseded.get(key) != entry.epoch}
+        remarks = {key: remark for key, remark in self.remarks.items() if key in entries}
         for ticket in tickets:
             ticket.change = change = ticket.make()
             if change is None:
@@ -338,7 +347,7 @@ class Page:
             return False
         self.settled = True
         self.session = evolve(after, stored=Stored(stored.name, version, fields))
-        self.parted = {key: epoch for key, epoch in self.parted.items() if parted.get(key) != epoch}
+        self.superseded = {key: epoch for key, epoch in self.superseded.items() if superseded.get(key) != epoch}
         self.last = {key: self.last.get(key, 0) for key in entries} | {
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
         }
@@ -346,22 +355,22 @@ class Page:
 
     def _write_remarks(self, remarks: Remarks) -> None:
         """Write the remarks if they have changed. This comes first, so that a new version is seen with its remarks."""
-        if remarks == self.told:
+        if remarks == self.remarks:
             return
-        name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._told_at
+        name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._stored_remarks
         for _ in range(2):
             version = (
                 self._cells.put_new(name, fields) if stored is None else self._cells.put_over(name, fields, stored.etag)
             )
             if version is not None:
-                self.told, self._told_at = remarks, Stored(name, version, fields)
+                self.remarks, self._stored_remarks = remarks, Stored(name, version, fields)
                 return
             stored = self._cells.read([name]).get(name)  # an earlier response was lost
 
     def _read(self) -> None:
         """Read the session. This does not renew the leases (G3)."""
         stored = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
-        session = certain(session_of(stored)) if stored else None
+        session = valid_row(session_of(stored)) if stored else None
         if session is None or session.ended:
             self.ended, self.vanished = True, session is None
             return

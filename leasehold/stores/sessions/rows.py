@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from attrs import Factory, evolve, field, frozen
 
-from leasehold.balancer.model import Lease, Notes, Position, Version
+from leasehold.balancer.model import Annotations, Lease, Position, Version
 from leasehold.errors import StoreError
 from leasehold.stores.fields import (
     FIELDS,
@@ -37,7 +37,7 @@ from leasehold.stores.fields import (
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import (
     ObjectFields,
-    StampedNotes,
+    StampedAnnotations,
     Stored,
     percent_decoded,
     percent_encoded,
@@ -50,7 +50,7 @@ LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
 """The prefixes of the three kinds of rows, after the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
-_FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "notes")
+_FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")
 _WORDS = frozenset({"text", "worker"})
 
 
@@ -125,7 +125,7 @@ class Remark:
     """The annotations and throughput of a lease that its owner has written in this epoch."""
 
     epoch: int
-    notes: StampedNotes = Factory(dict)
+    annotations: StampedAnnotations = Factory(dict)
     weight: int | None = None
 
 
@@ -140,7 +140,7 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
         "sub": lease.checkpoint.sub or "",
     }
     ours = {field.object: _spelled(field.kind, values[field.name]) for field in _FIELDS} | {
-        "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}),
+        "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
         "session": row.session,
         "heirsession": row.next_owners,
         "writes": str(row.writes),
@@ -169,12 +169,12 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
         )
         for field in _FIELDS
     }
-    annotations = stamped(fields)
-    notes = tuple(sorted((name, value) for name, (value, _) in annotations.items()))
-    lease = lease_of({"key": key, **values}, _NAMES, notes=notes)
+    stamped_annotations = stamped(fields)
+    annotations = tuple(sorted((name, value) for name, (value, _) in stamped_annotations.items()))
+    lease = lease_of({"key": key, **values}, _NAMES, annotations=annotations)
     return LeaseRow(
         lease,
-        {name: stamp for name, (_, stamp) in annotations.items()},
+        {name: stamp for name, (_, stamp) in stamped_annotations.items()},
         fields.get("session", ""),
         fields.get("heirsession", ""),
         whole("writes", fields.get("writes", "0")),
@@ -192,7 +192,7 @@ def session_fields(session: Session) -> ObjectFields:
         "leases": json.dumps(entries, separators=(",", ":")),
         "touched": json.dumps(sorted(session.touched)) if session.touched else "",
     }
-    return {name: word for name, word in {**session.stored.fields, **ours}.items() if word}
+    return {name: value for name, value in {**session.stored.fields, **ours}.items() if value}
 
 
 def _short(entry: SessionEntry) -> list[object]:
@@ -229,16 +229,16 @@ def _session(stored: Stored) -> Session:
 def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
     match items:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
-            sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
+            sub, token, frozen = rest + [0, "", ""][len(rest) :]
             checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
-            return SessionEntry(epoch, checkpoint, text("leases", frozen_as))
+            return SessionEntry(epoch, checkpoint, text("leases", frozen))
         case _:
             raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
 
 
 def remarks_fields(remarks: Remarks) -> ObjectFields:
     """Encode the row of a session's remarks."""
-    rows = {key: [remark.epoch, remark.weight, remark.notes] for key, remark in remarks.items()}
+    rows = {key: [remark.epoch, remark.weight, remark.annotations] for key, remark in remarks.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
@@ -247,8 +247,10 @@ def remarks_of(stored: Stored | None) -> Remarks:
     remarks: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
-        for key, (epoch, rate, notes) in rows.items():
-            stamps = {text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in notes.items()}
+        for key, (epoch, rate, annotations) in rows.items():
+            stamps = {
+                text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in annotations.items()
+            }
             remarks[key] = Remark(whole("told", epoch), stamps, weight("told", rate) and int(rate))
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
@@ -258,7 +260,7 @@ def remarks_of(stored: Stored | None) -> Remarks:
 T = TypeVar("T")
 
 
-def certain(row: T | Malformed) -> T:
+def valid_row(row: T | Malformed) -> T:
     """Return the row. Raises StoreError if it could not be parsed, because no decision may be based on it."""
     if isinstance(row, Malformed):
         raise StoreError(f"row {row.key}: {row.field}: {row.why}; correct the row, or delete it")
@@ -266,7 +268,7 @@ def certain(row: T | Malformed) -> T:
 
 
 @frozen
-class Joint:
+class JoinedLease:
     """A lease joined from its row and the session of its owner.
 
     Attributes:
@@ -304,7 +306,7 @@ class Joint:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
+def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
     If the session was not found, the lease keeps the owner of its row, so it has to expire first. Either the rows were
@@ -313,33 +315,38 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
     checkpoint = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
-    notes: StampedNotes = {name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}
+    annotations: StampedAnnotations = {name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}
     remark, weight = remarks.get(lease.key), lease.weight
     if remark is not None and remark.epoch == epoch and row.session:
-        notes |= {name: note for name, note in remark.notes.items() if name not in notes or note[1] > notes[name][1]}
+        annotations |= {
+            name: stamped_value
+            for name, stamped_value in remark.annotations.items()
+            if name not in annotations or stamped_value[1] > annotations[name][1]
+        }
         weight = remark.weight if remark.weight is not None else weight
-    counted = entry is not None and entry.frozen != "given"
-    version = f"{epoch}.{session.count}" if counted and session else str(epoch)
-    ages = [row.stored.age, *([session.stored.age] if session and counted else [])]
+    accepted = entry is not None and entry.frozen != "given"
+    version = f"{epoch}.{session.count}" if accepted and session else str(epoch)
+    ages = [row.stored.age, *([session.stored.age] if session and accepted else [])]
     named = evolve(
         lease,
         checkpoint=checkpoint,
         weight=weight,
         version=Version(version),
         idle=min(ages),
-        notes=tuple(sorted((name, value) for name, (value, _) in notes.items())),
+        annotations=tuple(sorted((name, value) for name, (value, _) in annotations.items())),
     )
-    stamps_of = {name: stamp for name, (_, stamp) in notes.items()}
-    joint = Joint(named, row, session, named, stamps_of)
-    if not row.session or session is None or not joint.stopped:
-        return joint
-    return evolve(joint, lease=evolve(named, owner=None, next_owner=None, yields=False))
+    stamp_by_name = {name: stamp for name, (_, stamp) in annotations.items()}
+    joined_lease = JoinedLease(named, row, session, named, stamp_by_name)
+    if not row.session or session is None or not joined_lease.stopped:
+        return joined_lease
+    return evolve(joined_lease, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
-def restamped(joint: Joint, after: Notes) -> dict[str, int]:
+def restamped(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
     return {
-        name: joint.stamps.get(name, 0) + (joint.named.note(name) != value and name in joint.stamps)
+        name: joined_lease.stamps.get(name, 0)
+        + (joined_lease.named.annotation(name) != value and name in joined_lease.stamps)
         for name, value in after
     }
 
@@ -358,7 +365,7 @@ def key_of(name: str) -> str | None:
     return key if key and lease_name(key) == name else None
 
 
-def key_and_epoch(version: str) -> tuple[int, int]:
+def epoch_and_count(version: str) -> tuple[int, int]:
     """Split a version into epoch and count, each -1 if missing."""
     epoch, _, count = version.partition(".")
     return (int(epoch) if epoch.isdigit() else -1), (int(count) if count.isdigit() else -1)

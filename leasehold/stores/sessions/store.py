@@ -15,17 +15,17 @@ from uuid import uuid4
 
 from attrs import evolve
 
-from leasehold.balancer.model import Lease, Notes, Version
+from leasehold.balancer.model import Annotations, Lease, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome, Store
-from leasehold.stores.requests import StampedNotes, Stored
+from leasehold.stores.requests import StampedAnnotations, Stored
 from leasehold.stores.sessions.group import (
     GATHER_SECONDS,
     EntryChange,
-    Pace,
     Page,
-    ThreadPace,
+    SyncPrimitives,
+    ThreadPrimitives,
     Ticket,
     VersionedRows,
 )
@@ -33,15 +33,14 @@ from leasehold.stores.sessions.rows import (
     LEASES,
     REMARKS,
     SESSIONS,
-    Joint,
+    JoinedLease,
     LeaseRow,
     Remark,
     Remarks,
     Session,
     SessionEntry,
-    certain,
+    epoch_and_count,
     joined,
-    key_and_epoch,
     key_of,
     lease_fields,
     lease_name,
@@ -50,6 +49,7 @@ from leasehold.stores.sessions.rows import (
     restamped,
     session_fields,
     session_of,
+    valid_row,
 )
 from leasehold.stores.writes import applied, created
 
@@ -65,8 +65,8 @@ class SessionStore:
 
     Args:
         cells: The rows of the table.
-        pace: The clock, locks and queues; by default those of threads.
-        gather: How long a renewal or checkpoint waits for others, in seconds.
+        sync: The clock, locks and queues; by default those of threads.
+        gather_seconds: How long a renewal or checkpoint waits for others, in seconds.
         ids: Returns the id of a new session, which must be unique.
     """
 
@@ -74,19 +74,19 @@ class SessionStore:
         self,
         cells: VersionedRows,
         *,
-        pace: Pace | None = None,
-        gather: float = GATHER_SECONDS,
+        sync: SyncPrimitives | None = None,
+        gather_seconds: float = GATHER_SECONDS,
         ids: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
-        self._cells, self._pace, self._gather, self._ids = cells, pace or ThreadPace(), gather, ids
+        self._cells, self._sync, self._gather, self._ids = cells, sync or ThreadPrimitives(), gather_seconds, ids
         self._pages: dict[str, Page] = {}
         self._rows: dict[str, LeaseRow] = {}
-        self._named: dict[str, str] = {}
-        self._free: dict[str, Joint] = {}
+        self._last_sessions: dict[str, str] = {}
+        self._free: dict[str, JoinedLease] = {}
         self._unsettled: dict[str, str] = {}
         self._ended: tuple[str, ...] = ()
-        self._still: dict[str, tuple[str, float]] = {}
-        self._beginning = self._pace.lock()
+        self._unchanged_since: dict[str, tuple[str, float]] = {}
+        self._begin_lock = self._sync.lock()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -103,32 +103,49 @@ class SessionStore:
             listed = rows.get(key)
             if not isinstance(listed, LeaseRow) or listed.session != self._rows[key].session:
                 self._rows.pop(key, None)  # the next write of its owner reads the row
-        self._named = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
-        sessions = {one.name.removeprefix(SESSIONS): session_of(one) for one in stored if one.name.startswith(SESSIONS)}
-        remarks = {one.name.removeprefix(REMARKS): remarks_of(one) for one in stored if one.name.startswith(REMARKS)}
+        self._last_sessions = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
+        sessions = {
+            stored_row.name.removeprefix(SESSIONS): session_of(stored_row)
+            for stored_row in stored
+            if stored_row.name.startswith(SESSIONS)
+        }
+        remarks = {
+            stored_row.name.removeprefix(REMARKS): remarks_of(stored_row)
+            for stored_row in stored
+            if stored_row.name.startswith(REMARKS)
+        }
         leases: list[Lease] = []
-        free: dict[str, Joint] = {}
+        free: dict[str, JoinedLease] = {}
         bad = [row for row in rows.values() if isinstance(row, Malformed)]
-        for row in sorted((row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda one: one.lease.key):
+        for row in sorted(
+            (row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda stored_row: stored_row.lease.key
+        ):
             session = sessions.get(row.session)
             if isinstance(session, Malformed):
                 bad.append(Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}"))
             else:
-                joint = self._joined(row, session, remarks.get(row.session, {}))
-                leases.append(joint.lease)
-                if not row.session and not joint.lease.ended:
-                    free[row.lease.key] = joint
+                joined_lease = self._joined(row, session, remarks.get(row.session, {}))
+                leases.append(joined_lease.lease)
+                if not row.session and not joined_lease.lease.ended:
+                    free[row.lease.key] = joined_lease
         self._free = free
         if not bad:
-            self._sweep({name: one for name, one in sessions.items() if isinstance(one, Session)}, rows.values())
+            self._sweep(
+                {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
+                rows.values(),
+            )
         return Listing(tuple(leases), tuple(bad))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, without those that do not exist."""
         requested = tuple(keys)
-        joints = self._see(requested, stale_ok=stale_ok)
-        self._free |= {key: joint for key, joint in joints.items() if not joint.row.session and not joint.lease.ended}
-        return tuple(joints[key].lease for key in requested if key in joints)
+        joined_leases = self._read_joined(requested, stale_ok=stale_ok)
+        self._free |= {
+            key: joined_lease
+            for key, joined_lease in joined_leases.items()
+            if not joined_lease.row.session and not joined_lease.lease.ended
+        }
+        return tuple(joined_leases[key].lease for key in requested if key in joined_leases)
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
@@ -143,48 +160,56 @@ class SessionStore:
         finally:
             self._cells.close()
 
-    def _see(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, Joint]:
+    def _read_joined(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, JoinedLease]:
         """Return the leases with these keys, joined from rows and sessions as stored now."""
         # Read the session that each lease named last time along with its row, because most leases keep their owner.
-        likely = {last_session for key in keys if (last_session := self._named.get(key))}
-        stored = self._cells.read([*map(lease_name, keys), *_of_sessions(likely)], stale_ok=stale_ok)
+        likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
+        stored = self._cells.read([*map(lease_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
         rows = _rows(keys, stored)
-        self._named |= {key: row.session for key, row in rows.items()}
-        joints = {
-            key: self._joined(row, *_session_in(stored, row.session))
+        self._last_sessions |= {key: row.session for key, row in rows.items()}
+        joined_leases = {
+            key: self._joined(row, *_find_session(stored, row.session))
             for key, row in rows.items()
-            if not row.session or row.session in likely
+            if not row.session or row.session in likely_sessions
         }
         # A session read along with the row may be older than the row. Believe it only if it has an entry of the row's
         # epoch (G13).
-        rows = {key: row for key, row in rows.items() if row.session and not (key in joints and joints[key].entry)}
+        rows = {
+            key: row
+            for key, row in rows.items()
+            if row.session and not (key in joined_leases and joined_leases[key].entry)
+        }
         for _ in range(ATTEMPTS):
             if not rows:
-                return joints
-            stored = self._cells.read(_of_sessions({row.session for row in rows.values()}), stale_ok=stale_ok)
+                return joined_leases
+            stored = self._cells.read(_session_row_names({row.session for row in rows.values()}), stale_ok=stale_ok)
             for key, row in rows.items():
-                joints[key] = self._joined(row, *_session_in(stored, row.session))
+                joined_leases[key] = self._joined(row, *_find_session(stored, row.session))
             # If an entry was removed between the two reads, the lease would appear at an old position (G5).
-            doubtful = [key for key in rows if not joints[key].entry and not stale_ok]
-            again = self._read_rows(doubtful) if doubtful else {}
-            moved = {key for key in doubtful if key not in again or again[key].stored.etag != rows[key].stored.etag}
-            for key in moved - again.keys():
-                joints.pop(key, None)
-            for key in moved & again.keys():
-                if not again[key].session:
-                    joints[key] = joined(again[key], None, {})
-            rows = {key: again[key] for key in moved & again.keys() if again[key].session}
+            doubtful = [key for key in rows if not joined_leases[key].entry and not stale_ok]
+            reread_rows = self._read_rows(doubtful) if doubtful else {}
+            moved = {
+                key
+                for key in doubtful
+                if key not in reread_rows or reread_rows[key].stored.etag != rows[key].stored.etag
+            }
+            for key in moved - reread_rows.keys():
+                joined_leases.pop(key, None)
+            for key in moved & reread_rows.keys():
+                if not reread_rows[key].session:
+                    joined_leases[key] = joined(reread_rows[key], None, {})
+            rows = {key: reread_rows[key] for key in moved & reread_rows.keys() if reread_rows[key].session}
         if not rows:
-            return joints
+            return joined_leases
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
-    def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> Joint:
+    def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
         """Join a row with its session. If the session was ours and its row is gone, use our last state of it (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
             return joined(row, session, remarks)
-        joint = joined(row, evolve(page.session, ended=True), page.told)
-        return evolve(joint, lease=joint.named)
+        joined_lease = joined(row, evolve(page.session, ended=True), page.remarks)
+        return evolve(joined_lease, lease=joined_lease.named)
 
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
         return _rows(keys, self._cells.read([lease_name(key) for key in keys]))
@@ -216,25 +241,25 @@ class SessionStore:
         if free is not None and free.lease.version != write.lease.version:
             free = None
         for _ in range(ATTEMPTS):
-            joint, free = free or self._see([key]).get(key), None
-            if joint is None:
-                self._forget(key, None)
+            joined_lease, free = free or self._read_joined([key]).get(key), None
+            if joined_lease is None:
+                self._drop_cached(key, None)
                 return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
-            if not self._settled(joint):
+            if not self._settled(joined_lease):
                 continue
-            outcome = self._attempt(write, joint)
+            outcome = self._attempt(write, joined_lease)
             if outcome is not None:
                 return outcome
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _settled(self, joint: Joint) -> bool:
+    def _settled(self, joined_lease: JoinedLease) -> bool:
         """Return whether no write of ours is under way to this row, nor to its session if that is ours (G8).
 
         If the row is still as it was before such a write, write it again, so that the other write fails.
         """
-        row, key = joint.row, joint.row.lease.key
+        row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
-        if page is not None and not page.ended and (joint.session is None or not page.settled):
+        if page is not None and not page.ended and (joined_lease.session is None or not page.settled):
             page.settle()
             return False
         if self._unsettled.get(key) == row.stored.etag:
@@ -243,10 +268,10 @@ class SessionStore:
         self._unsettled.pop(key, None)
         return True
 
-    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joint: Joint) -> Outcome | None:  # noqa: C901  a case for each write
+    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joint: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
         """Try the write once on what was just read; return None if another worker wrote in the meantime."""
         seen, key, row = write.lease, write.lease.key, joint.row
-        self._forget(key, row)
+        self._drop_cached(key, row)
         page = self._pages.get(row.session)
         mine = page if page is not None and not page.ended and not joint.stopped else None
         stored = joint.named
@@ -256,7 +281,7 @@ class SessionStore:
         # These writes depend on the actual owner, the others on the owner that the row names.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
         after = applied(write, joint.lease if by_actual_owner else stored)
-        late = isinstance(write, writes.CheckpointLate) and key_and_epoch(seen.version)[0] != row.lease.epoch  # G10
+        late = isinstance(write, writes.CheckpointLate) and epoch_and_count(seen.version)[0] != row.lease.epoch  # G10
         if after is None or late:
             return Lost(key, joint.lease)
         match write:
@@ -271,7 +296,7 @@ class SessionStore:
             case writes.CheckpointLease() if _leaves_ended(write):
                 return self._replace(joint, _passed_row(joint, after, ""))
             case writes.RenewLease() | writes.CheckpointLease():
-                self._learn(row)
+                self._cache_row(row)
                 return self._committed(write, mine) if mine and joint.accepted else Lost(key, joint.lease)
             case writes.ClaimLease(me=me) if mine is not None and mine.session.worker == me:
                 return self._accept(joint, after, mine, seen)
@@ -298,10 +323,12 @@ class SessionStore:
                 return self._replace(joint, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners=""))
             case writes.AnnotateLease(name=name, value=value):
                 # The annotation gets a higher stamp than the previous one.
-                notes = tuple(sorted({**dict(row.lease.notes), name: value}.items()))
-                stamps = {old: row.stamps.get(old, 0) for old, _ in row.lease.notes}
+                annotations = tuple(sorted({**dict(row.lease.annotations), name: value}.items()))
+                stamps = {old: row.stamps.get(old, 0) for old, _ in row.lease.annotations}
                 stamps |= restamped(joint, ((name, value),))
-                return self._replace(joint, evolve(row, lease=evolve(row.lease, notes=notes), stamps=stamps))
+                return self._replace(
+                    joint, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
+                )
             case writes.CheckpointLate(position=position):
                 done = self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=position)))
                 if done is not None and position.ended:
@@ -310,12 +337,12 @@ class SessionStore:
             case writes.DeleteLease():
                 return self._delete(write, joint)
 
-    def _fresh(self, page: Page, joint: Joint, lease: Lease) -> bool:
+    def _fresh(self, page: Page, joint: JoinedLease, lease: Lease) -> bool:
         """Return whether the lease was seen at or after the page's last write with a ticket of this lease.
 
         Writes for other leases of the page also change its count, but they do not make this lease stale.
         """
-        epoch, count = key_and_epoch(lease.version)
+        epoch, count = epoch_and_count(lease.version)
         return joint.accepted and epoch == joint.row.lease.epoch and count >= page.last.get(lease.key, 0)
 
     # The owner's own writes
@@ -330,27 +357,27 @@ class SessionStore:
             row = self._rows.get(key)
             if row is None or row.session != page.id:
                 return None
-            joint = joined(row, page.session, page.told)
+            joint = joined(row, page.session, page.remarks)
             if joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
                 return None
             after = applied(write, evolve(joint.named, version=seen.version))
             if after is None:
                 return None
             entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
-            notes = _extra_annotations(joint, after.notes)
-            if not notes and after.weight == joint.row.lease.weight:
+            annotations = _extra_annotations(joint, after.annotations)
+            if not annotations and after.weight == joint.row.lease.weight:
                 return EntryChange(entry)
-            return EntryChange(entry, Remark(entry.epoch, notes, after.weight))
+            return EntryChange(entry, Remark(entry.epoch, annotations, after.weight))
 
         if page.commit(Ticket(key, make, patient=write.patient)) is None or row is None:
             return None
         # Use the row seen by `make`, because a stale listing may have dropped it from the cache since.
-        return Done(joined(row, page.session, page.told).lease)
+        return Done(joined(row, page.session, page.remarks).lease)
 
-    def _accept(self, joint: Joint, after: Lease, page: Page, seen: Lease) -> Outcome | None:
+    def _accept(self, joint: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
         """Accept a lease whose row names our session, by a group write: until then the giver may take it back (G7)."""
-        self._learn(joint.row)
-        count = key_and_epoch(seen.version)[1]
+        self._cache_row(joint.row)
+        count = epoch_and_count(seen.version)[1]
 
         def unclaimed(before: SessionEntry | None) -> bool:
             # Another thread of this worker may have accepted the lease since it was seen.
@@ -358,34 +385,35 @@ class SessionStore:
 
         if not self._entered(joint.row, after, page, unclaimed):
             return None
-        return Done(joined(joint.row, page.session, page.told).lease)
+        return Done(joined(joint.row, page.session, page.remarks).lease)
 
     def _entered(
         self,
         row: LeaseRow,
         after: Lease,
         page: Page,
-        fits: Callable[[SessionEntry | None], bool] = lambda _before: True,
+        accepts: Callable[[SessionEntry | None], bool] = lambda _before: True,
     ) -> bool:
         """Write an entry for this lease; return False if its owner was stopped in the meantime."""
 
-        def make() -> EntryChange | None:
+        def compute() -> EntryChange | None:
             before = page.session.entry(row)
-            if (before is not None and before.frozen) or not fits(before):
+            if (before is not None and before.frozen) or not accepts(before):
                 return None
             position = (
                 before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
             )
-            notes = _extra_annotations(joined(row, page.session, page.told), after.notes)
+            annotations = _extra_annotations(joined(row, page.session, page.remarks), after.annotations)
             return EntryChange(
-                SessionEntry(row.lease.epoch, position), Remark(row.lease.epoch, notes, after.weight) if notes else None
+                SessionEntry(row.lease.epoch, position),
+                Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
             )
 
-        return page.commit(Ticket(row.lease.key, make)) is not None
+        return page.commit(Ticket(row.lease.key, compute)) is not None
 
     # A new owner
 
-    def _take(self, joint: Joint, after: Lease, me: str, reason: str) -> Outcome | None:
+    def _take(self, joint: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
         """Take the lease: stop the owner, replace the lease's row, then accept it in our session (G4, G7)."""
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
@@ -401,12 +429,12 @@ class SessionStore:
         written = self._put(_passed_row(joint, evolve(after, owner=me), page.id))
         if written is None:
             return None
-        self._learn(written)
+        self._cache_row(written)
         if not self._entered(written, written.lease, page):
             return self._lost(key)  # stopped by another worker before we could accept it
-        return Done(joined(written, page.session, page.told).lease)
+        return Done(joined(written, page.session, page.remarks).lease)
 
-    def _stop(self, joint: Joint, reason: str) -> bool:
+    def _stop(self, joint: JoinedLease, reason: str) -> bool:
         """Make the owner's next group write fail, so that the positions just read are its last (G4).
 
         This replaces the version of the session that was read, so it fails if the owner has written since.
@@ -427,12 +455,12 @@ class SessionStore:
             old_entry = session.entries.get(key)
             if old_entry is not None and old_entry.epoch > row.lease.epoch:
                 return False  # the row as read is older than the session
-            as_found = "held" if joint.accepted else "given"
-            entry = SessionEntry(row.lease.epoch, joint.named.checkpoint, as_found)
+            frozen_state = "held" if joint.accepted else "given"
+            entry = SessionEntry(row.lease.epoch, joint.named.checkpoint, frozen_state)
             stopped = evolve(session, entries={**session.entries, key: entry})
         return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
 
-    def _touch(self, joint: Joint) -> None:
+    def _touch(self, joint: JoinedLease) -> None:
         """Notify the owner that its lease's row has changed: its next group write fails, so it reads the row (G9)."""
         session, key = joint.session, joint.row.lease.key
         for _ in range(_TOUCHES):
@@ -445,17 +473,17 @@ class SessionStore:
                 stored = self._cells.read([session.stored.name]).get(session.stored.name)
             except OutcomeUnknown:
                 return  # the change is in the lease's row anyway
-            session = certain(session_of(stored)) if stored else None
+            session = valid_row(session_of(stored)) if stored else None
 
     def _page(self, worker: str) -> Page:
         """Return a session of this worker with room for another lease. Begin a new one if necessary (G1)."""
-        with self._beginning:
+        with self._begin_lock:
             for page in self._pages.values():
                 if page.session.worker == worker and not page.ended and not page.full:
                     return page
             self._pages = {name: page for name, page in self._pages.items() if not page.ended or page.vanished}
-            pace, gather = self._pace, self._gather
-            page = Page(self._cells, self._ids(), worker, pace=pace, gather=gather, touched=self._reread)
+            sync, gather_seconds = self._sync, self._gather
+            page = Page(self._cells, self._ids(), worker, sync=sync, gather_seconds=gather_seconds, reread=self._reread)
             if not page.begin():
                 raise StoreError(f"session {page.id}: a session with this id already exists")
             self._pages[page.id] = page
@@ -465,23 +493,23 @@ class SessionStore:
         """Read rows of our leases that other workers have changed (G9)."""
         rows = self._read_rows(keys)
         for key in keys:
-            self._forget(key, rows.get(key))
+            self._drop_cached(key, rows.get(key))
             if key in rows:
-                self._learn(rows[key])
+                self._cache_row(rows[key])
 
     # Rows of leases
 
-    def _replace(self, joint: Joint, row: LeaseRow) -> Outcome | None:
+    def _replace(self, joint: JoinedLease, row: LeaseRow) -> Outcome | None:
         """Replace the row in `joint`; return None if another worker wrote first."""
         written = self._put(row)
         if written is None:
             return None
-        self._forget(row.lease.key, written)
-        self._learn(written)
+        self._drop_cached(row.lease.key, written)
+        self._cache_row(written)
         if written.session == joint.row.session:
-            annotations = joint.named
-            notes = {name: (value, joint.stamps.get(name, 0)) for name, value in annotations.notes}
-            remarks = {annotations.key: Remark(joint.row.lease.epoch, notes, annotations.weight)}
+            named = joint.named
+            annotations = {name: (value, joint.stamps.get(name, 0)) for name, value in named.annotations}
+            remarks = {named.key: Remark(joint.row.lease.epoch, annotations, named.weight)}
             return Done(joined(written, joint.session, remarks).lease)
         # A lease that was given to a session counts only once that session has accepted it.
         session = Session(written.lease.owner or "") if written.session else None
@@ -499,23 +527,23 @@ class SessionStore:
             raise
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
-    def _delete(self, write: writes.DeleteLease, joint: Joint) -> Outcome | None:
+    def _delete(self, write: writes.DeleteLease, joint: JoinedLease) -> Outcome | None:
         # Stop the owner first, or its next checkpoint would be lost with the lease. An ended lease has none to lose.
         if not joint.named.ended and not self._stop(joint, "frozen"):
             return None
         stored = joint.row.stored
         if not self._cells.delete(stored.name, stored.etag):
             return None
-        self._forget(write.lease.key, None)
+        self._drop_cached(write.lease.key, None)
         return Done(write.lease)
 
-    def _learn(self, row: LeaseRow) -> None:
+    def _cache_row(self, row: LeaseRow) -> None:
         """Cache the row of one of our leases, unless a later one is cached."""
         cached = self._rows.get(row.lease.key)
         if row.session in self._pages and not (cached and cached.session == row.session and cached.writes > row.writes):
             self._rows[row.lease.key] = row
 
-    def _forget(self, key: str, row: LeaseRow | None) -> None:
+    def _drop_cached(self, key: str, row: LeaseRow | None) -> None:
         """Drop the cached row of a lease and our entries for it, if the lease has passed to a later owner (G5).
 
         The epochs are compared because another thread may have cached a later row than this one. Without a row, no
@@ -527,23 +555,28 @@ class SessionStore:
         for page in tuple(self._pages.values()):
             entry = page.session.entries.get(key)
             if entry is not None and row is not None and row.lease.epoch > entry.epoch:
-                page.parted[key] = entry.epoch
+                page.superseded[key] = entry.epoch
 
     def _lost(self, key: str) -> Lost:
-        joint = self._see([key]).get(key)
+        joint = self._read_joined([key]).get(key)
         return Lost(key, None if joint is None else joint.lease)
 
     # Ended sessions
 
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
         """Delete the sessions that had ended before these rows were read and that none of the rows names (G11)."""
-        now = self._pace.clock()
-        referenced = {id_ for row in rows if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)}
+        now = self._sync.clock()
+        referenced = {
+            session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)
+        }
         removable = [name for name in self._ended if name in sessions and name not in referenced]
         if removable:
-            current = [row for _, row in _leases(self._cells.list(LEASES, certain=True))]
+            current = [row for _, row in _leases(self._cells.list(LEASES, consistent=True))]
             referenced |= {
-                id_ for row in current if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)
+                session_id
+                for row in current
+                if isinstance(row, LeaseRow)
+                for session_id in (row.session, row.next_owners)
             }
             removable = [name for name in removable if name not in referenced]
             removable = [] if any(isinstance(row, Malformed) for row in current) else removable
@@ -553,15 +586,15 @@ class SessionStore:
                 if stored is not None:
                     self._cells.delete(stored.name, stored.etag)
         self._ended = tuple(name for name, session in sessions.items() if session.ended and name not in removable)
-        still: dict[str, tuple[str, float]] = {}
+        unchanged_since: dict[str, tuple[str, float]] = {}
         for name, session in sessions.items():
             if session.ended or name in referenced:
                 continue
-            etag, since = self._still.get(name, ("", now))
-            still[name] = (etag, since) if etag == session.stored.etag else (session.stored.etag, now)
-            if now - still[name][1] > IDLE_SECONDS:
+            etag, since = self._unchanged_since.get(name, ("", now))
+            unchanged_since[name] = (etag, since) if etag == session.stored.etag else (session.stored.etag, now)
+            if now - unchanged_since[name][1] > IDLE_SECONDS:
                 self._cells.put_over(session.stored.name, session_fields(evolve(session, ended=True)), etag)
-        self._still = still
+        self._unchanged_since = unchanged_since
 
 
 def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
@@ -575,18 +608,18 @@ def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malforme
 def _rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
     """Return the rows of these leases among those that were read."""
     names = {key: lease_name(key) for key in keys}
-    return {key: certain(lease_row(key, stored[name])) for key, name in names.items() if name in stored}
+    return {key: valid_row(lease_row(key, stored[name])) for key, name in names.items() if name in stored}
 
 
-def _of_sessions(sessions: Iterable[str]) -> list[str]:
+def _session_row_names(sessions: Iterable[str]) -> list[str]:
     """Return the names of the rows of these sessions."""
     return [f"{kind}{session}" for session in sorted(sessions) for kind in (SESSIONS, REMARKS)]
 
 
-def _session_in(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
+def _find_session(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
     """Return this session and its remarks from the rows that were read."""
     row = stored.get(SESSIONS + session) if session else None
-    return (certain(session_of(row)) if row else None), remarks_of(stored.get(REMARKS + session))
+    return (valid_row(session_of(row)) if row else None), remarks_of(stored.get(REMARKS + session))
 
 
 def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
@@ -594,17 +627,19 @@ def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
-def _passed_row(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
+def _passed_row(joint: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
     """Return the row after the lease has passed to this session, or to none (""), with the next epoch."""
     epoch = max(joint.row.lease.epoch + 1, epoch)
     lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
-    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.notes), session=session, next_owners="")
+    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.annotations), session=session, next_owners="")
 
 
-def _extra_annotations(joint: Joint, notes: Notes) -> StampedNotes:
+def _extra_annotations(joint: JoinedLease, annotations: Annotations) -> StampedAnnotations:
     """Return the annotations that are not in the lease's row, with higher stamps than earlier ones."""
-    stamps = restamped(joint, notes)
-    return {name: (value, stamps[name]) for name, value in notes if (name, value) not in joint.row.lease.notes}
+    stamps = restamped(joint, annotations)
+    return {
+        name: (value, stamps[name]) for name, value in annotations if (name, value) not in joint.row.lease.annotations
+    }
 
 
 @runtime_checkable
@@ -614,35 +649,35 @@ class KeepsCells(Protocol):
     def cells(self) -> VersionedRows:
         """Return the rows of layout `sessions` in the same table."""
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:
         """Return whether the table has rows of layout `sessions`, and whether it has rows of the usual layout.
 
         Args:
-            asked: Whether the user has asked for layout `sessions`. If not, and the table has no rows of that layout,
+            requested: Whether the user requested layout `sessions`. If not, and the table has no rows of that layout,
                 the second value is not reliable.
         """
 
 
-def in_layout(store: Store, asked: str | None) -> Store:
+def in_layout(store: Store, requested: str | None) -> Store:
     """Return the store of the layout that the table has, or that the user has asked for.
 
     Args:
         store: The store of the usual layout.
-        asked: The value of the option `layout`, or None.
+        requested: The value of the option `layout`, or None.
 
     Raises:
         ValueError: If the layout is unknown.
         StoreError: If the table has both layouts, or not the one asked for.
     """
-    if asked not in {None, "sessions"}:
+    if requested not in {None, "sessions"}:
         raise ValueError("store URL: option 'layout' wants sessions; without it the table is in the usual layout")
     if not isinstance(store, KeepsCells):
         return store
-    sessions, usual = store.layouts(asked=asked is not None)
+    sessions, usual = store.layouts(requested=requested is not None)
     if sessions and usual:
         raise StoreError("the table has leases in layout sessions and in the usual one; delete those of one of them")
-    if asked and usual:
+    if requested and usual:
         raise StoreError(
             "the table's leases are not in layout sessions; name a new table, and move them by swap or copy-leases"
         )
-    return SessionStore(store.cells()) if asked or sessions else store
+    return SessionStore(store.cells()) if requested or sessions else store

@@ -27,7 +27,8 @@ from leasehold_lab.contract.actors import done, placed
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LEASES = tuple(
-    Lease(f"s-{number:02}", owner=f"w-{number % 3}", checkpoint=FAR, notes=(("host", "[b]vm"),)) for number in range(40)
+    Lease(f"s-{number:02}", owner=f"w-{number % 3}", checkpoint=FAR, annotations=(("host", "[b]vm"),))
+    for number in range(40)
 )
 READING = WatchedTable(
     LEASES,

@@ -11,8 +11,8 @@ from attrs import define, evolve
 from leasehold.adapters.consumer.lifecycle import ReadingStart
 from leasehold.adapters.ops import checkpoints as checkpoint_moves
 from leasehold.adapters.ops.checkpoints import Move, blank, living
+from leasehold.adapters.worker.annotations import LATEST_MS, Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import LATEST_MS, Identity
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import OutcomeUnknown
@@ -75,11 +75,11 @@ def test_a_copied_lease_is_whole_and_nobodys() -> None:
         next_owner="bob",
         yields=True,
         epoch=7,
-        notes=(("bulletin", "x"), ("latest_ms", "5")),
+        annotations=(("bulletin", "x"), ("latest_ms", "5")),
     )
-    whole = evolve(lease, owner=None, next_owner=None, yields=False, notes=(("latest_ms", "5"),))
+    whole = evolve(lease, owner=None, next_owner=None, yields=False, annotations=(("latest_ms", "5"),))
     assert blank(lease, LATEST) == whole
-    assert blank(lease, AT_9) == evolve(whole, checkpoint=AT_9, notes=())
+    assert blank(lease, AT_9) == evolve(whole, checkpoint=AT_9, annotations=())
 
 
 def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
@@ -231,14 +231,14 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
 def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
     """The lease begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
     store = MemoryStore()
-    stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, notes=((LATEST_MS, "5"), ("other", "x"))))))
+    stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x"))))))
     (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())
     checkpoint_moves.reset(store, move)
     row = done(store.write(ClaimLease(store.get(["0"])[0], "ann")))
-    assert row.note("other") == "x"
+    assert row.annotation("other") == "x"
     holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
     assert ReadingStart(holding, cast("Source", Noon()), Config()).find({}) == NOON
-    assert store.get(["0"])[0].note(LATEST_MS) == str(NOON.sub)
+    assert store.get(["0"])[0].annotation(LATEST_MS) == str(NOON.sub)
 
 
 NOON = at_timestamp(1_700_000_000_000)

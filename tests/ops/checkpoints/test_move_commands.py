@@ -16,7 +16,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import CONTROL, WISH, open_both, place_of
+from leasehold.stores.swap import CONTROL, DIRECTION, open_both, place_of
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
 from leasehold_lab.contract.actors import done, facts, placed
@@ -191,7 +191,7 @@ def test_a_reset_shifts_each_lease_from_where_it_stands(
     url, store = here
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
-    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), notes=((NOTE, note),))))
+    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((NOTE, note),))))
     assert ran(reset.app, url, "--to", "now-3h", "--key", "s-0", "--even-if-owned")[0] == 0
     assert ran(reset.app, url, "--shift-by", "-15m")[0] == 0
     assert [lease.checkpoint for lease in store.list().leases] == [
@@ -333,7 +333,7 @@ def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None
         moved, _ = (done(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
         with closing(open_store(tables[1])) as target:
             (control,) = target.get([CONTROL])
-            done(target.write(AnnotateLease(control, WISH, "to")))
+            done(target.write(AnnotateLease(control, DIRECTION, "to")))
         assert place_of(done(both.write(RenewLease(moved)))) == "TO"
         before = both.list()
         for url, why in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):

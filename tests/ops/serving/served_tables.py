@@ -15,7 +15,7 @@ def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
     """Return a lease signed by one of our workers, which reported how far behind it is."""
     now = time.time()
     reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
-    return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
+    return Lease(key, owner=owner, weight=2048, annotations=((NOTE, reach.note), ("process", f"p/{owner}")))
 
 
 class Table(MemoryStore):

@@ -175,7 +175,7 @@ def test_prometheus_can_tell_a_lag_that_is_a_lower_bound() -> None:
     """Users of the metrics see that a lag may be larger, as users of `leases` see it by its mark."""
     table, now = Table(), time.time()
     silent = Progress(now, "a", behind=90.0, read=now - 90.0)
-    placed(table, Lease("s-0", owner="a", notes=((NOTE, silent.note),)))
+    placed(table, Lease("s-0", owner="a", annotations=((NOTE, silent.note),)))
     placed(table, held("s-1", "a"))
     placed(table, Lease("s-2", owner="java"))
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
@@ -273,7 +273,7 @@ def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watche
     """The graph shows whether a lease falls behind or catches up."""
     assert "polyline" not in got(port, "/lag.svg?lease=s-0")[2]
     for behind in (20.0, 30.0):
-        name, value = held("s-0", "a", behind).notes[0]
+        name, value = held("s-0", "a", behind).annotations[0]
         done(store.write(AnnotateLease(store.get(["s-0"])[0], name, value)))
         watcher.look()
     (curve,) = re.findall(r'<polyline points="([^"]+)"', got(port, "/lag.svg?lease=s-0")[2])

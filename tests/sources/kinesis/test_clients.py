@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 from standins.wire_service import Raw
 
 from leasehold.adapters.sources.kinesis import clients, source
-from leasehold.adapters.sources.kinesis.clients import reading_client, seconds_of, utc
+from leasehold.adapters.sources.kinesis.clients import reading_client, seconds_of, utc_time
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.errors import SourceUnavailable
 
@@ -88,7 +88,7 @@ def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
 def test_every_form_of_a_time_is_understood(told: object) -> None:
-    assert utc(told) == datetime.fromtimestamp(ARRIVED, UTC)
+    assert utc_time(told) == datetime.fromtimestamp(ARRIVED, UTC)
 
 
 def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:

@@ -17,7 +17,7 @@ from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.fan_out import EVENTS_WAITING, FanOut, StreamConsumer, SubscriptionReceiver
+from leasehold.adapters.sources.kinesis.fan_out import MAX_BUFFERED_EVENTS, FanOut, StreamConsumer, SubscriptionReceiver
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position, Shard, at_timestamp
@@ -95,7 +95,7 @@ def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., St
     for reader in readers:
         reader.close()
     # A request still in transit would consume the first script of the next test.
-    until(lambda: all(feed is None or feed.over for feed in (each._feed for each in readers)), "they end")  # noqa: SLF001  as below
+    until(lambda: all(feed is None or feed.ended for feed in (each._subscription for each in readers)), "they end")  # noqa: SLF001  as below
 
 
 def next_batch(reader: FanOut) -> Batch:
@@ -154,7 +154,7 @@ def test_a_subscription_whose_time_is_up_is_renewed_without_a_gap(staged: Callab
     reader = stage.reader()
     first = next_batch(reader)
     next_batch(reader)  # no records, but the position advanced
-    until(lambda: reader.read().records == () and reader._feed is None, "its time is up")  # noqa: SLF001  not visible elsewhere
+    until(lambda: reader.read().records == () and reader._subscription is None, "its time is up")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 5
     assert [numbers(first), numbers(next_batch(reader))] == [[("5", 0), ("6", 0)], [("8", 0)]]
     assert stage.service.asked == [HORIZON, {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": "8"}]
@@ -196,9 +196,9 @@ def test_a_subscription_that_ends_at_once_is_not_renewed_within_five_seconds(sta
     stage = staged([event(then=5)], [event(6, then=6), Held()])
     reader = stage.reader()
     next_batch(reader)
-    until(lambda: reader.read().records == () and reader._feed is None, "it ended")  # noqa: SLF001  not visible elsewhere
+    until(lambda: reader.read().records == () and reader._subscription is None, "it ended")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 4.9
-    assert [(reader.read().records, reader._feed) for _ in range(5)] == [((), None)] * 5  # noqa: SLF001  no request is sent
+    assert [(reader.read().records, reader._subscription) for _ in range(5)] == [((), None)] * 5  # noqa: SLF001  no request is sent
     stage.clock.now += 0.1
     assert numbers(next_batch(reader)) == [("6", 0)]
 
@@ -229,7 +229,7 @@ def test_a_subscription_taken_over_is_not_taken_back_at_once(staged: Callable[..
     reader = stage.reader()
     assert [numbers(next_batch(reader)), numbers(next_batch(reader))] == [[("5", 0)], []]
     stage.clock.now += 9.9
-    assert [(reader.read().records, reader._feed) for _ in range(5)] == [((), None)] * 5  # noqa: SLF001  no request is sent
+    assert [(reader.read().records, reader._subscription) for _ in range(5)] == [((), None)] * 5  # noqa: SLF001  no request is sent
     stage.clock.now += 0.1
     assert numbers(next_batch(reader)) == [("6", 0)]
 
@@ -258,7 +258,7 @@ def test_a_connection_that_falls_silent_is_given_up_without_ado(
     stage.client = boto3.client("kinesis", endpoint_url=stage.client.meta.endpoint_url, config=impatient)
     reader = stage.reader()
     first = next_batch(reader)
-    until(lambda: reader.read().records == () and reader._feed is None, "it was given up")  # noqa: SLF001  not visible elsewhere
+    until(lambda: reader.read().records == () and reader._subscription is None, "it was given up")  # noqa: SLF001  not visible elsewhere
     stage.clock.now += 5
     assert [numbers(first), numbers(next_batch(reader))] == [[("5", 0)], [("6", 0)]]
     assert [each.message for each in caplog.records] == []
@@ -319,7 +319,7 @@ class Counted:
 
 
 def test_a_slow_handler_stops_the_reading() -> None:
-    """At most `EVENTS_WAITING` events are buffered; after that, reading pauses until the handler catches up."""
+    """At most `MAX_BUFFERED_EVENTS` events are buffered; after that, reading pauses until the handler catches up."""
     stream = Counted(50)
     feed = SubscriptionReceiver(lambda: cast("Stream", stream))
     ahead: list[int] = []
@@ -328,8 +328,8 @@ def test_a_slow_handler_stops_the_reading() -> None:
         until(lambda: bool(feed._inbox), "an event waits")  # noqa: SLF001  take() would make room
         ahead.append(stream.read - len(taken))
         taken.append(feed.take())
-    assert (taken, max(ahead) <= EVENTS_WAITING + 1) == (list(range(50)), True)  # the thread holds one more
-    until(lambda: feed.over, "its end is seen")
+    assert (taken, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
+    until(lambda: feed.ended, "its end is seen")
 
 
 def test_closing_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> None:
@@ -337,20 +337,20 @@ def test_closing_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> 
     stage = staged([event(5, then=5), Held()])
     reader = stage.reader()
     next_batch(reader)
-    feed = reader._feed  # noqa: SLF001  its end is not visible elsewhere
+    feed = reader._subscription  # noqa: SLF001  its end is not visible elsewhere
     reader.close()
     assert stage.service.left.wait(5)
-    until(lambda: feed is not None and feed.over, "the thread is gone")
+    until(lambda: feed is not None and feed.ended, "the thread is gone")
 
 
 def test_closing_while_a_slow_handler_is_waited_for_ends_the_thread() -> None:
     """A lease lost while the buffer is full leaves neither a thread nor its records behind."""
     stream = Counted(50)
     feed = SubscriptionReceiver(lambda: cast("Stream", stream))
-    until(lambda: stream.read > EVENTS_WAITING, "there is no more room")
+    until(lambda: stream.read > MAX_BUFFERED_EVENTS, "there is no more room")
     feed.close()
-    until(lambda: feed.over, "the thread is gone")
-    assert stream.read == EVENTS_WAITING + 1
+    until(lambda: feed.ended, "the thread is gone")
+    assert stream.read == MAX_BUFFERED_EVENTS + 1
 
 
 def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,13 +367,13 @@ def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: py
         def release(self, n: int = 1) -> None:
             before = len(acquired)
             super().release(n)
-            until(lambda: len(acquired) > before or feed.over, "the thread goes on")
+            until(lambda: len(acquired) > before or feed.ended, "the thread goes on")
 
     monkeypatch.setattr(fan_out, "Semaphore", Handing)
     feed = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
-    until(lambda: len(acquired) > EVENTS_WAITING, "there is no more room")
+    until(lambda: len(acquired) > MAX_BUFFERED_EVENTS, "there is no more room")
     feed.close()
-    until(lambda: feed.over, "the thread is gone")
+    until(lambda: feed.ended, "the thread is gone")
 
 
 def test_a_subscription_that_is_granted_after_its_end_is_left_unread() -> None:
@@ -389,7 +389,7 @@ def test_a_subscription_that_is_granted_after_its_end_is_left_unread() -> None:
     assert begun.wait(30)
     feed.close()
     granted.set()
-    until(lambda: feed.over, "the thread is gone")
+    until(lambda: feed.ended, "the thread is gone")
     assert (stream.read, stream.closed, feed.fault) == (0, True, None)
 
 
@@ -497,7 +497,7 @@ def test_a_right_that_a_consumer_lacks_is_named(staged: Callable[..., Stage], as
     for _ in range(4):
         with pytest.raises(SourceError, match=f"for want of kinesis:{asked}"):
             consumer.arn()
-        consumer._next_look = 0.0  # noqa: SLF001  the next check is due
+        consumer._next_check = 0.0  # noqa: SLF001  the next check is due
 
 
 def test_what_ends_a_subscription_otherwise_is_raised_as_it_is(staged: Callable[..., Stage]) -> None:
@@ -505,7 +505,7 @@ def test_what_ends_a_subscription_otherwise_is_raised_as_it_is(staged: Callable[
     fault = SourceUnavailable("the thread could not go on")
     reader._arn = ARN  # noqa: SLF001
     with pytest.raises(SourceUnavailable, match="the thread could not go on"):
-        reader._end(cast("SubscriptionReceiver", SimpleNamespace(began=None, fault=fault)))  # noqa: SLF001
+        reader._end_subscription(cast("SubscriptionReceiver", SimpleNamespace(subscribed_at=None, fault=fault)))  # noqa: SLF001
 
 
 def test_where_there_is_no_room_for_a_consumer_shards_are_polled_with_one_warning(

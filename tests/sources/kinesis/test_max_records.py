@@ -5,7 +5,7 @@ from standins.wire_service import Service, listening
 
 from leasehold.adapters.sources.dynamodb_streams import ChangePoller
 from leasehold.adapters.sources.kinesis.faults import max_records_of
-from leasehold.adapters.sources.kinesis.poller import RECORDS
+from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
@@ -13,7 +13,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
     """The default is the service's own limit."""
     answers = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
-    for option, limit in (("&max_records=7", 7), ("", RECORDS)):
+    for option, limit in (("&max_records=7", 7), ("", MAX_RECORDS)):
         spoken = Service({"StreamDescriptionSummary": {}}, *answers)
         source = open_source(f"kinesis://orders?region=eu-west-1&endpoint={listening(spoken)}{option}")
         source.open(Lease("s-0"), TRIM_HORIZON).read()
@@ -21,7 +21,7 @@ def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
         assert spoken.asked[-1]["Limit"] == limit
 
 
-@pytest.mark.parametrize(("text", "most"), [("1", 10), ("10", 10), ("1000", ChangePoller.most)])
+@pytest.mark.parametrize(("text", "most"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
 def test_max_records_within_the_services_limit_is_taken(text: str, most: int) -> None:
     """Both bounds are included."""
     assert max_records_of({"max_records": text}, most) == int(text)

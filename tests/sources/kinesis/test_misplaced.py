@@ -22,7 +22,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     kept_whole,
 )
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of, number
+from leasehold.adapters.sources.kinesis.hash_keys import hash_of, parse_hash_key
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.core import Unit
 from leasehold.adapters.sources.kinesis.source import KinesisSource
@@ -46,7 +46,11 @@ def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
         return list(whole)
     users = list[UserRecord]()
     for user in whole:
-        place = hash_of(user.partition_key or "") if user.explicit_hash_key is None else number(user.explicit_hash_key)
+        place = (
+            hash_of(user.partition_key or "")
+            if user.explicit_hash_key is None
+            else parse_hash_key(user.explicit_hash_key)
+        )
         if place is None:
             break
         users += [user] if hash_range[0] <= place <= hash_range[1] else []

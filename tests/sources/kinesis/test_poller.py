@@ -12,10 +12,10 @@ from attrs import evolve
 from botocore.exceptions import ClientError, ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRecords
-from leasehold.adapters.sources.kinesis.faults import PollPace, said_plainly
-from leasehold.adapters.sources.kinesis.poller import Dropped, Poller
+from leasehold.adapters.sources.kinesis.faults import PollPace, translate_errors
+from leasehold.adapters.sources.kinesis.poller import DropCounter, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
 from leasehold.adapters.sources.protocol import Record, Settled
@@ -50,7 +50,7 @@ def poller(
     stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS, *, whole: bool = False
 ) -> Poller:
     """Return a reader of one shard."""
-    return Poller(client(stub), "orders", "s-0", start, hash_range, whole=whole)
+    return Poller(client(stub), "orders", "s-0", start, hash_range, whole_aggregates=whole)
 
 
 def iterator(stub: Stubber, name: str, **place: object) -> None:
@@ -359,8 +359,8 @@ def test_after_a_refusal_it_asks_less_often_for_a_while(stub: Stubber) -> None:
 def test_a_user_says_how_often_a_shard_is_asked() -> None:
     """A longer poll interval leaves a second application its share of the quota."""
     pace = PollPace(1.0)
-    assert [pace.answered(idle=idle, behind=not idle) for idle in (False, True, True)] == [1.0, 2.0, 2.0]
-    assert PollPace(10.0).answered(idle=True, behind=False) == 10.0
+    assert [pace.next_pause(idle=idle, behind=not idle) for idle in (False, True, True)] == [1.0, 2.0, 2.0]
+    assert PollPace(10.0).next_pause(idle=True, behind=False) == 10.0
 
 
 @pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
@@ -406,13 +406,13 @@ def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: s
 def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
     """The error message names the KMS permission that the request needs."""
     refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, asked)
-    with pytest.raises(SourceError) as caught, said_plainly("orders"):
+    with pytest.raises(SourceError) as caught, translate_errors("orders"):
         raise refused
     assert str(caught.value) == f"these credentials may not {says}"
 
 
 def test_missing_credentials_are_said_in_a_sentence() -> None:
-    with pytest.raises(SourceError, match="no credentials for stream 'orders'"), said_plainly("orders"):
+    with pytest.raises(SourceError, match="no credentials for stream 'orders'"), translate_errors("orders"):
         raise NoCredentialsError
 
 
@@ -603,7 +603,7 @@ def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pyte
     """Only losses are warned about, and the message at the end counts only those not yet reported."""
     whole = UserRecords((), (), (), (), Reason.AGGREGATED)
     cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
-    dropped, lost = Dropped("s-0"), "out-of-range, their aggregate came to another shard than theirs"
+    dropped, lost = DropCounter("s-0"), "out-of-range, their aggregate came to another shard than theirs"
     with caplog.at_level("INFO", "leasehold"):
         for number, users in enumerate((whole, cut, more)):
             dropped.add(str(number), users)

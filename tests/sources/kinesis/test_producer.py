@@ -13,7 +13,7 @@ from waiters import AT_ONCE
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, Written
-from leasehold.adapters.sources.kinesis.records import Mark, Seen, unmarked
+from leasehold.adapters.sources.kinesis.records import Mark, SeenMarks, split_mark
 from leasehold.errors import ProducerError, RecordLate, SourceError
 
 pytestmark = pytest.mark.services
@@ -170,12 +170,12 @@ def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream
     with producer:
         for place in range(300):
             producer.put(b"%d" % place, "k")
-    seen, found = Seen(), []
+    seen, found = SeenMarks(), []
     for each in stored(client, stream):
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
-            mark, data = unmarked(user.data)
+            mark, data = split_mark(user.data)
             assert mark is not None
-            found.append((mark.counter, data, seen.again(mark)))
+            found.append((mark.counter, data, seen.is_duplicate(mark)))
     assert [data for _, data, again in found if not again] == [b"%d" % place for place in range(300)]
     assert any(again for *_, again in found)
     assert all(data == b"%d" % counter for counter, data, _ in found)
@@ -184,13 +184,13 @@ def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream
 def test_a_record_without_a_mark_is_left_as_it_is() -> None:
     """A reader of marked and plain records returns the plain ones whole."""
     for data in (b"", b"lh\x00\x01short", b"x" * 40):
-        assert unmarked(data) == (None, data)
+        assert split_mark(data) == (None, data)
 
 
 def test_a_reader_forgets_the_oldest_marks() -> None:
     """A reader's memory stays bounded."""
-    seen = Seen(most=2)
-    assert [seen.again(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
+    seen = SeenMarks(capacity=2)
+    assert [seen.is_duplicate(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
 
 
 def test_a_closed_producer_takes_nothing(client: KinesisClient, stream: str) -> None:

@@ -15,9 +15,16 @@ from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, lis
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire
-from leasehold.adapters.sources.kinesis.clients import WireForm
+from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, Unit, UnitOutcome, Unknown
+from leasehold.adapters.sources.kinesis.producer.core import (
+    Retryable,
+    Settings,
+    Unit,
+    UnitOutcome,
+    UnitWritten,
+    Unknown,
+)
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
 from leasehold.errors import SourceError
 
@@ -31,7 +38,7 @@ KEYS = ("k", "\u00e9\u4e2d\U0001f600", "k" * 256)
 DATAS = (b"", b"\xff\x00", bytes(range(256)) * 4096)
 UNITS = [Unit("s-0", (), data, key, number) for number, (data, key) in enumerate(zip(DATAS, KEYS, strict=True))]
 THERE = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessage": None}
-PLACED: list[UnitOutcome] = [Placed("s-0", "7")]
+PLACED: list[UnitOutcome] = [UnitWritten("s-0", "7")]
 
 
 def in_cbor(told: object, status: int = 200) -> Answer:
@@ -59,7 +66,9 @@ def attached(client: "KinesisClient", *answers: Answer) -> Spoken:
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def speaking(*answers: Answer, wire: WireForm = "cbor", way: Way = "through boto3") -> tuple[KinesisPutClient, Spoken]:
+def speaking(
+    *answers: Answer, wire: WireFormat = "cbor", way: Way = "through boto3"
+) -> tuple[KinesisPutClient, Spoken]:
     """Return a producer's client that has listed the shards, and the scripted service."""
     if way == "directly":
         spoken = Spoken(list(answers))
@@ -182,7 +191,7 @@ def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> N
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
-    assert requests.put(UNITS) == [*PLACED, Refused("ProvisionedThroughputExceededException"), *PLACED]
+    assert requests.put(UNITS) == [*PLACED, Retryable("ProvisionedThroughputExceededException"), *PLACED]
     assert spoken.forms == ["cbor", "cbor"]
 
 
@@ -194,7 +203,7 @@ def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> 
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
     )
     for _ in range(2):
-        assert requests.put(UNITS[1:2]) == [Refused("ProvisionedThroughputExceededException")]
+        assert requests.put(UNITS[1:2]) == [Retryable("ProvisionedThroughputExceededException")]
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor"] * 4
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
-from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking, columns_of
+from leasehold.adapters.sources.kinesis.poller import DropCounter, Unpacker, columns_of
 from leasehold.adapters.sources.kinesis.records import (
     MARK_BYTES,
     KinesisRecords,
     Mark,
     RowColumns,
     RowViews,
-    Seen,
-    marked,
-    unmarked,
+    SeenMarks,
+    split_mark,
+    with_mark,
 )
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
@@ -51,8 +51,8 @@ def row(number: int, data: bytes) -> dict[str, object]:
 
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
     """Return the records of a response with these rows."""
-    unpacking = Unpacking(None, done, misplaced="keep", dropped=Dropped("s-0"))
-    unpacking.take(cast("list[RecordTypeDef]", list(rows)))
+    unpacking = Unpacker(None, done, misplaced="keep", dropped=DropCounter("s-0"))
+    unpacking.unpack(cast("list[RecordTypeDef]", list(rows)))
     return unpacking.records
 
 
@@ -120,8 +120,8 @@ def test_an_answer_that_was_taken_apart_is_let_go() -> None:
     """Unpacking frees the response, so it is not in memory twice."""
     listed = list(ROWS)
     columns = columns_of(cast("list[RecordTypeDef]", listed))
-    unpacking = Unpacking(None, None, misplaced="keep", dropped=Dropped("s-0"))
-    unpacking.take(columns)
+    unpacking = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
+    unpacking.unpack(columns)
     assert unpacking.records == USERS
     assert (listed, columns.datas) == ([], [b"p", b"", b"q", b"r", b""])
 
@@ -220,17 +220,25 @@ def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it
     assert len(rows) == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), marked(b"", Mark(1, 2))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), with_mark(b"", Mark(1, 2))[:-1]])
 def test_a_record_without_a_mark_is_given_as_it_is(data: bytes) -> None:
     """Records of other producers keep their first bytes."""
-    assert unmarked(data) == (None, data)
-    assert unmarked(marked(data, Mark(7, 9))) == (Mark(7, 9), data)
+    assert split_mark(data) == (None, data)
+    assert split_mark(with_mark(data, Mark(7, 9))) == (Mark(7, 9), data)
 
 
 def test_a_mark_is_known_again_as_long_as_it_is_remembered() -> None:
     """Only a limited number of marks is remembered, so memory stays bounded on long streams."""
-    seen, marks = Seen(2), [Mark(1, counter) for counter in range(3)]
-    assert [seen.again(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [False, True, False, True, False, True, False]
+    seen, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
+    assert [seen.is_duplicate(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
@@ -241,13 +249,13 @@ def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
         assert body == b"body"
         return _values(expected)
 
-    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), made, sealed=True)
+    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), made, has_aggregates=True)
     assert views[1] == expected[1]
     for beyond in (-1, 2):
         with pytest.raises(IndexError):
             views[beyond]
     columns = columns_of(views)
-    assert (_values(columns), columns.sealed) == (_values(expected), True)
+    assert (_values(columns), columns.has_aggregates) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)
     columns_of(cast("list[RecordTypeDef]", rows))
     assert rows == []

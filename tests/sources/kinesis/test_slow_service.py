@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 from urllib3.exceptions import ReadTimeoutError as NothingCame
 from waiters import Clock
 
-from leasehold.adapters.sources.call_patience import (
-    POLL_SECONDS,
-    SUBSCRIPTION_SECONDS,
-    WAITING,
-    CallPatience,
-    StillAsked,
+from leasehold.adapters.sources.call_timeouts import (
+    MAX_PENDING_CALLS,
+    POLL_TIMEOUTS,
+    SUBSCRIPTION_TIMEOUTS,
+    CallTimeouts,
+    ResponsePending,
     TimedClients,
 )
 from leasehold.adapters.sources.dynamodb_streams import ChangePoller
 from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
-from leasehold.adapters.sources.kinesis.poller import STILL_ASKED, Poller
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Unknown
-from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QUICK, KinesisPutClient
+from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
+from leasehold.adapters.sources.kinesis.producer.core import UnitWritten, Unknown
+from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS, QUICK_RESPONSES, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
@@ -124,7 +124,7 @@ class _SlowClient:
 def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
     """Return a reader of the one shard."""
     clients = service.clients(**more)
-    return Poller(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
+    return Poller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
 def first_batch(service: SlowService, reader: Poller) -> float:
@@ -172,7 +172,7 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
     said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
     assert [record.message for record in caplog.records][:2] == [
-        said.format(*pair) for pair in pairwise(POLL_SECONDS[:-1])
+        said.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
     ]
 
 
@@ -180,7 +180,7 @@ def test_each_client_that_was_made_is_closed_once() -> None:
     """Closing frees the descriptors of a worker that opens and closes slow streams for days."""
     closed: list[float] = []
     clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
-    made = [clients.within(limit) for limit in (5.0, 10.0, 5.0)]
+    made = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
     assert made[0] is made[2]
     for _ in range(2):
         clients.close()
@@ -241,7 +241,7 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     source.shards()
     service.delay = 60.0
-    for limit, longer in zip(POLL_SECONDS, (*POLL_SECONDS[1:], 30.0), strict=True):
+    for limit, longer in zip(POLL_TIMEOUTS, (*POLL_TIMEOUTS[1:], 30.0), strict=True):
         with pytest.raises(SourceUnavailable) as caught:
             source.shards()
         assert str(caught.value) == f"Kinesis did not answer within {limit:g} s; the next call is given {longer:g} s"
@@ -250,8 +250,8 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
 def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
     """A shard of a slow service is subscribed to in the end."""
     service = SlowService(slow={"describe_stream_consumer": 12.0})
-    patience = CallPatience(service.clients(), insists=True)
-    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=patience)
+    patience = CallTimeouts(service.clients(), retry_first_call=True)
+    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=patience)
     arns: list[str | None] = []
     for _ in range(3):
         service.clock.now += 1.0
@@ -265,17 +265,17 @@ def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
 def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     """Longer timeouts keep a producer from sending the same records again and again."""
     service = SlowService()
-    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_SECONDS)), "orders")
+    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put(unit) for _ in range(4)] == [
         *[[Unknown("ReadTimeoutError")]] * 2,
-        *[[Placed("s-0", "5")]] * 2,
+        *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS
-    for _ in range(QUICK + 1):
+    for _ in range(QUICK_RESPONSES + 1):
         producer.put(unit)
-    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK, 10.0]
+    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK_RESPONSES, 10.0]
     service.delay = 12.0
     assert producer.shards() is not None
     assert service.times("list_shards") == [10.0, 20.0]
@@ -284,7 +284,7 @@ def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
 def test_quick_answers_count_only_one_after_another() -> None:
     """The timeout shrinks only after several quick responses in a row."""
     service = SlowService()
-    patience = CallPatience(service.clients(), step=1, quick=2)
+    patience = CallTimeouts(service.clients(), step=1, quick_responses=2)
     for delay in (QUICK_SECONDS, 60.0, *[QUICK_SECONDS] * 3):
         service.delay = delay
         with suppress(SourceUnavailable):
@@ -300,7 +300,7 @@ def test_no_reading_waits_for_a_slow_answer() -> None:
     service.delay = 6.0
     reader.read()  # only the first late response blocks
     batches = [reader.read() for _ in range(3)]
-    assert batches == [Batch((), None, None, 0.25, fault=STILL_ASKED, answered=False)] * 3
+    assert batches == [Batch((), None, None, 0.25, fault=RESPONSE_IS_PENDING, answered=False)] * 3
     assert len(begun) == 1
     begun[0]()
     assert len(reader.read().records) == 1
@@ -313,20 +313,20 @@ def polling(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
 
 def changes(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=begun.append)
-    return ChangePoller(clients.within(0.0), "arn", "s-0", TRIM_HORIZON, patience=CallPatience(clients))
+    return ChangePoller(clients.with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
 
 
 def columns(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=begun.append)
-    return ArrowPoller(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
+    return ArrowPoller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
 def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=begun.append)
-    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=CallPatience(clients))
-    consumer._refusals = fan_out.REFUSALS  # noqa: SLF001  the stream's consumer limit is reached
-    client, patience = clients.within(0.0), CallPatience(clients)
-    return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, patience=patience)
+    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=CallTimeouts(clients))
+    consumer._rejections = fan_out.MAX_REJECTIONS  # noqa: SLF001  the stream's consumer limit is reached
+    client, patience = clients.with_timeout(0.0), CallTimeouts(clients)
+    return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, timeouts=patience)
 
 
 @pytest.mark.parametrize("make", [polling, changes, columns, unregistered])
@@ -381,12 +381,12 @@ def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
     """At most `WAITING` threads wait for slow shards, and a failed call frees its slot."""
     service, begun = SlowService(6.0), list[Callable[[], None]]()
     clients = service.clients(start=begun.append)
-    shards = [CallPatience(clients, step=1) for _ in range(WAITING + 1)]
+    shards = [CallTimeouts(clients, step=1) for _ in range(MAX_PENDING_CALLS + 1)]
 
-    def waits(patience: CallPatience) -> bool:
+    def waits(patience: CallTimeouts) -> bool:
         try:
-            patience.ask("list_shards")
-        except StillAsked:
+            patience.try_call("list_shards")
+        except ResponsePending:
             return True
         return False
 
@@ -396,13 +396,13 @@ def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
     assert not waits(shards[0])
     for fault in (RuntimeError("can't start new thread"), None):
         refused = service.clients(start=_refusing(fault) if fault else at_once)
-        for _ in range(WAITING + 1):
-            patience = CallPatience(refused, step=1)
+        for _ in range(MAX_PENDING_CALLS + 1):
+            patience = CallTimeouts(refused, step=1)
             if fault:
                 with pytest.raises(RuntimeError, match="new thread"):
-                    patience.ask("list_shards")
+                    patience.try_call("list_shards")
             else:
-                assert patience.ask("list_shards")["Shards"] == [SHARD]
+                assert patience.try_call("list_shards")["Shards"] == [SHARD]
 
 
 def _refusing(fault: Exception) -> Callable[[Callable[[], None]], None]:
@@ -423,26 +423,26 @@ def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one
     class Ended:
         """A subscription that ends immediately."""
 
-        over, take = True, staticmethod(lambda: None)
+        ended, take = True, staticmethod(lambda: None)
 
         def __init__(self, subscribe: Callable[[], object], clock: Clock) -> None:
             subscribe()
-            self.began, self.fault = clock(), faults.pop(0)
+            self.subscribed_at, self.fault = clock(), faults.pop(0)
 
     monkeypatch.setattr(fan_out, "SubscriptionReceiver", Ended)
     service = SlowService()
     clients = service.clients()
     reader = fan_out.FanOut(
-        *(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None),
+        *(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None),
         consumer=cast("Any", SimpleNamespace(arn=lambda: "arn:c", name="c")),
-        patience=CallPatience(clients),
+        timeouts=CallTimeouts(clients),
         clock=service.clock,
     )
     for _ in range(4):
         reader.read()
-        service.clock.now += fan_out.APART_SECONDS
+        service.clock.now += fan_out.RESUBSCRIBE_SECONDS
     assert service.times("subscribe_to_shard") == [15.0, 30.0, 30.0, 15.0]
-    assert SUBSCRIPTION_SECONDS == (15.0, 30.0)
+    assert SUBSCRIPTION_TIMEOUTS == (15.0, 30.0)
     assert [each.message for each in caplog.records] == [
         "shard s-0: nothing came for 15 s; the next is given 30 s",
         "shard s-0: nothing came for 30 s; the next is given 30 s",
@@ -512,7 +512,7 @@ def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyP
             return reading_client("eu-west-1", url, read_seconds=seconds)
 
         clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
-        reader = Poller(cast("Any", None), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
+        reader = Poller(cast("Any", None), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
         batches = [reader.read() for _ in range(4)]
         clients.close()
     assert [batch.behind_seconds for batch in batches] == [None, None, None, 0.0]

@@ -44,7 +44,7 @@ def one_client(kind: str) -> "KinesisClient":
         case "direct":
             return clients.reading_client("eu-west-1", listening(FAST))
         case _:
-            return FAST.attach(clients.reading_client("eu-west-1", None, cast("clients.WireForm", kind)))
+            return FAST.attach(clients.reading_client("eu-west-1", None, cast("clients.WireFormat", kind)))
 
 
 def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:

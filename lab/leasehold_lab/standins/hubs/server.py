@@ -393,11 +393,9 @@ class HubConnection(asyncio.Protocol):
         self._engine.bind(self._connection)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the socket for responses."""
         self._socket = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the loop's own signature
-        """Forget the readers of a connection that was lost."""
         if self._alarm is not None:
             self._alarm.cancel()
         for name in tuple(self._links):

@@ -23,7 +23,7 @@ from attrs import define, field
 
 from leasehold.adapters.consumer.events import WholeLines
 from leasehold.adapters.signals import replace_handler
-from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.threads import ThreadQueue, spawn
 from leasehold.stores.printable import escaped, said
 

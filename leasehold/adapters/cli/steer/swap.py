@@ -23,7 +23,7 @@ from leasehold.adapters.ops.swapping import (
     sent,
 )
 from leasehold.errors import StoreError
-from leasehold.stores.swap import TO, SwapStore, announced, swap_is_over, tables_apart
+from leasehold.stores.swap import TO, SwapStore, check_tables_differ, control_row, swap_is_over
 from leasehold.stores.urls import name_of, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -70,7 +70,7 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Open both, ask who knows, tell the fleet, follow, end."""
     with ending("swap", StoreError), ExitStack() as opened:
-        tables_apart(from_, to, "TO")
+        check_tables_differ(from_, to, "TO")
         if status and back:
             raise ValueError("choose one of --status and --back")
         names = (name_of(from_), name_of(to))
@@ -94,7 +94,7 @@ def command(  # noqa: PLR0917  one for each option
             store = observed(tables, names)
         else:
             store = SwapStore(tables, names[TO])
-            announced(tables, names)
+            control_row(tables, names)
         if status:
             _tell(progress(tables, store, names[TO]), as_json=as_json)
             return

@@ -8,9 +8,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
-from leasehold.adapters.sources.call_patience import POLL_SECONDS
-from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood
-from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn, stream_address
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
+from leasehold.adapters.sources.kinesis.faults import code_of, translate_errors, translate_parse_errors
+from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn, stream_address
 from leasehold.errors import DeadLetterError, SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.deadlines import bound_client
@@ -53,7 +53,7 @@ class StreamSink:
     def _put(self, data: bytes, key: str, hash_key: str | None) -> None:
         key_options: dict[str, Any] = {} if hash_key is None else {"ExplicitHashKey": hash_key}
         try:
-            with said_plainly(self._stream), understood(self._stream):
+            with translate_errors(self._stream), translate_parse_errors(self._stream):
                 response = self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **key_options)
                 if not response["SequenceNumber"]:  # without it the response does not confirm the write
                     raise LookupError("it has no sequence number")
@@ -75,20 +75,20 @@ def open_url(
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
     chosen_session = session_of(options, "letters URL", session) or boto3
     try:
-        with said_plainly(name), understood(name):
+        with translate_errors(name), translate_parse_errors(name):
             client = chosen_session.client(
                 "kinesis",
                 region_name=stream.region,
                 endpoint_url=options.get("endpoint"),
                 config=Config(
                     connect_timeout=5,
-                    read_timeout=POLL_SECONDS[-1],  # after a timeout the dead letter would be written a second time
+                    read_timeout=POLL_TIMEOUTS[-1],  # after a timeout the dead letter would be written a second time
                     retries={"mode": "standard", "total_max_attempts": TRIES},
                 ),
             )
             bound_client(client)
             if stream.arn is not None:
-                ask_by_arn(client, stream.arn)
+                name_stream_by_arn(client, stream.arn)
             sink = StreamSink(client, name)
             absent = sink.missing()
     except SourceError as fault:

@@ -133,14 +133,14 @@ class ServiceClock(SkewWarning):
         self._now = clock
         self.ahead: float | None = None
 
-    def saw(self, service_now: float) -> None:
+    def observe(self, service_now: float) -> None:
         """Record the difference to the service's clock, which is in whole seconds since 1970."""
         self.ahead = self._now() - service_now - HALF_SECOND
 
     def heard(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
         """Read the time from a response's Date header. This is a botocore hook, also called after failed requests."""
         if (service_time := date_of(http_response.headers.get("date"))) is not None:
-            self.saw(service_time)
+            self.observe(service_time)
 
 
 def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from leasehold.errors import StoreError
 from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import APPLICATION, key_of, text
 from leasehold.stores.dynamodb.store import (
-    PATIENCE,
+    TIMEOUTS,
     Clients,
     check_key,
     code_of,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the rights on this table. Raises ValueError, StoreError."""
-    patience, prefix = PATIENCE.within(REQUEST_SECONDS), prefix_of(options)
+    timeouts, prefix = TIMEOUTS.within(REQUEST_SECONDS), prefix_of(options)
     session = session_of(options) or Session()
-    clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), patience)
+    clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), timeouts)
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
         client.meta.events.register("after-call.dynamodb", clock.heard)

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leasehold.adapters.ops.doctor.attempts import NotTried, RightAttempt, RightsTrial, ServiceClock
-from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, region_of
-from leasehold.adapters.sources.kinesis.clients import patient_client
-from leasehold.adapters.sources.kinesis.faults import said_plainly
+from leasehold.adapters.sources.kinesis.clients import create_client
+from leasehold.adapters.sources.kinesis.faults import translate_errors
 from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
@@ -22,9 +22,9 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """
     region, endpoint = region_of(place, options), options.get("endpoint")
     session = session_of(options, "source URL")
-    with said_plainly(place, STREAMS):
-        streams = patient_client("dynamodbstreams", region, endpoint, POLL_SECONDS[-1], session)
-        tables = patient_client("dynamodb", region, endpoint, POLL_SECONDS[-1], session)
+    with translate_errors(place, STREAMS):
+        streams = create_client("dynamodbstreams", region, endpoint, POLL_TIMEOUTS[-1], session)
+        tables = create_client("dynamodb", region, endpoint, POLL_TIMEOUTS[-1], session)
     for client in (streams, tables):
         without_credentials(client.meta.endpoint_url)
     clock = ServiceClock()
@@ -54,7 +54,7 @@ class _ExaminedTable:
         self._shard, self._iterator = "", ""
 
     def found(self) -> str:
-        with said_plainly(self._name, STREAMS):
+        with translate_errors(self._name, STREAMS):
             self._arn = self._tables.describe_table(TableName=self._name)["Table"].get("LatestStreamArn", "")
         if not self._arn:
             raise SourceError(f"table {self._name!r} has no stream: enable one")
@@ -63,7 +63,7 @@ class _ExaminedTable:
     def described(self) -> str:
         if not self._arn:
             raise NotTried("not tried, as the stream of the table is not known")
-        with said_plainly(self._name, STREAMS):
+        with translate_errors(self._name, STREAMS):
             description = self._streams.describe_stream(StreamArn=self._arn)["StreamDescription"]
         if not description["Shards"]:
             raise SourceError(f"stream {self._name!r} has no shards")
@@ -74,11 +74,11 @@ class _ExaminedTable:
         if not self._shard:
             raise NotTried("not tried, as no shard is known")
         place = {"StreamArn": self._arn, "ShardId": self._shard, "ShardIteratorType": "TRIM_HORIZON"}
-        with said_plainly(self._name, STREAMS):
+        with translate_errors(self._name, STREAMS):
             self._iterator = self._streams.get_shard_iterator(**place)["ShardIterator"]
 
     def read(self) -> None:
         if not self._iterator:
             raise NotTried("not tried without an iterator")
-        with said_plainly(self._name, STREAMS):
+        with translate_errors(self._name, STREAMS):
             self._streams.get_records(ShardIterator=self._iterator, Limit=1)

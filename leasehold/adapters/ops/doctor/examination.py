@@ -80,7 +80,7 @@ class Fleet:
         leases: The number of unfinished leases.
         workers: The number of workers.
         checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
-        shared: Whether a lookout can read the table for all workers (`capabilities.free_notes`).
+        shared: Whether a lookout can read the table for all workers (`capabilities.free_annotations`).
         parts: For object stores, the number of listings that one reading of the table takes.
         sessions: Whether its table has the layout `sessions`.
     """
@@ -145,24 +145,28 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     """Return the loads in the layout `sessions`: one write for all leases of a worker, plus a row of notes."""
     average_leases = math.ceil(fleet.leases / fleet.workers)
-    session_size, size_of_notes = (first + more * average_leases for first, more in (SESSION_BYTES, TOLD_BYTES))
+    session_size, size_of_annotations = (first + more * average_leases for first, more in (SESSION_BYTES, TOLD_BYTES))
     looks = 1 / scaled(LOOK_SECONDS, config)
     # The lookout announces itself each time it reads the table. Checkpoints don't, so they don't replace its renewals.
     renewals = fleet.workers / config.renew_seconds + looks
-    note_writes = fleet.workers / TELL_SECONDS + 2 * looks
+    annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
     rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
     page = 5000 if fleet.scheme == "azblob" else 1000
     listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
 
-    def load(groups: float, notes: float) -> Load:
+    def load(groups: float, annotations: float) -> Load:
         if fleet.scheme == "dynamodb":
-            units = groups * math.ceil(session_size / WRITE_BYTES) + notes * math.ceil(size_of_notes / WRITE_BYTES)
-            table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_notes)
+            units = groups * math.ceil(session_size / WRITE_BYTES) + annotations * math.ceil(
+                size_of_annotations / WRITE_BYTES
+            )
+            table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
             return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + rows)
-        fetched = min(groups, fleet.workers * looks) + min(notes, fleet.workers * looks)
-        return Load(groups + notes + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
+        fetched = min(groups, fleet.workers * looks) + min(annotations, fleet.workers * looks)
+        return Load(groups + annotations + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
 
-    return load(renewals, renewals), load(note_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), note_writes)
+    return load(renewals, renewals), load(
+        annotation_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), annotation_writes
+    )
 
 
 def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
@@ -316,7 +320,7 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     if store_scheme not in BILLED:
         return Examination(tuple(findings), expected)
     grouped = seen.capabilities.groups_writes or store_options.get("layout") == "sessions"
-    current = Fleet(store_scheme, shards, workers, pause, seen.capabilities.free_notes, parts, grouped)
+    current = Fleet(store_scheme, shards, workers, pause, seen.capabilities.free_annotations, parts, grouped)
     findings.append(cost_of(current, fleet.config, price))
     costs = {
         candidate.layout: {

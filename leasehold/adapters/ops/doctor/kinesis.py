@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.ops.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
-from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
+from leasehold.adapters.sources.kinesis.faults import code_of, translate_errors
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
@@ -32,9 +32,9 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     for text in place.split(","):
         stream = stream_address(text, region, "source URL")
         name = stream.name
-        with said_plainly(name):
+        with translate_errors(name):
             client = reading_client(
-                stream.region, endpoint, read_seconds=POLL_SECONDS[-1], session=session, arn=stream.arn
+                stream.region, endpoint, read_seconds=POLL_TIMEOUTS[-1], session=session, arn=stream.arn
             )
         without_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
@@ -60,13 +60,13 @@ class _ExaminedStream:
         self._shard, self._iterator = "", ""
 
     def described(self) -> str:
-        with said_plainly(self._name):
+        with translate_errors(self._name):
             summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
         self._arn, self._encrypted = summary["StreamARN"], summary.get("EncryptionType") == "KMS"
         return f"it answers, and is {summary['StreamStatus']}"
 
     def listed(self) -> None:
-        with said_plainly(self._name):
+        with translate_errors(self._name):
             rows = self._client.list_shards(StreamName=self._name)["Shards"]
         if not rows:
             raise SourceError(f"stream {self._name!r} has no shards")
@@ -76,7 +76,7 @@ class _ExaminedStream:
         # If the shards could not be listed, try the name of the first shard, which exists unless the stream was
         # resharded.
         shard = self._shard or "shardId-000000000000"
-        with said_plainly(self._name):
+        with translate_errors(self._name):
             response = self._client.get_shard_iterator(
                 StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
             )
@@ -85,7 +85,7 @@ class _ExaminedStream:
     def read(self) -> str:
         if not self._iterator:
             raise NotTried("not tried without an iterator")
-        with said_plainly(self._name):
+        with translate_errors(self._name):
             rows: list[Any] = self._client.get_records(ShardIterator=self._iterator, Limit=1)["Records"]
         if self._encrypted and not rows:
             return "allowed; no record was there to show that its key (kms:Decrypt) may be used"
@@ -98,7 +98,7 @@ class _ExaminedStream:
             {"ConsumerARN": name} if name.startswith("arn:") else {"StreamARN": self._arn, "ConsumerName": name}
         )
         try:
-            with said_plainly(self._name):
+            with translate_errors(self._name):
                 entry = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
         except SourceError as error:
             cause = error.__cause__

@@ -38,9 +38,9 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     if not bucket:
         raise ValueError("store URL: s3:// wants bucket/prefix")
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
-    patience = module.PATIENCE.within(REQUEST_SECONDS)
+    timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     place_of = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
-    objects = module.S3Objects(bucket, skew=clock, patience=patience, **place_of)
+    objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **place_of)
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
 
 
@@ -53,9 +53,9 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
     bucket, prefix = module.bucket_of(place)
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
-    patience = module.PATIENCE.within(REQUEST_SECONDS)
+    timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     objects = module.GcsObjects(
-        bucket, project=options.get("project"), endpoint=endpoint, skew=clock, patience=patience
+        bucket, project=options.get("project"), endpoint=endpoint, skew=clock, timeouts=timeouts
     )
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), GCS, clock, unknown="1")
 

@@ -6,7 +6,7 @@ from psycopg import errors
 
 from leasehold.adapters.ops.doctor.attempts import REQUEST_SECONDS, NotThere, NotTried, RightAttempt, RightsTrial
 from leasehold.errors import StoreError
-from leasehold.stores.postgres import PATIENCE, PostgresStore, place_of
+from leasehold.stores.postgres import TIMEOUTS, PostgresStore, parse_location
 
 
 def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
@@ -16,9 +16,9 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         ValueError: The URL is not valid.
         StoreError: The database cannot be used.
     """
-    table = place_of(place, options)
+    table = parse_location(place, options)
     try:
-        store = PostgresStore(table, create=False, patience=PATIENCE.within(REQUEST_SECONDS))
+        store = PostgresStore(table, create=False, timeouts=TIMEOUTS.within(REQUEST_SECONDS))
     except StoreError as error:
         if not isinstance(error.__cause__, errors.UndefinedTable):
             raise

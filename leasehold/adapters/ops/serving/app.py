@@ -269,7 +269,6 @@ class BoundedConnection(H11Protocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)

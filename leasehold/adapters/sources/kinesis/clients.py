@@ -8,8 +8,8 @@ from botocore.config import Config
 from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
 
-from leasehold.adapters.sources.call_patience import POLL_SECONDS, SUBSCRIPTION_SECONDS, TimedClients
-from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
+from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS, SUBSCRIPTION_TIMEOUTS, TimedClients
+from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
 from leasehold.stores.aws import core_of
 from leasehold.stores.deadlines import bound_client
 from leasehold.stores.printable import escaped
@@ -26,17 +26,17 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 CONNECTIONS = 64
-MILLISECONDS = 10**11
+MILLISECONDS_FROM = 10**11
 """Larger numbers are times in milliseconds; no time in seconds reaches this for 3,000 years."""
 
-WireForm = Literal["cbor", "json", "boto3"]
+WireFormat = Literal["cbor", "json", "boto3"]
 """How records are requested: in CBOR bypassing boto3, in JSON, or in CBOR through boto3."""
 
 
 class KinesisClients(TimedClients):
     """The boto3 clients of Kinesis, one per timeout, because boto3 has no timeouts per call."""
 
-    late = ReadTimeoutError
+    timeout_error = ReadTimeoutError
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
@@ -46,16 +46,16 @@ class KinesisClients(TimedClients):
         try:
             seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
         except (AttributeError, TypeError):  # a stand-in for a client
-            seconds = POLL_SECONDS[0]
+            seconds = POLL_TIMEOUTS[0]
         return cls(lambda _seconds: client, (seconds,), (seconds,))
 
 
 def reading_client(
     region: str | None,
     endpoint: str | None,
-    wire: WireForm = "cbor",
+    wire: WireFormat = "cbor",
     *,
-    read_seconds: float = SUBSCRIPTION_SECONDS[0],
+    read_seconds: float = SUBSCRIPTION_TIMEOUTS[0],
     session: "Session | None" = None,
     arn: str | None = None,
 ) -> "KinesisClient":
@@ -72,19 +72,19 @@ def reading_client(
         session: The session with the credentials; None for the environment's.
         arn: The ARN by which every request names the stream; None to name it by its name alone.
     """
-    client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds, session)
+    client: KinesisClient = create_client("kinesis", region, endpoint, read_seconds, session)
     if arn is not None:
-        ask_by_arn(client, arn)
+        name_stream_by_arn(client, arn)
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        wire_form = Wire(client, cbor=wire != "json")
+        hooks = Wire(client, cbor=wire != "json")
         if wire == "cbor":
-            read_directly(client, wire_form, arn)
+            read_directly(client, hooks, arn)
     return client
 
 
-def patient_client(
+def create_client(
     service: Any,  # noqa: ANN401  each service has its own
     region: str | None,
     endpoint: str | None,
@@ -94,7 +94,7 @@ def patient_client(
     """Return a client of this service for many threads, which gives up a connection silent for `read_seconds`."""
     core = core_of(session)
     # Converting arrival times to the local time zone is more than half of what boto3 spends on a record of 1 KB.
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
     # We use botocore, because importing boto3 costs 0.1 s of CPU time and adds nothing to such a client.
     client = core.create_client(
         service,
@@ -110,28 +110,30 @@ def patient_client(
     )
     bound_client(client)
     # Do not retry a call that timed out: the next call gets a longer timeout, and this one would time out again.
-    client.meta.events.register_first(f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _late_once)
+    client.meta.events.register_first(
+        f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _raise_read_timeout
+    )
     return client
 
 
-def _late_once(caught_exception: Exception | None = None, **_event: object) -> None:
+def _raise_read_timeout(caught_exception: Exception | None = None, **_event: object) -> None:
     if isinstance(caught_exception, ReadTimeoutError):
         raise caught_exception
 
 
-def utc(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
+def utc_time(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
     """Parse a time from Kinesis (seconds since 1970) as UTC, leaving any other format to botocore."""
     return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else parse_timestamp(value)
 
 
-def seconds_of(told: object) -> float | None:
+def seconds_of(value: object) -> float | None:
     """Return a record's time in seconds since 1970.
 
     Args:
-        told: Seconds (as in JSON), milliseconds (as in CBOR), a datetime, any other format botocore knows, or None.
+        value: Seconds (as in JSON), milliseconds (as in CBOR), a datetime, any other format botocore knows, or None.
     """
-    if isinstance(told, int | float):
-        return told / 1000 if told >= MILLISECONDS else float(told)
-    if told is None:
+    if isinstance(value, int | float):
+        return value / 1000 if value >= MILLISECONDS_FROM else float(value)
+    if value is None:
         return None
-    return (told if isinstance(told, datetime) else utc(told)).timestamp()
+    return (value if isinstance(value, datetime) else utc_time(value)).timestamp()

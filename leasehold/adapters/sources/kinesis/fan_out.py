@@ -36,10 +36,10 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from leasehold.adapters.sources.call_patience import CallPatience
+from leasehold.adapters.sources.call_timeouts import CallTimeouts
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients
-from leasehold.adapters.sources.kinesis.faults import PollPace, code_of, said_plainly
+from leasehold.adapters.sources.kinesis.faults import PollPace, code_of, translate_errors
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HashRange, Position
@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
-EVENTS_WAITING = 2
+MAX_BUFFERED_EVENTS = 2
 
 
 class SubscriptionReceiver:
@@ -73,15 +73,15 @@ class SubscriptionReceiver:
     def __init__(self, subscribe: Callable[[], "Stream"], clock: Callable[[], float] = time.monotonic) -> None:
         self._subscribe, self._clock = subscribe, clock
         self._inbox: deque[SubscribeToShardEventTypeDef] = deque()
-        self._room = Semaphore(EVENTS_WAITING)
+        self._free_slots = Semaphore(MAX_BUFFERED_EVENTS)
         self._stream: Stream | None = None
         self._closed = Event()
-        self.began: float | None = None
+        self.subscribed_at: float | None = None
         self.fault: Exception | None = None
         self._thread = spawn("leasehold-fan-out", self._run, self._failed)
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether no more events will arrive. Events that arrived before may still be in the inbox."""
         return not self._thread.is_alive()
 
@@ -90,13 +90,13 @@ class SubscriptionReceiver:
         if not self._inbox:
             return None
         event = self._inbox.popleft()
-        self._room.release()
+        self._free_slots.release()
         return event
 
     def close(self) -> None:
         """Give up the subscription without waiting for its thread."""
         self._closed.set()
-        self._room.release()
+        self._free_slots.release()
         # The thread waits for the next event, and closing the stream here would wait for it, too. Only the end of the
         # connection wakes the thread. The connection is private to the client, and `shutdown` needs urllib3 2.3.
         shutdown = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
@@ -106,12 +106,12 @@ class SubscriptionReceiver:
 
     def _run(self) -> None:
         with closing(self._subscribe()) as stream:
-            self._stream, self.began = stream, self._clock()
+            self._stream, self.subscribed_at = stream, self._clock()
             if self._closed.is_set():  # closed during the request
                 return
             for event in stream:
                 # While this waits nothing is read, so a slow handler fills the connection and the service waits.
-                self._room.acquire()
+                self._free_slots.acquire()
                 if self._closed.is_set():
                     return
                 self._inbox.append(event["SubscribeToShardEvent"])
@@ -121,10 +121,10 @@ class SubscriptionReceiver:
         self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
 
 
-LOOK_SECONDS = 1.0
+DESCRIBE_SECONDS = 1.0
 """The interval between two requests, however many readers wait: 20 a second are allowed on a stream."""
 
-REFUSALS = 3
+MAX_REJECTIONS = 3
 """After this many rejections, the limit counts as permanent. One alone may be the limit of 5 registrations a second."""
 
 _NAME = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
@@ -142,7 +142,7 @@ class StreamConsumer:
         stream: The name of the stream.
         name: The name of the consumer, which is registered if it does not exist, or the ARN of an existing one.
         clock: Returns monotonic seconds.
-        patience: The timeouts; by default that of the client.
+        timeouts: The timeouts; by default that of the client.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class StreamConsumer:
         name: str,
         clock: Callable[[], float] = time.monotonic,
         *,
-        patience: CallPatience | None = None,
+        timeouts: CallTimeouts | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(
@@ -160,10 +160,10 @@ class StreamConsumer:
             )
         self.name = name
         self._stream, self._clock = stream, clock
-        self._patience = patience or CallPatience(KinesisClients.of(client))
+        self._timeouts = timeouts or CallTimeouts(KinesisClients.of(client))
         self._arn = name if name.startswith("arn:") else None
-        self._refusals = 0
-        self._next_look = 0.0
+        self._rejections = 0
+        self._next_check = 0.0
         self._lock = Lock()
 
     def arn(self) -> str | None:
@@ -174,13 +174,13 @@ class StreamConsumer:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        if not self._settled():
+        if not self._resolved():
             with self._lock:  # callers that waited for the lock find the ARN settled
-                if not self._settled() and self._clock() >= self._next_look:
-                    self._next_look = self._clock() + LOOK_SECONDS
-                    with said_plainly(self._stream):
-                        self._look()
-            if not self._settled():
+                if not self._resolved() and self._clock() >= self._next_check:
+                    self._next_check = self._clock() + DESCRIBE_SECONDS
+                    with translate_errors(self._stream):
+                        self._find_or_register()
+            if not self._resolved():
                 raise NotActiveYet(f"consumer {self.name!r} of stream {self._stream!r} is not ACTIVE yet")
         return self._arn
 
@@ -190,43 +190,43 @@ class StreamConsumer:
             if arn == self._arn != self.name:
                 self._arn = None
 
-    def _settled(self) -> bool:
-        return self._arn is not None or self._refusals >= REFUSALS
+    def _resolved(self) -> bool:
+        return self._arn is not None or self._rejections >= MAX_REJECTIONS
 
-    def _look(self) -> None:
-        summary = self._patience.call("describe_stream_summary", StreamName=self._stream)
+    def _find_or_register(self) -> None:
+        summary = self._timeouts.call("describe_stream_summary", StreamName=self._stream)
         consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
         try:
-            description = self._patience.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
-        except ClientError as unknown:
-            if code_of(unknown) != "ResourceNotFoundException":
+            description = self._timeouts.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
+        except ClientError as missing:
+            if code_of(missing) != "ResourceNotFoundException":
                 raise
             try:
-                description = self._patience.call("register_stream_consumer", **consumer)["Consumer"]
-            except ClientError as refused:
-                if code_of(refused) == "ResourceInUseException":  # another worker has just registered it
+                description = self._timeouts.call("register_stream_consumer", **consumer)["Consumer"]
+            except ClientError as rejected:
+                if code_of(rejected) == "ResourceInUseException":  # another worker has just registered it
                     return
-                if code_of(refused) != "LimitExceededException":
+                if code_of(rejected) != "LimitExceededException":
                     raise
-                self._refusals += 1
-                if self._refusals == REFUSALS:
-                    text = "stream %s takes no consumer %r, so its shards are polled: %s"
-                    log.warning(text, self._stream, self.name, refused)
+                self._rejections += 1
+                if self._rejections == MAX_REJECTIONS:
+                    message = "stream %s takes no consumer %r, so its shards are polled: %s"
+                    log.warning(message, self._stream, self.name, rejected)
                 return
         if description["ConsumerStatus"] == "ACTIVE":
             self._arn = description["ConsumerARN"]
 
 
-APART_SECONDS = 5.0
+RESUBSCRIBE_SECONDS = 5.0
 CONTENDED_SECONDS = 10.0
 """How long to wait before taking back a subscription that another reader took over. It takes less to learn that the
 lease is lost."""
 
-READER_LOOK_SECONDS, LOOK_SECONDS_MOST = 0.01, 0.1
+INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
 """The shortest and the longest interval between two looks at the inbox, which cost no request."""
 
 _SUBSCRIBE = "subscribe_to_shard"
-_TAKEN = (
+_TAKEN_OVER = (
     "another subscription of consumer {!r} to shard {} began less than five seconds ago or took over; "
     "two fleets want two consumers"
 )
@@ -245,11 +245,11 @@ class FanOut(Poller):
         *,
         consumer: StreamConsumer,
         misplaced: Misplaced = "keep",
-        whole: bool = False,
+        whole_aggregates: bool = False,
         rewind: bool = False,
         pace: PollPace | None = None,
-        patience: CallPatience | None = None,
-        most: int | None = None,
+        timeouts: CallTimeouts | None = None,
+        max_records: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -259,103 +259,113 @@ class FanOut(Poller):
             start,
             hash_range,
             misplaced=misplaced,
-            whole=whole,
+            whole_aggregates=whole_aggregates,
             rewind=rewind,
             pace=pace,
-            patience=patience,
-            most=most,
+            timeouts=timeouts,
+            max_records=max_records,
         )
-        self._subscribing = self._patience.of_subscriptions()
+        self._subscription_timeouts = self._timeouts.for_subscriptions()
         self._consumer, self._clock = consumer, clock
         self._arn: str | None = None
-        self._feed: SubscriptionReceiver | None = None
+        self._subscription: SubscriptionReceiver | None = None
         self._continuation: str | None = None
-        self._before: str | None = None
-        self._not_before = -math.inf
-        self._look = READER_LOOK_SECONDS
+        self._previous_continuation: str | None = None
+        self._subscribe_after = -math.inf
+        self._inbox_pause = INBOX_CHECK_SECONDS
 
     def close(self) -> None:
         """Give up the subscription."""
         super().close()
-        if self._feed is not None:
-            self._feed.close()
+        if self._subscription is not None:
+            self._subscription.close()
 
-    def _ask(self) -> "GetRecordsOutputTypeDef | None":
+    def _request(self) -> "GetRecordsOutputTypeDef | None":
         try:
             self._arn = self._consumer.arn()
-        except NotActiveYet as wait:
-            log.info("shard %s waits: %s", self._shard, wait)
+        except NotActiveYet as not_active:
+            log.info("shard %s waits: %s", self._shard, not_active)
             return None
         if self._arn is None:
-            return super()._ask()
-        if self._feed is None:
-            if self._clock() < self._not_before:  # rule 2
+            return super()._request()
+        if self._subscription is None:
+            if self._clock() < self._subscribe_after:  # rule 2
                 return None
-            start = self._place()
+            start = self._starting_position()
             if self._continuation is not None:  # rule 1
                 start = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
             subscribe = partial(
-                self._subscribing.call, _SUBSCRIBE, ConsumerARN=self._arn, ShardId=self._shard, StartingPosition=start
+                self._subscription_timeouts.call,
+                _SUBSCRIBE,
+                ConsumerARN=self._arn,
+                ShardId=self._shard,
+                StartingPosition=start,
             )
-            self._feed = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
-        over = self._feed.over  # must be read before `take`: if it is over, every event is already in the inbox
-        event = self._feed.take()
+            self._subscription = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
+        # Must be read before `take`: if the subscription has ended, every event is already in the inbox.
+        subscription_ended = self._subscription.ended
+        event = self._subscription.take()
         if event is not None:
-            self._before, self._continuation = self._continuation, event.get("ContinuationSequenceNumber") or None
+            self._previous_continuation = self._continuation
+            self._continuation = event.get("ContinuationSequenceNumber") or None
             records, children = event.get("Records"), event.get("ChildShards") or []
             ended = self._continuation is None or (bool(children) and not records)  # rule 3
             body = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
             # In the form of a response of GetRecords.
             return cast("GetRecordsOutputTypeDef", body | {"NextShardIterator": None if ended else self._continuation})
-        if over:
-            self._end(self._feed)
+        if subscription_ended:
+            self._end_subscription(self._subscription)
         return None
 
-    def _ask_again(self) -> None:
+    def _reset_request(self) -> None:
         """Drop the subscription, so that the next one starts before the event that could not be read.
 
         The current subscription would continue after that event.
         """
-        if self._feed is not None:
-            self._feed.close()
-            self._leave(self._feed)
-            self._continuation = self._before
+        if self._subscription is not None:
+            self._subscription.close()
+            self._drop_subscription(self._subscription)
+            self._continuation = self._previous_continuation
 
-    def _leave(self, feed: SubscriptionReceiver) -> None:
-        self._feed = self._iterator = None
-        if feed.began is not None:
-            self._not_before = feed.began + APART_SECONDS  # rule 2
-        if self._read is not None:
-            self._done = Position(self._read, sys.maxsize).order  # rule 1
+    def _drop_subscription(self, subscription: SubscriptionReceiver) -> None:
+        self._subscription = self._iterator = None
+        if subscription.subscribed_at is not None:
+            self._subscribe_after = subscription.subscribed_at + RESUBSCRIBE_SECONDS  # rule 2
+        if self._last_read is not None:
+            self._skip_through = Position(self._last_read, sys.maxsize).order  # rule 1
 
-    def _end(self, feed: SubscriptionReceiver) -> None:
+    def _end_subscription(self, subscription: SubscriptionReceiver) -> None:
         """Leave a subscription that is over. Raise SourceUnavailable or SourceError unless it expired or timed out."""
-        self._leave(feed)
-        match feed.fault:
+        self._drop_subscription(subscription)
+        match subscription.fault:
             case None:
                 log.debug("shard %s: its subscription ended", self._shard)
-                self._subscribing = self._patience.of_subscriptions()
+                self._subscription_timeouts = self._timeouts.for_subscriptions()
             case ReadTimeoutError():
-                waited = self._subscribing.seconds(_SUBSCRIBE)
-                longer = self._subscribing.exceeded(_SUBSCRIBE, waited)  # rule 4
-                log.info("shard %s: nothing came for %g s; the next is given %g s", self._shard, waited, longer)
+                timeout = self._subscription_timeouts.timeout(_SUBSCRIBE)
+                next_timeout = self._subscription_timeouts.timed_out(_SUBSCRIBE, timeout)  # rule 4
+                log.info("shard %s: nothing came for %g s; the next is given %g s", self._shard, timeout, next_timeout)
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription broke off: {fault}") from fault
             case ClientError() as fault if code_of(fault) == "ResourceInUseException":
                 # If it had begun, another reader took over. If it was rejected at once, try again when rule 2 allows.
-                if feed.began is not None:
-                    self._not_before = self._clock() + CONTENDED_SECONDS
-                raise SourceUnavailable(_TAKEN.format(self._consumer.name, self._shard)) from fault
+                if subscription.subscribed_at is not None:
+                    self._subscribe_after = self._clock() + CONTENDED_SECONDS
+                raise SourceUnavailable(_TAKEN_OVER.format(self._consumer.name, self._shard)) from fault
             case fault:
-                with said_plainly(self._stream):
+                with translate_errors(self._stream):
                     if not isinstance(fault, ClientError):
                         raise fault
                     if code_of(fault) == "ResourceNotFoundException":
                         self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
                     self._rewind_from(fault)  # raises any error that does not mean a trimmed start
 
-    def _wait(self, *, idle: bool, behind: bool = False) -> float:
+    def _pause(self, *, idle: bool, behind: bool = False) -> float:
         if self._arn is None:
-            return super()._wait(idle=idle, behind=behind)
-        wait, self._look = (self._look, min(2 * self._look, LOOK_SECONDS_MOST)) if idle else (0.0, READER_LOOK_SECONDS)
+            return super()._pause(idle=idle, behind=behind)
+        wait, self._inbox_pause = (
+            (self._inbox_pause, min(2 * self._inbox_pause, INBOX_CHECK_SECONDS_MAX))
+            if idle
+            else (0.0, INBOX_CHECK_SECONDS)
+        )
         return wait

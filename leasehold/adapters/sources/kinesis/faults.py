@@ -20,7 +20,7 @@ from botocore.exceptions import (
 
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint
+from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, region_hint
 from leasehold.stores.printable import said
 
 
@@ -28,7 +28,7 @@ class AwsService(NamedTuple):
     """The name of a service in messages, and the prefix of its IAM actions."""
 
     name: str
-    rights: str
+    iam_prefix: str
 
 
 KINESIS = AwsService("Kinesis", "kinesis")
@@ -43,7 +43,7 @@ THROTTLED = frozenset(
         "RequestLimitExceeded",
     }
 )
-PASSING = frozenset({"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"})
+TRANSIENT = frozenset({"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"})
 CREDENTIALS = frozenset(
     {
         "UnrecognizedClientException",
@@ -57,7 +57,7 @@ CREDENTIALS = frozenset(
     }
 )
 DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedException"})
-LASTING = frozenset(
+PERMANENT = frozenset(
     {
         "InvalidArgumentException",
         "KMSDisabledException",
@@ -81,12 +81,12 @@ def code_of(error: ClientError) -> str:
 
 
 @contextmanager
-def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
+def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """Turn the client's errors into SourceUnavailable or SourceError, with messages that the user can act on."""
     try:
         yield
     except ClientError as error:
-        raise _refusal(error, stream, service) from error
+        raise _translated(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
     except NoRegionError as error:
@@ -100,32 +100,32 @@ def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
 
 
 @contextmanager
-def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
+def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """Turn parse errors of an unexpected response (a proxy's page, say) into a retryable SourceUnavailable.
 
     The caller must not count anything of such a response as read.
     """
     try:
         yield
-    except (*ODD_ANSWER, ValueError) as odd:
-        message = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
-        raise SourceUnavailable(message) from odd
+    except (*PARSE_ERRORS, ValueError) as error:
+        message = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(error)}"
+        raise SourceUnavailable(message) from error
 
 
-def summary_of(told: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
+def summary_of(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
     """Return the summary of this stream. Raises LookupError if the response is about another stream."""
-    summary: Mapping[str, Any] = told["StreamDescriptionSummary"]
+    summary: Mapping[str, Any] = response["StreamDescriptionSummary"]
     if (name := summary.get("StreamName", stream)) != stream:
         raise LookupError(f"it is about stream {name!r}")
     return summary
 
 
-def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceError:
+def _translated(error: ClientError, stream: str, service: AwsService) -> SourceError:
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
         return SourceUnavailable(f"{service.name} asks to slow down on stream {stream!r}: {code}")
-    if code in PASSING or status >= SERVER_ERROR:
+    if code in TRANSIENT or status >= SERVER_ERROR:
         return SourceUnavailable(f"{service.name} failed on stream {stream!r}: {code} {text}")
     if code == "ResourceNotFoundException":
         return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
@@ -133,13 +133,13 @@ def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceErro
         message = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
         return TransientRejection(message)
     if code in DENIED:
-        operation, right = error.operation_name, f"{service.rights}:{error.operation_name}"
+        operation, right = error.operation_name, f"{service.iam_prefix}:{error.operation_name}"
         writes = operation in {"PutRecord", "PutRecords"}
         if code == "KMSAccessDeniedException":
             right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
         verb = "write to" if writes else "read"
         return SourceError(f"these credentials may not {verb} stream {stream!r}, for want of {right}: {text}")
-    kind = SourceError if code in LASTING else TransientRejection
+    kind = SourceError if code in PERMANENT else TransientRejection
     return kind(f"{service.name} refused a request for stream {stream!r}: {code} {text}")
 
 
@@ -147,7 +147,7 @@ TIP_SECONDS = 0.5
 BEHIND_SECONDS = 0.25
 IDLE_SECONDS = 2.0
 QUOTA_SECONDS = 0.2
-STRETCH, STRETCH_MOST, RELIEF = 2.0, 8.0, 0.9
+STRETCH, STRETCH_MAX, RELIEF = 2.0, 8.0, 0.9
 """Each throttled request multiplies the pauses by STRETCH, at most STRETCH_MOST in total; each response multiplies that
 factor by RELIEF, down to 1."""
 
@@ -167,9 +167,9 @@ class PollPace:
 
     def throttled(self) -> None:
         """Lengthen the pauses after throttling, which means that others read this shard, too."""
-        self._stretch = min(STRETCH * self._stretch, STRETCH_MOST)
+        self._stretch = min(STRETCH * self._stretch, STRETCH_MAX)
 
-    def answered(self, *, idle: bool, behind: bool) -> float:
+    def next_pause(self, *, idle: bool, behind: bool) -> float:
         """Return the seconds until the next request.
 
         Args:
@@ -181,12 +181,12 @@ class PollPace:
         return (self._behind if behind else self._idle) * stretch
 
 
-def max_records_of(options: Mapping[str, str], most: int) -> int | None:
-    """Return the `max_records` of a URL, or None if it has none. Raises ValueError unless it is 1 to `most`."""
+def max_records_of(options: Mapping[str, str], limit: int) -> int | None:
+    """Return the `max_records` of a URL, or None if it has none. Raises ValueError unless it is 1 to `limit`."""
     if (text := options.get("max_records")) is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= most):  # noqa: PLR2004  digits
-        raise ValueError(f"source URL: option 'max_records' wants 1 to {most}, the records that one request asks for")
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= limit):  # noqa: PLR2004  digits
+        raise ValueError(f"source URL: option 'max_records' wants 1 to {limit}, the records that one request asks for")
     return int(text)
 
 

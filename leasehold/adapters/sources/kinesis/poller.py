@@ -1,7 +1,7 @@
 """Reads one shard by GetRecords, and turns the responses into user records.
 
-A read makes one request (`Poller._ask`). The rows of the response become columns, aggregates are taken apart and
-records that were done before are dropped (`Unpacking`). The batch contains the position up to which the shard was seen.
+A read makes one request (`Poller._request`). The rows of the response become columns, aggregates are taken apart and
+records that were done before are dropped (`Unpacker`). The batch contains the position up to which the shard was seen.
 
 Rule 1: There are two requests a second at the tip, four while behind, and one in two seconds while nothing arrives;
 fewer after throttling (`faults.PollPace`).
@@ -14,7 +14,7 @@ is reached. Over a slow link, or from a busy service, megabytes may never arrive
 load.
 
 Rule 4: If a response does not arrive within a shorter timeout, the request is repeated soon, with a longer one
-(`CallPatience`).
+(`CallTimeouts`).
 """
 
 import logging
@@ -29,7 +29,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from leasehold.adapters.sources.call_patience import LOOK_SECONDS, Backoff, CallPatience, StillAsked, datetime_of
+from leasehold.adapters.sources.call_timeouts import (
+    PENDING_CHECK_SECONDS,
+    Backoff,
+    CallTimeouts,
+    ResponsePending,
+    datetime_of,
+)
 from leasehold.adapters.sources.deduplication import SeenRows
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MAGIC,
@@ -40,8 +46,15 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     kept_whole,
 )
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
-from leasehold.adapters.sources.kinesis.faults import KINESIS, THROTTLED, PollPace, code_of, said_plainly, understood
-from leasehold.adapters.sources.kinesis.hash_keys import place_of
+from leasehold.adapters.sources.kinesis.faults import (
+    KINESIS,
+    THROTTLED,
+    PollPace,
+    code_of,
+    translate_errors,
+    translate_parse_errors,
+)
+from leasehold.adapters.sources.kinesis.hash_keys import hash_key_of
 from leasehold.adapters.sources.kinesis.records import (
     KinesisRecords,
     RecordColumns,
@@ -50,9 +63,9 @@ from leasehold.adapters.sources.kinesis.records import (
     RowViews,
     TokenedColumns,
     check_shard,
-    children,
+    child_shards_from,
 )
-from leasehold.adapters.sources.protocol import Batch, rows_in_columns
+from leasehold.adapters.sources.protocol import Batch, call_rows_of
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped
@@ -68,12 +81,12 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
-class Dropped:
+class DropCounter:
     """Counts the user records of one shard that are dropped; logs each reason when it first occurs, and the totals."""
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
-        self._counts, self._said = Counter[Reason](), Counter[Reason]()
+        self._counts, self._logged = Counter[Reason](), Counter[Reason]()
         self._repeated = 0
 
     def add(self, number: str, users: UserRecords) -> None:
@@ -81,11 +94,13 @@ class Dropped:
         if not users.dropped:
             return
         self._counts[users.reason] += users.dropped
-        if users.reason not in self._said:
-            self._said[users.reason] = users.dropped
-            why = ", their aggregate came to another shard than theirs" if users.reason is Reason.OUT_OF_RANGE else ""
-            text = "shard %s: %d user records of %s dropped: %s%s; more are counted until its reading ends"
-            log.warning(text, self._shard, users.dropped, number, users.reason, why)
+        if users.reason not in self._logged:
+            self._logged[users.reason] = users.dropped
+            explanation = (
+                ", their aggregate came to another shard than theirs" if users.reason is Reason.OUT_OF_RANGE else ""
+            )
+            message = "shard %s: %d user records of %s dropped: %s%s; more are counted until its reading ends"
+            log.warning(message, self._shard, users.dropped, number, users.reason, explanation)
 
     def repeated(self, count: int) -> None:
         """Count records that were read before, because a Spark sink has sent them again."""
@@ -94,20 +109,20 @@ class Dropped:
     def close(self) -> None:
         """Log the counts that were not logged yet."""
         if self._repeated:
-            text = "shard %s: %d records that a Spark sink had sent again were left out"
-            log.info(text, self._shard, self._repeated)
+            message = "shard %s: %d records that a Spark sink had sent again were left out"
+            log.info(message, self._shard, self._repeated)
             self._repeated = 0
-        for reason, count in (self._counts - self._said).items():
+        for reason, count in (self._counts - self._logged).items():
             log.warning("shard %s: %d more user records dropped: %s", self._shard, count, reason)
-        self._said = self._counts.copy()
+        self._logged = self._counts.copy()
 
 
-class Unpacking:
+class Unpacker:
     """Extracts the user records of a response.
 
     Args:
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
-        done: The order of a position. Records up to it are dropped; None if all records come later.
+        skip_through: The order of a position. Records up to it are dropped; None if all records come later.
         misplaced: What to do with aggregates that have records outside the hash range.
         dropped: Counts what is dropped.
         whole: Whether to keep aggregates as they are. The position of an aggregate is that of its last user record.
@@ -121,16 +136,16 @@ class Unpacking:
     def __init__(
         self,
         hash_range: HashRange | None,
-        done: tuple[int, int, int] | None,
+        skip_through: tuple[int, int, int] | None,
         *,
         misplaced: Misplaced,
-        dropped: Dropped,
-        whole: bool = False,
+        dropped: DropCounter,
+        whole_aggregates: bool = False,
         seen: SeenRows | None = None,
     ) -> None:
         self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
-        self._whole = whole
-        self.done = done
+        self._whole_aggregates = whole_aggregates
+        self.skip_through = skip_through
         self.seen = (
             SeenRows() if seen is None else seen.copy()
         )  # a copy, because the response may have to be requested again
@@ -142,26 +157,26 @@ class Unpacking:
         """The records that were not dropped, in order."""
         return KinesisRecords(self._parts)
 
-    def take(self, told: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
-        """Unpack all rows and empty `told`."""
-        rows = columns_of(told)
+    def unpack(self, response_rows: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
+        """Unpack all rows and empty `response_rows`."""
+        rows = columns_of(response_rows)
         self.size += sum(map(len, rows.datas))
-        if self.done is None and not rows.sealed:
-            self._take_plain(rows, 0, len(rows))
+        if self.skip_through is None and not rows.has_aggregates:
+            self._unpack_plain(rows, 0, len(rows))
             return
-        if self._whole:
+        if self._whole_aggregates:
             for index in range(len(rows)):
-                self._take_whole(rows, index)
+                self._unpack_whole(rows, index)
             return
         for aggregates, group in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
-            if aggregates or self.done is not None:
+            if aggregates or self.skip_through is not None:
                 for index in group:
-                    self._take_apart(rows, index)
+                    self._unpack_aggregate(rows, index)
             else:
                 indexes = [*group]
-                self._take_plain(rows, indexes[0], indexes[-1] + 1)
+                self._unpack_plain(rows, indexes[0], indexes[-1] + 1)
 
-    def _take_plain(self, rows: RowColumns, begin: int, end: int) -> None:
+    def _unpack_plain(self, rows: RowColumns, begin: int, end: int) -> None:
         records, count = self._columns(), end - begin
         records.datas += rows.datas[begin:end]
         records.numbers += rows.numbers[begin:end]
@@ -174,39 +189,39 @@ class Unpacking:
             records.tokens += [self.seen.token] * count
         self.subs = min(count, 1)
 
-    def _take_whole(self, rows: RowColumns, at: int) -> None:
-        users = deaggregate(rows.datas[at])
+    def _unpack_whole(self, rows: RowColumns, index: int) -> None:
+        users = deaggregate(rows.datas[index])
         self.subs = max(len(users) + users.dropped, 1)
         last = self.subs - 1
-        if self.done is not None:
+        if self.skip_through is not None:
             # A reader of user records may have stopped within the aggregate. Then it is not done, and is read again.
-            if (1, int(rows.numbers[at]), last) <= self.done:
+            if (1, int(rows.numbers[index]), last) <= self.skip_through:
                 return
-            self.done = None
-        self._take_plain(rows, at, at + 1)
+            self.skip_through = None
+        self._unpack_plain(rows, index, index + 1)
         self._columns().subs[-1] = last
         self.subs = last + 1
 
-    def _take_apart(self, rows: RowColumns, at: int) -> None:
-        data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
-        rows.datas[at] = b""
-        plain = self.done is None and not self.seen
+    def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
+        data, number, arrived = rows.datas[index], rows.numbers[index], rows.arrived[index]
+        rows.datas[index] = b""
+        plain = self.skip_through is None and not self.seen
         located = kept_whole(data, number, arrived, self._hash_range) if plain else None
         if located is not None:
             self._parts.append(located)
             self.subs = len(located)
             return
-        users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
+        users = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, users)
         first = 0
-        if self.done is not None:
+        if self.skip_through is not None:
             # The index of the first user record that is not done. All records after that one are not done either.
             sequence = int(number)
-            first = bisect(users.subs, self.done, key=lambda sub: (1, sequence, sub))
-            self.done = None if first < len(users) else self.done
+            first = bisect(users.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
+            self.skip_through = None if first < len(users) else self.skip_through
         self.subs = len(users) + users.dropped
         if users.tags:
-            self._take_tagged(number, arrived, users, first)
+            self._unpack_tagged(number, arrived, users, first)
             return
         records, count = self._columns(), len(users) - first
         # Usually nothing is dropped, so avoid another copy of the columns.
@@ -220,13 +235,13 @@ class Unpacking:
         if isinstance(records, TokenedColumns):
             records.tokens += [self.seen.token] * count
 
-    def _take_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
+    def _unpack_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
         """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
         records, tokens = RecordColumns(), list[str]()
         for index in range(first, len(users)):
             key, hash_key, tag = users.keys[index], users.hash_keys[index], users.tags[index]
             position = Position(number, users.subs[index])
-            if tag is not None and self.seen.seen_before(tag, partial(place_of, key, hash_key), position):
+            if tag is not None and self.seen.seen_before(tag, partial(hash_key_of, key, hash_key), position):
                 continue
             records.datas.append(users.datas[index])
             records.subs.append(users.subs[index])
@@ -236,13 +251,13 @@ class Unpacking:
         records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
         records.aggregated = [True] * len(tokens)
         self._dropped.repeated(len(users) - first - len(tokens))
-        self._parts.append(records.tokened(tokens))
+        self._parts.append(records.with_tokens(tokens))
 
     def _columns(self) -> RecordColumns:
         """Return the last part if it has columns of the right kind, else append a new part."""
-        wanted = TokenedColumns if self.seen else RecordColumns
-        if not self._parts or type(last := self._parts[-1]) is not wanted:
-            self._parts.append(last := wanted())
+        columns_type = TokenedColumns if self.seen else RecordColumns
+        if not self._parts or type(last := self._parts[-1]) is not columns_type:
+            self._parts.append(last := columns_type())
         return last
 
 
@@ -268,16 +283,16 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     if not {str, NoneType}.issuperset(map(type, columns.keys)):
         raise TypeError("a record has a partition key that is not a string")
     columns.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
-    columns.sealed = any(data.startswith(MAGIC) for data in columns.datas)
+    columns.has_aggregates = any(data.startswith(MAGIC) for data in columns.datas)
     rows.clear()
     return columns
 
 
 FAULT_SECONDS = 0.4, 10.0
-RECORDS = 10_000
-NO_ANSWER = "the stream has sent nothing, not even how far behind this is"
-STILL_ASKED = "the stream has not answered the last request yet"
-FEWER = 8  # divides the number of records requested after a timeout
+MAX_RECORDS = 10_000
+NO_RESPONSE = "the stream has sent nothing, not even how far behind this is"
+RESPONSE_IS_PENDING = "the stream has not answered the last request yet"
+LIMIT_DIVISOR = 8  # divides the number of records requested after a timeout
 
 TRIMMED_TEXT = (
     "shard {} of stream {!r}: its checkpoint {} is not there any more: trimmed, or of an earlier stream of this name; "
@@ -298,14 +313,14 @@ class Poller:
         whole: Whether aggregates are dispatched as they are.
         rewind: Whether to start at the oldest record if the start was trimmed.
         pace: The pauses between requests.
-        patience: The timeouts; by default that of the client.
-        most: The most records that one request asks for; by default the service's maximum.
+        timeouts: The timeouts; by default that of the client.
+        max_records: The most records that one request asks for; by default the service's maximum.
     """
 
-    most = RECORDS
+    max_records = MAX_RECORDS
     """The most records that one request asks for."""
     service = KINESIS
-    names: ClassVar[Mapping[str, str]] = {
+    parameter_names: ClassVar[Mapping[str, str]] = {
         "Stream": "StreamName",
         "Type": "ShardIteratorType",
         "SequenceNumber": "StartingSequenceNumber",
@@ -322,24 +337,24 @@ class Poller:
         hash_range: HashRange | None,
         *,
         misplaced: Misplaced = "keep",
-        whole: bool = False,
+        whole_aggregates: bool = False,
         rewind: bool = False,
         pace: PollPace | None = None,
-        patience: CallPatience | None = None,
-        most: int | None = None,
+        timeouts: CallTimeouts | None = None,
+        max_records: int | None = None,
     ) -> None:
-        self.most = most or self.most
+        self.max_records = max_records or self.max_records
         self._stream, self._shard = stream, shard
-        self._patience = patience or CallPatience(KinesisClients.of(client))
+        self._timeouts = timeouts or CallTimeouts(KinesisClients.of(client))
         self._start, self._hash_range, self._rewind = start, hash_range, rewind
-        self._misplaced, self._whole, self._dropped = misplaced, whole, Dropped(shard)
-        self._done = start.order if start.numbered else None
+        self._misplaced, self._whole_aggregates, self._dropped = misplaced, whole_aggregates, DropCounter(shard)
+        self._skip_through = start.order if start.numbered else None
         self._seen = SeenRows.of(start)
         self._iterator: str | None = None
-        self._read: str | None = None
+        self._last_read: str | None = None
         self._pace = pace or PollPace()
-        self._limit = self.most
-        self._faults = Backoff(*FAULT_SECONDS)
+        self._limit = self.max_records
+        self._backoff = Backoff(*FAULT_SECONDS)
 
     def read(self) -> Batch:
         """Call GetRecords once. An expired iterator is replaced at the next call.
@@ -350,140 +365,140 @@ class Poller:
             SourceError: If trying again cannot help.
         """
         try:
-            batch = self._next()
-        except StillAsked:
+            batch = self._read_batch()
+        except ResponsePending:
             # Without a fault, an empty batch would count as a response, as if the shard were being read.
-            return Batch((), None, None, LOOK_SECONDS, fault=STILL_ASKED, answered=False)
+            return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
-            grew = isinstance(fault.__cause__, ReadTimeoutError) and self._patience.grew
-            if isinstance(fault.__cause__, ReadTimeoutError) and not grew:  # rule 3
-                self._limit = max(self._limit // FEWER, 1)
+            lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
+            if isinstance(fault.__cause__, ReadTimeoutError) and not lengthened:  # rule 3
+                self._limit = max(self._limit // LIMIT_DIVISOR, 1)
             throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
             if throttled:
                 self._pace.throttled()
-            wait = FAULT_SECONDS[0] if grew else self._faults.next()  # rule 4
+            wait = FAULT_SECONDS[0] if lengthened else self._backoff.next()  # rule 4
             empty = Batch((), None, None, wait, fault=str(fault), answered=throttled)
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
             return empty
         if batch is None:
-            return Batch((), None, None, self._wait(idle=True), fault=NO_ANSWER)
-        self._faults.reset()
+            return Batch((), None, None, self._pause(idle=True), fault=NO_RESPONSE)
+        self._backoff.reset()
         if not batch.behind_seconds:
-            self._limit = self.most
+            self._limit = self.max_records
         return batch
 
     def close(self) -> None:
         """Log what was dropped. The client stays open, because it belongs to the source."""
         self._dropped.close()
 
-    def _next(self) -> Batch | None:
+    def _read_batch(self) -> Batch | None:
         """Return the batch of the next response, or None if there was none.
 
         If a response cannot be read, nothing of it counts as read, and the request is made again.
         """
-        with understood(self._stream, self.service):
-            response = self._ask()
+        with translate_parse_errors(self._stream, self.service):
+            response = self._request()
         if response is None:
             return None
-        state = self._iterator, self._read, self._done, self._seen
+        state = self._iterator, self._last_read, self._skip_through, self._seen
         try:
-            with understood(self._stream, self.service):
+            with translate_parse_errors(self._stream, self.service):
                 return self._batch(response)
         except SourceUnavailable:
-            self._iterator, self._read, self._done, self._seen = state
-            self._ask_again()
+            self._iterator, self._last_read, self._skip_through, self._seen = state
+            self._reset_request()
             raise
 
-    def _ask_again(self) -> None:
+    def _reset_request(self) -> None:
         """Do nothing, because the iterator was restored."""
 
-    def _ask(self) -> "GetRecordsOutputTypeDef | None":
-        with said_plainly(self._stream, self.service):
+    def _request(self) -> "GetRecordsOutputTypeDef | None":
+        with translate_errors(self._stream, self.service):
             if self._iterator is None:
-                self._iterator = self._placed()
+                self._iterator = self._new_iterator()
             try:
-                response = self._patience.ask("get_records", ShardIterator=self._iterator, Limit=self._limit)
+                response = self._timeouts.try_call("get_records", ShardIterator=self._iterator, Limit=self._limit)
                 return cast("GetRecordsOutputTypeDef", response)
             except ClientError as error:
-                if not self._over(error):
+                if not self._needs_new_iterator(error):
                     raise
         self._iterator = None
         log.info("shard %s: its iterator expired, taking a new one", self._shard)
         return None
 
-    def _over(self, error: ClientError) -> bool:
+    def _needs_new_iterator(self, error: ClientError) -> bool:
         """Return whether the request failed because of its iterator, and a new one helps."""
         return code_of(error) == "ExpiredIteratorException"
 
-    def _placed(self) -> str:
+    def _new_iterator(self) -> str:
         """Return a new iterator. If the start was trimmed, retry at the oldest record if `rewind` is set."""
-        start: dict[str, Any] = {"Stream": self._stream, **self._place()}
-        parameters = {self.names[name]: value for name, value in start.items()}
+        start: dict[str, Any] = {"Stream": self._stream, **self._starting_position()}
+        parameters = {self.parameter_names[name]: value for name, value in start.items()}
         try:
-            response = self._patience.ask("get_shard_iterator", ShardId=self._shard, **parameters)
+            response = self._timeouts.try_call("get_shard_iterator", ShardId=self._shard, **parameters)
         except ClientError as error:
             self._rewind_from(error)
-            return self._placed()
+            return self._new_iterator()
         return cast("str", response["ShardIterator"])
 
     def _rewind_from(self, error: ClientError) -> None:
         """Start at the oldest record if the start was trimmed and `rewind` is set; else raise Trimmed or `error`."""
-        trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._read is None
+        trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
         if not trimmed:
             raise error
         if not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
-        trimmed_number, self._start, self._done = self._start.sequence, TRIM_HORIZON, None
+        trimmed_number, self._start, self._skip_through = self._start.sequence, TRIM_HORIZON, None
         log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, trimmed_number)
 
-    def _place(self) -> "StartingPositionTypeDef":
-        if self._read is not None:
-            return {"Type": "AFTER_SEQUENCE_NUMBER", "SequenceNumber": self._read}
+    def _starting_position(self) -> "StartingPositionTypeDef":
+        if self._last_read is not None:
+            return {"Type": "AFTER_SEQUENCE_NUMBER", "SequenceNumber": self._last_read}
         if self._start.numbered:
             return {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._start.sequence}
         if self._start.sequence == "AT_TIMESTAMP":
             return {"Type": "AT_TIMESTAMP", "Timestamp": datetime_of(self._start)}
         return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
 
-    def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
-        rows, behind = columns_of(answer["Records"]), answer.get("MillisBehindLatest") or 0
+    def _batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
+        rows, behind = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
         first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
-        following = children(answer.get("ChildShards", ()))
-        check_shard(self._shard, first, following)
-        unpacked = Unpacking(
+        child_shards = child_shards_from(response.get("ChildShards", ()))
+        check_shard(self._shard, first, child_shards)
+        unpacked = Unpacker(
             self._hash_range,
-            self._done,
+            self._skip_through,
             misplaced=self._misplaced,
-            whole=self._whole,
+            whole_aggregates=self._whole_aggregates,
             dropped=self._dropped,
             seen=self._seen,
         )
-        unpacked.take(rows)
-        self._done, self._seen = unpacked.done, unpacked.seen
+        unpacked.unpack(rows)
+        self._skip_through, self._seen = unpacked.skip_through, unpacked.seen
         token = unpacked.seen.token
         if first is not None:
-            self._say_gap(first)
+            self._log_gap(first)
         batch = Batch(
             records=unpacked.records,
             # Dropped records count as seen, otherwise a tail of dropped records could never be checkpointed.
             read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
             behind_seconds=behind / 1000,
-            wait_seconds=self._wait(idle=last is None and not behind, behind=behind > 0),
-            ended=not answer.get("NextShardIterator"),
-            children=following,
+            wait_seconds=self._pause(idle=last is None and not behind, behind=behind > 0),
+            ended=not response.get("NextShardIterator"),
+            children=child_shards,
             size=unpacked.size,
-            in_columns=partial(rows_in_columns, _COLUMNS, self._stream, self._shard),
+            in_columns=partial(call_rows_of, _COLUMNS, self._stream, self._shard),
             token=token,
-            undecided=self._seen.undecided(),
+            possible_duplicates=self._seen.take_possible_duplicates(),
         )
-        self._iterator, self._read = answer.get("NextShardIterator") or None, last or self._read
+        self._iterator, self._last_read = response.get("NextShardIterator") or None, last or self._last_read
         return batch
 
-    def _say_gap(self, first: str) -> None:
+    def _log_gap(self, first: str) -> None:
         # If the record AT the checkpoint was trimmed, the service starts with a later one.
-        if self._read is None and self._start.numbered and int(first) > int(self._start.sequence):
+        if self._last_read is None and self._start.numbered and int(first) > int(self._start.sequence):
             gap = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
             log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, gap)
 
-    def _wait(self, *, idle: bool, behind: bool = False) -> float:
-        return self._pace.answered(idle=idle, behind=behind)
+    def _pause(self, *, idle: bool, behind: bool = False) -> float:
+        return self._pace.next_pause(idle=idle, behind=behind)

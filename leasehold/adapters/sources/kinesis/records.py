@@ -6,8 +6,8 @@ So records stay columns and aggregates until the caller iterates over them.
 
 A mark contains a record's producer and its number there, so that a reader can recognize duplicates. These arise because
 a request without a response may have been carried out and must be sent again. A producer with an epoch (a unique
-number, new at each start) puts 20 bytes before every record; a reader removes them and asks `Seen`. Marks are off by
-default.
+number, new at each start) puts 20 bytes before every record; a reader removes them and asks `SeenMarks`. Marks are off
+by default.
 """
 
 import re
@@ -25,9 +25,9 @@ from attrs import frozen
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Shard
 
-_quickly: "Callable[..., Iterator[Record]] | None" = None
+_fast_records: "Callable[..., Iterator[Record]] | None" = None
 with suppress(ImportError):  # without the compiled module, records take twice as long to create
-    from leasehold.adapters.sources.kinesis.cbor.scan import records as _quickly
+    from leasehold.adapters.sources.kinesis.cbor.scan import records as _fast_records
 
 if TYPE_CHECKING:  # the stubs are not installed for users, and `places` needs librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
@@ -43,7 +43,7 @@ class RowColumns:
         numbers: The sequence numbers.
         keys: The partition keys; None if the stream has none.
         arrived: The times of arrival in seconds since 1970; None if unknown.
-        sealed: Whether any record starts like an aggregate.
+        has_aggregates: Whether any record starts like an aggregate.
     """
 
     def __init__(self) -> None:
@@ -52,15 +52,15 @@ class RowColumns:
         self.numbers: list[str] = []
         self.keys: list[str | None] = []
         self.arrived: list[float | None] = []
-        self.sealed = False
+        self.has_aggregates = False
 
     def __len__(self) -> int:
         return len(self.datas)
 
-    def __getitem__(self, at: int) -> dict[str, object]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         """Return a record in boto3's form."""
-        row: dict[str, object] = {"Data": self.datas[at], "SequenceNumber": self.numbers[at]}
-        row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[at], self.arrived[at]
+        row: dict[str, object] = {"Data": self.datas[index], "SequenceNumber": self.numbers[index]}
+        row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[index], self.arrived[index]
         return row
 
 
@@ -71,32 +71,32 @@ class RowViews:
         body: The response.
         views: Views of the data, of the sequence numbers and of the partition keys, and the times of arrival as the
             service sends them, in 64 bits each.
-        made: Makes columns of the body and these four.
-        sealed: Whether any record starts like an aggregate.
+        make_columns: Makes columns of the body and these four.
+        has_aggregates: Whether any record starts like an aggregate.
     """
 
-    __slots__ = ("_made", "arrived", "body", "datas", "keys", "numbers", "sealed")
+    __slots__ = ("_make_columns", "arrived", "body", "datas", "has_aggregates", "keys", "numbers")
 
     def __init__(
         self,
         body: bytes | bytearray,
         views: tuple[bytes, bytes, bytes, bytes],
-        made: Callable[..., tuple[list[bytes], list[str], list[str], list[float]]],
+        make_columns: Callable[..., tuple[list[bytes], list[str], list[str], list[float]]],
         *,
-        sealed: bool,
+        has_aggregates: bool,
     ) -> None:
         """Keep the arguments."""
-        self.body, self.sealed, self._made = body, sealed, made
+        self.body, self.has_aggregates, self._make_columns = body, has_aggregates, make_columns
         self.datas, self.numbers, self.keys, self.arrived = views
 
     def __len__(self) -> int:
         return len(self.arrived) >> 3
 
-    def __getitem__(self, at: int) -> dict[str, object]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         """Return a record in boto3's form."""
-        if not 0 <= at < len(self):
-            raise IndexError(at)
-        return self.columns()[at]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.columns()[index]
 
     def clear(self) -> None:
         """Free the response and drop all records."""
@@ -105,13 +105,13 @@ class RowViews:
     def columns(self) -> RowColumns:
         """Return the records as columns, with an object for each value."""
         rows = RowColumns()
-        columns = self._made(self.body, self.datas, self.numbers, self.keys, self.arrived)
+        columns = self._make_columns(self.body, self.datas, self.numbers, self.keys, self.arrived)
         rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
-        rows.sealed = self.sealed
+        rows.has_aggregates = self.has_aggregates
         return rows
 
 
-_made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
+_make_record = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
 """Makes a record of all its fields. `Record` itself takes twice as long, because of its keywords and defaults."""
 
 RecordsPart = Union["RecordColumns", "PlacedRecords"]
@@ -141,13 +141,13 @@ class RecordColumns:
             column.extend(values)
         return columns
 
-    def tokened(self, tokens: list[str]) -> "TokenedColumns":
+    def with_tokens(self, tokens: list[str]) -> "TokenedColumns":
         """Return the records with the tokens of their positions."""
-        tokened_columns = TokenedColumns()
+        columns = TokenedColumns()
         for name in RecordColumns.__slots__:
-            setattr(tokened_columns, name, getattr(self, name))
-        tokened_columns.tokens = tokens
-        return tokened_columns
+            setattr(columns, name, getattr(self, name))
+        columns.tokens = tokens
+        return columns
 
     def add(self, part: "RecordsPart") -> None:
         """Append these records without creating an object for each."""
@@ -166,17 +166,17 @@ class RecordColumns:
     def __len__(self) -> int:
         return len(self.datas)
 
-    def __getitem__(self, at: slice) -> Self:
+    def __getitem__(self, rows: slice) -> Self:
         part = type(self)()
         for name in self.__slots__:
-            setattr(part, name, getattr(self, name)[at])
+            setattr(part, name, getattr(self, name)[rows])
         return part
 
     def __iter__(self) -> Iterator[Record]:
-        if _quickly is not None:
-            return _quickly(Record, *self._columns())
+        if _fast_records is not None:
+            return _fast_records(Record, *self._columns())
         # All of it runs in C, without a step of Python code per record.
-        return map(_made, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
+        return map(_make_record, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
 
     def _columns(self) -> tuple[list[object], ...]:
         columns = self.datas, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
@@ -193,14 +193,14 @@ class TokenedColumns(RecordColumns):
         super().__init__()
         self.tokens: list[str] = []
 
-    def __getitem__(self, at: slice) -> Self:
+    def __getitem__(self, rows: slice) -> Self:
         part = type(self)()
         for name in (*RecordColumns.__slots__, "tokens"):
-            setattr(part, name, getattr(self, name)[at])
+            setattr(part, name, getattr(self, name)[rows])
         return part
 
     def __iter__(self) -> Iterator[Record]:
-        return map(_made, repeat(Record), zip(*self._columns(), self.tokens, repeat(None)))
+        return map(_make_record, repeat(Record), zip(*self._columns(), self.tokens, repeat(None)))
 
 
 class KinesisRecords(Sequence[Record]):
@@ -222,7 +222,7 @@ class KinesisRecords(Sequence[Record]):
         """Return a KinesisRecords with these records as columns."""
         rows = [*records]
         columns, tokens = RecordColumns.of(rows), [row.token for row in rows]
-        return cls([columns.tokened(tokens) if any(tokens) else columns])
+        return cls([columns.with_tokens(tokens) if any(tokens) else columns])
 
     def columns(self) -> RecordColumns:
         """Return a copy of the records in one set of columns."""
@@ -277,9 +277,9 @@ class KinesisRecords(Sequence[Record]):
 
 
 _MAGIC = b"lh\x00\x01"
-_FORM = Struct(">4sQQ")
+_STRUCT = Struct(">4sQQ")
 
-MARK_BYTES = _FORM.size
+MARK_BYTES = _STRUCT.size
 """The number of bytes that a mark adds to a record."""
 
 EPOCHS = 1 << 64
@@ -294,37 +294,37 @@ class Mark:
     counter: int
 
 
-def marked(data: bytes, mark: Mark) -> bytes:
+def with_mark(data: bytes, mark: Mark) -> bytes:
     """Return the record with its mark."""
-    return _FORM.pack(_MAGIC, mark.epoch, mark.counter) + data
+    return _STRUCT.pack(_MAGIC, mark.epoch, mark.counter) + data
 
 
-def unmarked(data: bytes) -> tuple[Mark | None, bytes]:
+def split_mark(data: bytes) -> tuple[Mark | None, bytes]:
     """Return the mark, or None if there is none, and the record without it."""
     if len(data) < MARK_BYTES or not data.startswith(_MAGIC):
         return None, data
-    _, epoch, counter = _FORM.unpack_from(data)
+    _, epoch, counter = _STRUCT.unpack_from(data)
     return Mark(epoch, counter), data[MARK_BYTES:]
 
 
-class Seen:
+class SeenMarks:
     """The marks that a reader saw recently."""
 
-    def __init__(self, most: int = 1_000_000) -> None:
+    def __init__(self, capacity: int = 1_000_000) -> None:
         """Remember at most this many marks, because the copies of one record are seldom far apart."""
-        self._most, self._marks = most, OrderedDict[Mark, None]()
+        self._capacity, self._marks = capacity, OrderedDict[Mark, None]()
 
-    def again(self, mark: Mark) -> bool:
+    def is_duplicate(self, mark: Mark) -> bool:
         """Return whether this mark was seen before, and remember it."""
         if mark in self._marks:
             return True
         self._marks[mark] = None
-        if len(self._marks) > self._most:
+        if len(self._marks) > self._capacity:
             self._marks.popitem(last=False)
         return False
 
 
-def listed(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
+def shards_from(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
     """Return the shards of a listing. A shard without an ending sequence number is open."""
     return tuple(
         Shard(
@@ -339,7 +339,7 @@ def listed(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
     )
 
 
-def children(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
+def child_shards_from(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
     """Return the shards that follow a shard that ended."""
     return tuple(
         Shard(
@@ -355,7 +355,7 @@ _SHARD_ID = re.compile(r"shardId-(\d{12})")
 _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
-def check_shard(shard: str, first: str | None, following: Iterable[Shard]) -> None:
+def check_shard(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
     """Check that a response is about this shard, as far as we can know.
 
     A sequence number contains the number of its shard, as the Kinesis Client Library reads it, and the shards that
@@ -363,17 +363,17 @@ def check_shard(shard: str, first: str | None, following: Iterable[Shard]) -> No
 
     Args:
         shard: The id of the shard that was asked for.
-        first: The sequence number of the first record, if there is one.
-        following: The shards that follow, if the shard has ended.
+        first_number: The sequence number of the first record, if there is one.
+        children: The shards that follow, if the shard has ended.
 
     Raises:
         LookupError: If the response is about another shard.
     """
-    if any(shard not in child.parents for child in following):
+    if any(shard not in child.parents for child in children):
         raise LookupError("its children are those of another shard")
-    if first is None or (shard_number := _SHARD_ID.fullmatch(shard)) is None:
+    if first_number is None or (shard_number := _SHARD_ID.fullmatch(shard)) is None:
         return
-    number = int(first)
+    number = int(first_number)
     if number.bit_length() != _NUMBER_BITS or number >> (_NUMBER_BITS - 2) != _NUMBER_VERSION:
         return  # a local service has its own numbering
     if (number >> 4) & 0xFFFFFFFF != int(shard_number[1]):

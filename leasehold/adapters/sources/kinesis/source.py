@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import Backoff, CallPatience, TimedClients
+from leasehold.adapters.sources.call_timeouts import Backoff, CallTimeouts, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
 from leasehold.adapters.sources.kinesis.faults import (
     DENIED,
@@ -20,12 +20,12 @@ from leasehold.adapters.sources.kinesis.faults import (
     code_of,
     max_records_of,
     poll_seconds_of,
-    said_plainly,
     summary_of,
-    understood,
+    translate_errors,
+    translate_parse_errors,
 )
-from leasehold.adapters.sources.kinesis.poller import RECORDS, Poller
-from leasehold.adapters.sources.kinesis.records import listed
+from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS, Poller
+from leasehold.adapters.sources.kinesis.records import shards_from
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
 from leasehold.adapters.threads import seconds
@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
-PAGE = 1000
-ASK_SECONDS = 1.0, 10.0
+PAGE_SIZE = 1000
+IDENTITY_RETRY_SECONDS = 1.0, 10.0
 
 
 class PolledStream:
@@ -52,13 +52,13 @@ class PolledStream:
         clients: The clients of the service.
         name: The name of the stream in messages.
         rewind: Whether a shard whose checkpoint was trimmed starts at its oldest record, or is not read.
-        poll: The seconds between two requests for a shard; None for the pace of `PollPace`.
-        most: The most records that one request asks for; None for the service's maximum.
+        poll_seconds: The seconds between two requests for a shard; None for the pace of `PollPace`.
+        max_records: The most records that one request asks for; None for the service's maximum.
         clock: Returns monotonic seconds. The responses of the service show what time that is.
     """
 
     service = KINESIS
-    asked_for = "StreamName"
+    stream_parameter = "StreamName"
     """The parameter by which requests name the stream."""
 
     def __init__(
@@ -67,14 +67,14 @@ class PolledStream:
         name: str,
         *,
         rewind: bool,
-        poll: float | None,
-        most: int | None,
+        poll_seconds: float | None,
+        max_records: int | None,
         clock: Callable[[], float],
     ) -> None:
         self._clients, self._clock = clients, clock
-        self._patience = CallPatience(clients, insists=True)
-        self.name, self._rewind, self._poll, self._most = name, rewind, poll, most
-        self._since_1970: float | None = None
+        self._timeouts = CallTimeouts(clients, retry_first_call=True)
+        self.name, self._rewind, self._poll_seconds, self._max_records = name, rewind, poll_seconds, max_records
+        self._epoch_offset: float | None = None
 
     @property
     def stream(self) -> str:
@@ -82,15 +82,19 @@ class PolledStream:
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all shards, passing the response to `_heard`, which learns the service's time from it."""
+        """List all shards, passing the response to `_note_server_time`, which learns the service's time from it."""
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream responds that this shard does not exist."""
         try:
-            with said_plainly(self.name, self.service):
-                parameters: Any = {self.asked_for: self._asked(), "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-                self._patience.call("get_shard_iterator", **parameters)
+            with translate_errors(self.name, self.service):
+                parameters: Any = {
+                    self.stream_parameter: self._request_name(),
+                    "ShardId": shard,
+                    "ShardIteratorType": "TRIM_HORIZON",
+                }
+                self._timeouts.call("get_shard_iterator", **parameters)
         except SourceError as fault:
             missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
@@ -98,27 +102,27 @@ class PolledStream:
             if not missing:
                 raise
             # If the whole stream is gone, the error is the same. Then `shards` raises, and nothing is deleted.
-            return all(listed_shard.id != shard for listed_shard in self.shards())
+            return all(listed.id != shard for listed in self.shards())
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
         """Return the current time by the service's clock, and never a later one, which would be rejected."""
-        if self._since_1970 is None:
+        if self._epoch_offset is None:
             self.shards()
-        return at_timestamp(int((self._clock() + (self._since_1970 or 0.0)) * 1000))
+        return at_timestamp(int((self._clock() + (self._epoch_offset or 0.0)) * 1000))
 
     def close(self) -> None:
         """Close all connections."""
         self._clients.close()
 
-    def _asked(self) -> str:
+    def _request_name(self) -> str:
         """Return the name of the stream in requests."""
         return self.name
 
-    def _heard(self, answer: Any) -> None:  # noqa: ANN401  each service has its own
+    def _note_server_time(self, response: Any) -> None:  # noqa: ANN401  each service has its own
         # The header is truncated to whole seconds, so the time derived from it is early by less than one second.
-        date = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
-        self._since_1970 = (time.time() if date is None else date) - self._clock()
+        date = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        self._epoch_offset = (time.time() if date is None else date) - self._clock()
 
 
 class KinesisSource(PolledStream):
@@ -129,11 +133,11 @@ class KinesisSource(PolledStream):
         name: The name of the stream.
         rewind: Whether a shard whose checkpoint was trimmed starts at its oldest record, or is not read.
         misplaced: What to do with aggregates of which some records belong to another shard.
-        whole: Whether aggregates are dispatched as they are, instead of their user records.
+        whole_aggregates: Whether aggregates are dispatched as they are, instead of their user records.
         arn: The ARN of the stream; "" to learn it from the service.
         consumer: The name or ARN of a registered consumer, to read shards by enhanced fan-out; None to poll them.
-        poll: The seconds between two requests for a shard; None for the pace of `PollPace`.
-        most: The most records that one request asks for; None for the service's maximum.
+        poll_seconds: The seconds between two requests for a shard; None for the pace of `PollPace`.
+        max_records: The most records that one request asks for; None for the service's maximum.
         clock: Returns monotonic seconds. The responses of the service show what time that is.
 
     Raises:
@@ -150,25 +154,25 @@ class KinesisSource(PolledStream):
         *,
         rewind: bool = False,
         misplaced: Misplaced = "keep",
-        whole: bool = False,
+        whole_aggregates: bool = False,
         arn: str = "",
         consumer: str | None = None,
-        poll: float | None = None,
-        most: int | None = None,
+        poll_seconds: float | None = None,
+        max_records: int | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
         clients = KinesisClients.of(client)
-        super().__init__(clients, name, rewind=rewind, poll=poll, most=most, clock=clock)
-        self._client = clients.within(clients.limits[0])
+        super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
+        self._client = clients.with_timeout(clients.timeouts[0])
         self.consumer: StreamConsumer | None = None
         if consumer is not None:
-            self.consumer = StreamConsumer(self._client, name, consumer, patience=self._patience)
+            self.consumer = StreamConsumer(self._client, name, consumer, timeouts=self._timeouts)
             self.reader = partial(FanOut, consumer=self.consumer)
-        self._misplaced, self._whole, self._arn = misplaced, whole, arn
+        self._misplaced, self._whole_aggregates, self._arn = misplaced, whole_aggregates, arn
         # Whether partition keys choose the shard. If the service distributes records itself, no aggregate is misplaced.
-        self._keys_decide: bool | None = None
+        self._partitioned_by_key: bool | None = None
         # When a worker starts, all its shards need this at once, from a quota that the whole account shares.
-        self._ask_at, self._ask_waits = -math.inf, Backoff(*ASK_SECONDS)
+        self._identity_due, self._identity_backoff = -math.inf, Backoff(*IDENTITY_RETRY_SECONDS)
 
     def identity(self) -> str:
         """Return the KCL's identity of the stream, `account:stream:creationEpoch`.
@@ -177,10 +181,10 @@ class KinesisSource(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        with said_plainly(self.name), understood(self.name):
-            response = self._patience.call("describe_stream_summary", StreamName=self.name)
+        with translate_errors(self.name), translate_parse_errors(self.name):
+            response = self._timeouts.call("describe_stream_summary", StreamName=self.name)
             summary = summary_of(response, self.name)
-            self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
+            self._partitioned_by_key = summary.get("RecordDistributionStrategy") != "AUTO"
             self._arn = summary["StreamARN"]
             account, created = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"
@@ -199,17 +203,17 @@ class KinesisSource(PolledStream):
         try:
             return self.identity()
         except SourceError as fault:
-            if isinstance(fault.__cause__, KeyError) and self._keys_decide is not None:
+            if isinstance(fault.__cause__, KeyError) and self._partitioned_by_key is not None:
                 return ""  # a stand-in for Kinesis that responds without the ARN or the time
             if not (isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in DENIED):
                 if isinstance(fault, SourceUnavailable):
-                    self._ask_at = self._clock() + self._ask_waits.next()
+                    self._identity_due = self._clock() + self._identity_backoff.next()
                 raise
-        if self._keys_decide is None:
+        if self._partitioned_by_key is None:
             reason = "for want of kinesis:DescribeStreamSummary"
             consequence = "and the stream is not told from one that is made anew under its name"
             log.warning("stream %s: aggregates are filtered by hash range, %s, %s", self.name, consequence, reason)
-            self._keys_decide = True
+            self._partitioned_by_key = True
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -219,14 +223,14 @@ class KinesisSource(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        with said_plainly(self.name), understood(self.name):
-            page = self._patience.call("list_shards", StreamName=self.name, MaxResults=PAGE)
+        with translate_errors(self.name), translate_parse_errors(self.name):
+            page = self._timeouts.call("list_shards", StreamName=self.name, MaxResults=PAGE_SIZE)
             rows = page["Shards"]
             while token := page.get("NextToken"):
-                page = self._patience.call("list_shards", NextToken=token, MaxResults=PAGE)
+                page = self._timeouts.call("list_shards", NextToken=token, MaxResults=PAGE_SIZE)
                 rows += page["Shards"]
-            self._heard(page)
-            return listed(rows)
+            self._note_server_time(page)
+            return shards_from(rows)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Return a result once the service's clock is well past `until`; then a read at the tip shows all records."""
@@ -239,24 +243,24 @@ class KinesisSource(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        if self._keys_decide is None:
-            if self._clock() < self._ask_at:
+        if self._partitioned_by_key is None:
+            if self._clock() < self._identity_due:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary is asked again in a moment")
-            if self._ask_waits.faults:  # after a fault one shard asks, and the others wait for its response
-                self._ask_at = self._clock() + ASK_SECONDS[0]
+            if self._identity_backoff.faults:  # after a fault one shard asks, and the others wait for its response
+                self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
         return self.reader(
             self._client,
             self.name,
             lease.shard,
             start,
-            lease.hash_range if self._keys_decide else None,
+            lease.hash_range if self._partitioned_by_key else None,
             misplaced=self._misplaced,
-            whole=self._whole,
+            whole_aggregates=self._whole_aggregates,
             rewind=self._rewind,
-            pace=PollPace(self._poll),
-            patience=CallPatience(self._clients, step=self._patience.step),
-            most=self._most,
+            pace=PollPace(self._poll_seconds),
+            timeouts=CallTimeouts(self._clients, step=self._timeouts.step),
+            max_records=self._max_records,
         )
 
 
@@ -269,7 +273,7 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
     """
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
-    if (wire := options.get("wire", "cbor")) not in get_args(WireForm):
+    if (wire := options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError(
             "source URL: option 'wire' wants cbor, json or boto3; without it records are asked for in CBOR"
         )
@@ -281,24 +285,24 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError(
             "source URL: option 'aggregates' wants records or whole; without it their user records are handed over"
         )
-    poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+    poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     stream = stream_address(name, options.get("region"), "source URL")
-    endpoint, form = options.get("endpoint"), cast("WireForm", wire)
+    endpoint, wire_format = options.get("endpoint"), cast("WireFormat", wire)
     opened_session = session_of(options, "source URL", session)
     clients = KinesisClients(
         lambda seconds: reading_client(
-            stream.region, endpoint, form, read_seconds=seconds, session=opened_session, arn=stream.arn
+            stream.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=stream.arn
         )
     )
-    with said_plainly(stream.name):
+    with translate_errors(stream.name):
         return KinesisSource(
             clients,
             stream.name,
             rewind="if_trimmed" in options,
             misplaced=cast("Misplaced", misplaced),
-            whole=aggregates == "whole",
+            whole_aggregates=aggregates == "whole",
             arn=stream.arn or "",
             consumer=options.get("consumer"),
-            poll=poll,
-            most=max_records_of(options, RECORDS),
+            poll_seconds=poll_seconds,
+            max_records=max_records_of(options, MAX_RECORDS),
         )

@@ -45,23 +45,23 @@ def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
     """
     if not text.startswith("arn:"):
         return StreamAddress(text, None, region)
-    parts = _ARN.fullmatch(text)
-    if parts is None:
+    match = _ARN.fullmatch(text)
+    if match is None:
         raise ValueError(f"{where}: write a stream's ARN as arn:aws:kinesis:REGION:ACCOUNT:stream/NAME")
-    if region is not None and region != parts["region"]:
+    if region is not None and region != match["region"]:
         raise ValueError(
-            f"{where}: the ARN is of region {parts['region']}, and {region!r} is given beside it; leave the region out"
+            f"{where}: the ARN is of region {match['region']}, and {region!r} is given beside it; leave the region out"
         )
-    return StreamAddress(parts["name"], text, parts["region"])
+    return StreamAddress(match["name"], text, match["region"])
 
 
-def ask_by_arn(client: "KinesisClient", arn: str) -> None:
+def name_stream_by_arn(client: "KinesisClient", arn: str) -> None:
     """Make `client` send `StreamARN` in every request that names a stream, or reads from one."""
 
-    def name_by_arn(params: dict[str, Any], **_event: object) -> None:
+    def add_arn(params: dict[str, Any], **_event: object) -> None:
         # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. Next to a
         # page token, Kinesis even rejects a name.
         if "StreamName" in params or "ShardIterator" in params:
             params["StreamARN"] = arn
 
-    client.meta.events.register("before-parameter-build.kinesis", name_by_arn)
+    client.meta.events.register("before-parameter-build.kinesis", add_arn)

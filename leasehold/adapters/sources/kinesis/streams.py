@@ -33,7 +33,7 @@ class KinesisStreams:
 
     def __init__(self, sources: Iterable[KinesisSource]) -> None:
         self._sources: dict[str, KinesisSource] = {}
-        self._unnamed = list(sources)
+        self._unresolved = list(sources)
         self._lock = Lock()
         self.unlisted: SourceUnavailable | None = None
         """Why a stream is missing from the last listing, if the reason may be temporary."""
@@ -46,17 +46,17 @@ class KinesisStreams:
     def add(self, source: KinesisSource) -> None:
         """Start reading this stream."""
         with self._lock:
-            self._unnamed.append(source)
+            self._unresolved.append(source)
 
     def remove(self, name: str) -> None:
         """Stop reading the stream of this name. Its leases are released, but stay in the table."""
         with self._lock:
-            self._unnamed = [source for source in self._unnamed if source.name != name]
+            self._unresolved = [source for source in self._unresolved if source.name != name]
             self._sources = {key: source for key, source in self._sources.items() if source.name != name}
 
     def reads(self, lease: Lease) -> bool:
         """Return whether this lease belongs to one of these streams."""
-        self._learn_names()
+        self._resolve()
         return lease.stream in self._sources
 
     def arn(self, stream: str) -> str:
@@ -70,24 +70,24 @@ class KinesisStreams:
             SourceError: If no stream responds (the error of the first one), or if a stream that never responded cannot
                 be used as asked, because its name is probably wrong.
         """
-        unnamed = self._learn_names()
+        unresolved = self._resolve()
         # A recreated stream is another stream, although its shards have the same ids as before.
-        for former, source in tuple(self._sources.items()):
+        for previous, source in tuple(self._sources.items()):
             try:
-                identity = source.incarnation() or former
+                identity = source.incarnation() or previous
             except SourceError:
                 continue  # the listing below raises the error again
-            if identity != former:
+            if identity != previous:
                 consequence = "whose leases begin at the initial position; those of %s are read no longer"
-                text = f"stream %s was made anew: %s is another stream, {consequence}"
-                log.warning(text, source.name, identity, former)
+                message = f"stream %s was made anew: %s is another stream, {consequence}"
+                log.warning(message, source.name, identity, previous)
                 with self._lock:
-                    renamed = {identity if key == former else key: value for key, value in self._sources.items()}
+                    renamed = {identity if key == previous else key: value for key, value in self._sources.items()}
                     self._sources = renamed
-        permanent = [fault for fault in unnamed if not isinstance(fault, SourceUnavailable)]
+        permanent = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
         if permanent:
             raise permanent[0]
-        faults, listed = unnamed, []
+        faults, listed = unresolved, []
         for stream, source in tuple(self._sources.items()):
             try:
                 listed += [_qualified(stream, shard) for shard in source.shards()]
@@ -120,7 +120,7 @@ class KinesisStreams:
 
     def close(self) -> None:
         """Close all connections."""
-        for source in (*self._sources.values(), *self._unnamed):
+        for source in (*self._sources.values(), *self._unresolved):
             source.close()
 
     def _source(self, stream: str) -> KinesisSource:
@@ -128,14 +128,14 @@ class KinesisStreams:
             raise SourceError(f"stream {stream!r} is not read here")
         return self._sources[stream]
 
-    def _learn_names(self) -> list[SourceError]:
+    def _resolve(self) -> list[SourceError]:
         """Resolve the streams without an identity; return the errors of those that did not respond."""
         with self._lock:
             faults: list[SourceError] = []
-            for source in tuple(self._unnamed):
+            for source in tuple(self._unresolved):
                 try:
                     self._sources = {**self._sources, source.identity(): source}
-                    self._unnamed.remove(source)
+                    self._unresolved.remove(source)
                 except SourceError as fault:
                     faults.append(fault)
             return faults

@@ -9,15 +9,15 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import Note, Trail
+from leasehold.adapters.sources.deduplication import NewRow, Trail
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
-from leasehold.adapters.sources.kinesis.clients import MILLISECONDS
+from leasehold.adapters.sources.kinesis.clients import MILLISECONDS_FROM
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
-from leasehold.adapters.sources.kinesis.hash_keys import place_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_key_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard, children
+from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard, child_shards_from
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.balancer.model import Position
@@ -36,7 +36,7 @@ def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
     # Responses have times in seconds or in milliseconds, which the size of the number reveals.
-    in_milliseconds = pc.greater_equal(arrived, MILLISECONDS)
+    in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
         _shown(views.datas, body, pa.binary()),
@@ -64,8 +64,8 @@ class ArrowPoller(Poller):
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
-        plain = self._done is None and not self._seen
-        if plain and not isinstance(records, list | RowColumns) and len(records) and not records.sealed:
+        plain = self._skip_through is None and not self._seen
+        if plain and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # Nothing is dropped or de-aggregated, so make columns of the response as it is.
             batch = viewed_rows(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
@@ -74,7 +74,7 @@ class ArrowPoller(Poller):
         if not len(records):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
-        if not rows.sealed:
+        if not rows.has_aggregates:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1])
@@ -90,25 +90,25 @@ class ArrowPoller(Poller):
         size: int,
     ) -> ArrowBatch:
         """Return the batch of these rows, whose records have numbers from the first to the last of `ends`."""
-        following = children(answer.get("ChildShards", ()))
+        following = child_shards_from(answer.get("ChildShards", ()))
         check_shard(self._shard, None if ends is None else ends[0], following)
         self._iterator = answer.get("NextShardIterator") or None
         behind = answer.get("MillisBehindLatest") or 0
         if ends is not None:
-            self._say_gap(ends[0])
-            self._read = ends[1]
+            self._log_gap(ends[0])
+            self._last_read = ends[1]
         return ArrowBatch(
             records=(),
             read_to=read_to and evolve(read_to, token=self._seen.token),
             behind_seconds=behind / 1000,
-            wait_seconds=self._wait(idle=ends is None and not behind, behind=behind > 0),
+            wait_seconds=self._pause(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
             children=following,
             size=size,
             rows=rows,
             arrived=ARRIVED,
             token=self._seen.token,
-            undecided=self._seen.undecided(),
+            possible_duplicates=self._seen.take_possible_duplicates(),
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
@@ -153,23 +153,23 @@ class ArrowPoller(Poller):
         }
         # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
         before, seen = self._seen, self._seen.copy()
-        is_new, notes = list[bool](), list[tuple[Note, ...]]()
+        is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            new = tag is None or not seen.seen_before(tag, partial(place_of, key, hash_key), position)
+            new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
             is_new.append(new)
             if new:
-                notes.append(() if tag is None else ((tag, position),))
+                new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(notes))
-        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, notes)
+        self._dropped.repeated(len(is_new) - len(new_rows))
+        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
         """Drop the rows before the start."""
         # The service begins with the whole record, which may be an aggregate that is only half done.
-        if self._done is None or not users.num_rows:
+        if self._skip_through is None or not users.num_rows:
             return users
         indices, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
         orders = [int(number) for number in numbers]
@@ -177,11 +177,11 @@ class ArrowPoller(Poller):
             (
                 row
                 for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
-                if (1, orders[index], sub) > self._done
+                if (1, orders[index], sub) > self._skip_through
             ),
             users.num_rows,
         )
-        self._done = None if first < users.num_rows else self._done  # no later row is before the start
+        self._skip_through = None if first < users.num_rows else self._skip_through  # no later row is before the start
         return users.slice(first)
 
 

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from leasehold.adapters.sources.deduplication import Tag, tags_of
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, read
-from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, number
+from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, parse_hash_key
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
@@ -256,7 +256,7 @@ def _inside(
 
 
 def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    value = number(hash_key) if hash_key is not None else hash_of(key or "")
+    value = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
     if value is None:
         return Reason.BAD_HASH_KEY
     return None if hash_range[0] <= value <= hash_range[1] else Reason.OUT_OF_RANGE

@@ -41,7 +41,7 @@ from botocore.eventstream import EventStreamBuffer, EventStreamMessage
 from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
 
-from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
+from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, SERVER_ERROR, THROTTLED, TRANSIENT
 from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.stores.aws_calls.calls import DirectCalls
 from leasehold.stores.deadlines import bounded_response
@@ -142,7 +142,7 @@ def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
         *views, sealed, begin, end = scanned
         message = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
         if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
-            return RowViews(body, cast("Any", views), SCAN.columns, sealed=sealed), message
+            return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=sealed), message
     message = _loaded(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
@@ -302,7 +302,7 @@ _INITIAL += pack(">I", crc32(_INITIAL))
 
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # this status and all higher ones
-_UNDERSTOOD = THROTTLED | PASSING | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
+_UNDERSTOOD = THROTTLED | TRANSIENT | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
 """Errors that mean that the service understood the request."""
 
 Told = dict[str, Any]
@@ -479,9 +479,9 @@ def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -
             "GetRecords",
             packed(question | named),
             CBOR,
-            read=plain_answer_of,
-            by_boto=lambda: by_boto(**question),
-            again=True,
+            parse=plain_answer_of,
+            boto3_call=lambda: by_boto(**question),
+            repeatable=True,
         )
 
     _change(client, calls, get_records=get_records)
@@ -509,9 +509,9 @@ def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None)
             "PutRecords",
             packed(question | named),
             CBOR,
-            read=_results,
-            by_boto=lambda: by_boto(**question),
-            again=False,
+            parse=_results,
+            boto3_call=lambda: by_boto(**question),
+            repeatable=False,
         )
 
     _change(client, calls, put_records=put_records)

@@ -30,7 +30,7 @@ HEAD_BYTES = 1 << 16
 _WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
 _DIGITS = 8
 """The maximum number of digits of a Content-Length, which is allocated at once. Responses are smaller than 100 MB."""
-TOGETHER = 1 << 15
+JOINED_BYTES_MAX = 1 << 15
 """A body of up to this size is copied and sent together with its head."""
 
 SocketOption = tuple[int, int, int]
@@ -38,7 +38,7 @@ SocketOption = tuple[int, int, int]
 
 
 @frozen
-class HttpAnswer:
+class CompleteResponse:
     """A complete HTTP response. The names of its headers are in lower case."""
 
     status: int
@@ -46,19 +46,19 @@ class HttpAnswer:
     body: bytes | bytearray
 
 
-class Unconnected(Exception):
+class ConnectFailed(Exception):
     """No connection could be opened, for the reason in the cause. Nothing was sent."""
 
 
-class Silent(Exception):
+class ResponseTimeout(Exception):
     """The response was not complete in time. The request may have been carried out."""
 
 
-class CutOff(Exception):
+class ResponseCutOff(Exception):
     """The connection ended before the response was complete. The request may have been carried out."""
 
 
-class KeptLine:
+class KeptConnections:
     """The connections to one host.
 
     Args:
@@ -87,17 +87,17 @@ class KeptLine:
         self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
         self._idle: deque[socket.socket] = deque()
         # Close the idle connections even if the caller never calls `close`.
-        self._let_go = weakref.finalize(self, _close_all, self._idle)
+        self._close_idle = weakref.finalize(self, _close_all, self._idle)
         self.opened = 0
         """The number of connections opened so far."""
 
-    def ask(self, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
+    def ask(self, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
         """Send a request and read its response.
 
         Args:
             head: The head of the request.
             body: The body of the request.
-            again: Whether the request may be repeated.
+            repeatable: Whether the request may be repeated.
 
         Raises:
             Unconnected: If no connection could be opened.
@@ -108,23 +108,23 @@ class KeptLine:
             idle = self._take()
             connection = idle or self._open()
             try:
-                response, last = _exchanged(_TimedAnswer(connection, self._deadline()), head, body)
+                response, must_close = _exchanged(_TimedConnection(connection, self._deadline()), head, body)
             except BaseException as fault:
                 connection.close()
-                if idle is not None and again and isinstance(fault, _Unanswered):
+                if idle is not None and repeatable and isinstance(fault, _NoResponse):
                     continue  # ends, because each try uses up an idle connection
                 raise
-            if last:
+            if must_close:
                 connection.close()
             else:
                 self._idle.append(connection)
-                if not self._let_go.alive:  # `close` was called during the request
+                if not self._close_idle.alive:  # `close` was called during the request
                     _close_all(self._idle)
             return response
 
     def close(self) -> None:
         """Close the idle connections. Those in use are closed after their response."""
-        self._let_go()
+        self._close_idle()
 
     def _deadline(self) -> Deadline:
         return Deadline(self._host, self._read_seconds, self._clock)
@@ -146,7 +146,7 @@ class KeptLine:
         try:
             connection = socket.create_connection((self._host, self._port), self._connect_seconds)
         except OSError as fault:
-            raise Unconnected from fault
+            raise ConnectFailed from fault
         try:
             for option in self._options:
                 connection.setsockopt(*option)
@@ -156,7 +156,7 @@ class KeptLine:
         except BaseException as fault:
             connection.close()
             if isinstance(fault, OSError):
-                raise Unconnected from fault
+                raise ConnectFailed from fault
             raise
         self.opened += 1
         return connection
@@ -168,11 +168,11 @@ def _close_all(connections: deque[socket.socket]) -> None:
             connections.pop().close()
 
 
-class _Unanswered(CutOff):
+class _NoResponse(ResponseCutOff):
     """The connection ended before the first byte of the response."""
 
 
-class _TimedAnswer:
+class _TimedConnection:
     """A connection during one request, with a deadline for the whole response (rule 5)."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
@@ -191,35 +191,35 @@ class _TimedAnswer:
         return self._deadline.keep(self._connection, lambda: self._connection.recv_into(buffer))
 
 
-def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
+def _exchanged(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[CompleteResponse, bool]:
     """Send a request; return its response, and whether the connection must be closed afterwards."""
     try:
-        if len(body) <= TOGETHER:
+        if len(body) <= JOINED_BYTES_MAX:
             connection.sendall(head + body)
         else:
             connection.sendall(head)
             connection.sendall(body)
-        first = connection.recv(HEAD_BYTES)
-    except TimeoutError as late:
-        raise Silent from late
+        received = connection.recv(HEAD_BYTES)
+    except TimeoutError as error:
+        raise ResponseTimeout from error
     except OSError as fault:
-        raise _Unanswered(str(fault)) from fault
-    if not first:
-        raise _Unanswered("it was closed without a response")
+        raise _NoResponse(str(fault)) from fault
+    if not received:
+        raise _NoResponse("it was closed without a response")
     try:
-        return _read(connection, first)
-    except TimeoutError as late:
-        raise Silent from late
+        return _read(connection, received)
+    except TimeoutError as error:
+        raise ResponseTimeout from error
     except (OSError, HTTPException, ValueError) as fault:  # ValueError for invalid numbers
-        raise CutOff(str(fault) or type(fault).__name__) from fault
+        raise ResponseCutOff(str(fault) or type(fault).__name__) from fault
 
 
-def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
-    while (end := begun.find(b"\r\n\r\n")) < 0 and len(begun) < HEAD_BYTES:
+def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteResponse, bool]:
+    while (end := received.find(b"\r\n\r\n")) < 0 and len(received) < HEAD_BYTES:
         if not (chunk := connection.recv(HEAD_BYTES)):
-            raise CutOff("its head is cut off")
-        begun += chunk
-    text = begun[: max(end, 0)].decode("latin-1")
+            raise ResponseCutOff("its head is cut off")
+        received += chunk
+    text = received[: max(end, 0)].decode("latin-1")
     status, *lines = text.split("\r\n")
     headers: dict[str, str] = {}
     for line in lines:
@@ -228,43 +228,41 @@ def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     size = headers.get("content-length", "")
     plain = status.startswith(_WITH_BODY) and "transfer-encoding" not in headers and size.isascii() and size.isdigit()
     if size.isdigit() and len(size) > _DIGITS:
-        raise CutOff(f"it announces {size} bytes")
+        raise ResponseCutOff(f"it announces {size} bytes")
     if not plain or text.lower().count("\r\ncontent-length:") > 1:
         # The standard library reads every form of response.
-        with HTTPResponse(cast("socket.socket", _Come(connection, begun)), method="POST") as response:
+        with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
             response.begin()
             fields = {name.lower(): value for name, value in response.getheaders()}
             # The library may have read past the end of the response, so the connection cannot be kept.
-            return HttpAnswer(response.status, fields, response.read()), True
-    body, rest = bytearray(int(size)), begun[end + 4 :]
+            return CompleteResponse(response.status, fields, response.read()), True
+    body, rest = bytearray(int(size)), received[end + 4 :]
     if (filled := len(rest)) > len(body):
-        raise CutOff("more bytes arrived than it announced")
-    with memoryview(body) as view:
-        view[:filled] = rest
-        while filled < len(view):
-            if not (count := connection.recv_into(view[filled:])):
-                raise CutOff(f"it ended {len(view) - filled} bytes before its end")
+        raise ResponseCutOff("more bytes arrived than it announced")
+    with memoryview(body) as buffer:
+        buffer[:filled] = rest
+        while filled < len(buffer):
+            if not (count := connection.recv_into(buffer[filled:])):
+                raise ResponseCutOff(f"it ended {len(buffer) - filled} bytes before its end")
             filled += count
-    return HttpAnswer(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
+    return CompleteResponse(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
 
 
-class _Come(io.RawIOBase):
+class _ReplayedStream(io.RawIOBase):
     """A stream of the bytes already read from a connection, then the rest. Closing it leaves the connection open."""
 
-    def __init__(self, connection: _TimedAnswer, begun: bytes) -> None:
+    def __init__(self, connection: _TimedConnection, received: bytes) -> None:
         super().__init__()
-        self._connection, self._begun = connection, begun
+        self._connection, self._begun = connection, received
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Return a buffered reader, as a socket does for the standard library."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
-        """Return True, as `io.RawIOBase` requires."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs allow any buffer
-        """Read the next bytes into `buffer`, and return their number."""
         if not self._begun:
             return self._connection.recv_into(buffer)
         count = min(len(buffer), len(self._begun))

@@ -6,7 +6,7 @@ from attrs import field, frozen
 from attrs.validators import matches_re
 
 from leasehold.balancer.contradictions import INCARNATION, SETTLED
-from leasehold.balancer.model import Lease, Notes, Position, at_timestamp
+from leasehold.balancer.model import Annotations, Lease, Position, at_timestamp
 
 PROCESS = "process"
 """Our attribute with the process that last took the lease, and its worker."""
@@ -24,7 +24,7 @@ _MS_DIGITS = 14
 """Enough for three thousand years. Services reject later times."""
 
 
-def latest_notes(latest: Position) -> Notes:
+def latest_annotations(latest: Position) -> Annotations:
     """Return the annotations that store the position of LATEST on a row.
 
     The row's checkpoint stays LATEST, because a number there would count as progress. If the table was emptied, a
@@ -35,12 +35,12 @@ def latest_notes(latest: Position) -> Notes:
     return ((LATEST_MS, str(latest.sub)),)
 
 
-def noted_latest(lease: Lease) -> Position | None:
+def pinned_latest(lease: Lease) -> Position | None:
     """Return the position that LATEST stands for on this row; None if it is not annotated, or not validly."""
-    sequence, _, token = (lease.note(LATEST_POSITION) or "").partition("@")
+    sequence, _, token = (lease.annotation(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
-    milliseconds = lease.note(LATEST_MS) or ""
+    milliseconds = lease.annotation(LATEST_MS) or ""
     return (
         at_timestamp(int(milliseconds))
         if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= _MS_DIGITS
@@ -64,28 +64,28 @@ class Identity:
     incarnation: Callable[[], str] = field(default=str, eq=False)
     stream: str = ""
 
-    def notes_on(self, lease: Lease) -> Notes:
+    def annotations_on(self, lease: Lease) -> Annotations:
         """Return the annotations that every take writes on this row.
 
         They distinguish a restart from a second living process, and a stream from a later one of the same name. The
         incarnation is written only once. A row that names another one keeps it, because its checkpoint belongs to that
         incarnation (L14).
         """
-        incarnation = self.incarnation() if lease.note(INCARNATION) in {None, SETTLED} else ""
+        incarnation = self.incarnation() if lease.annotation(INCARNATION) in {None, SETTLED} else ""
         return (*(((INCARNATION, incarnation),) if incarnation else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
-    def lacking(self, lease: Lease) -> Notes:
-        """Return the annotations of `notes_on` that the row does not have."""
-        return tuple((name, value) for name, value in self.notes_on(lease) if lease.note(name) != value)
+    def lacking(self, lease: Lease) -> Annotations:
+        """Return the annotations of `annotations_on` that the row does not have."""
+        return tuple((name, value) for name, value in self.annotations_on(lease) if lease.annotation(name) != value)
 
     def signed(self, lease: Lease) -> bool:
         """Return whether this process was the last one to take the lease."""
-        return lease.note(PROCESS) == f"{self.process}/{self.worker}"
+        return lease.annotation(PROCESS) == f"{self.process}/{self.worker}"
 
     def predecessor(self, lease: Lease) -> str | None:
         """Return the process that last took the lease, if it is another one of this worker id; otherwise None.
 
         A lease given to us is still signed by its giver, which is another worker.
         """
-        process, _, worker = (lease.note(PROCESS) or "").partition("/")
+        process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         return process if worker == self.worker and process != self.process else None

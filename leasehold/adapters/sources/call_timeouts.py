@@ -29,14 +29,14 @@ from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
-POLL_SECONDS = 5.0, 10.0, 20.0, 30.0
+POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
 """Timeouts for the next bytes of a response. If a connection goes silent, its shard is not read for the first of them.
 A response too large to arrive in time is requested in smaller parts."""
-SUBSCRIPTION_SECONDS = 15.0, 30.0
+SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
 """The same for subscriptions, which send a heartbeat about every five seconds."""
-WAITING = 30
+MAX_PENDING_CALLS = 30
 """How many calls of one source may wait in threads of their own at once; further calls wait for one of these."""
-LOOK_SECONDS = 0.25
+PENDING_CHECK_SECONDS = 0.25
 """The interval at which a waiting call is checked."""
 
 
@@ -45,13 +45,13 @@ class TimedClients:
 
     Args:
         make: Makes the client that gives up a connection on which nothing arrives for this many seconds.
-        limits: The timeouts in seconds, shortest first.
-        subscriptions: The timeouts for the events of a subscription.
+        timeouts: The timeouts in seconds, shortest first.
+        subscription_timeouts: The timeouts for the events of a subscription.
         clock: Returns seconds.
         start: Starts a call that waits on its own; by default in a thread.
     """
 
-    late: type[Exception] = TimeoutError
+    timeout_error: type[Exception] = TimeoutError
     """The exception that a call raises when its response is late."""
     service = "Kinesis"
     """The name of the service in messages."""
@@ -59,39 +59,39 @@ class TimedClients:
     def __init__(
         self,
         make: Callable[[float], Any],
-        limits: Sequence[float] = POLL_SECONDS,
-        subscriptions: Sequence[float] = SUBSCRIPTION_SECONDS,
+        timeouts: Sequence[float] = POLL_TIMEOUTS,
+        subscription_timeouts: Sequence[float] = SUBSCRIPTION_TIMEOUTS,
         *,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._make, self._lock = make, Lock()
-        self._made: dict[float, Any] = {}
-        self.limits, self.subscriptions, self.clock = limits, subscriptions, clock
+        self._by_timeout: dict[float, Any] = {}
+        self.timeouts, self.subscription_timeouts, self.clock = timeouts, subscription_timeouts, clock
         # The thread is a daemon, so a program that ends does not wait for a response that is no longer needed.
-        self.start = start or (lambda work: spawn("leasehold-kinesis", work, _lost))
-        self.waiting = Semaphore(WAITING)
+        self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost))
+        self.pending_calls = Semaphore(MAX_PENDING_CALLS)
 
-    def within(self, seconds: float) -> Any:  # noqa: ANN401  each service has its own
+    def with_timeout(self, timeout: float) -> Any:  # noqa: ANN401  each service has its own
         """Return the client with this timeout, creating it when it is first needed."""
         with self._lock:
-            if seconds not in self._made:
-                self._made[seconds] = self._make(seconds)
-            return self._made[seconds]
+            if timeout not in self._by_timeout:
+                self._by_timeout[timeout] = self._make(timeout)
+            return self._by_timeout[timeout]
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            clients, self._made = self._made, {}
+            clients, self._by_timeout = self._by_timeout, {}
         for client in clients.values():
             client.close()
 
 
-class StillAsked(Exception):
-    """The response to a call has not arrived yet; make the same call again after `LOOK_SECONDS`."""
+class ResponsePending(Exception):
+    """The response to a call has not arrived yet; make the same call again after `PENDING_CHECK_SECONDS`."""
 
 
-class CallPatience:
+class CallTimeouts:
     """The timeouts of related calls: those of one shard, or of one stream (rule 1).
 
     A late response lengthens the timeout of all operations. A quick one shortens only that of its own operation,
@@ -100,115 +100,115 @@ class CallPatience:
 
     Args:
         clients: The clients of the service, one per timeout.
-        limits: The timeouts in seconds; by default those of the clients.
-        step: The index in `limits` of the first call's timeout.
-        quick: How many consecutive responses within the shortest timeout restore it.
-        insists: Whether to repeat a late call at once with each longer timeout, until the first response. Otherwise a
-            command that calls only once would take a slow service for a dead one.
+        timeouts: The timeouts in seconds; by default those of the clients.
+        step: The index in `timeouts` of the first call's timeout.
+        quick_responses: How many consecutive responses within the shortest timeout restore it.
+        retry_first_call: Whether to repeat a late call at once with each longer timeout, until the first response.
+            Otherwise a command that calls only once would take a slow service for a dead one.
     """
 
     def __init__(
         self,
         clients: TimedClients,
-        limits: Sequence[float] | None = None,
+        timeouts: Sequence[float] | None = None,
         *,
         step: int = 0,
-        quick: float = 1,
-        insists: bool = False,
+        quick_responses: float = 1,
+        retry_first_call: bool = False,
     ) -> None:
-        self._clients, self._limits, self._quick = clients, limits or clients.limits, quick
-        self._first, self._insists = step, insists
+        self._clients, self._timeouts, self._quick_responses = clients, timeouts or clients.timeouts, quick_responses
+        self._initial_step, self._retries_first_call = step, retry_first_call
         self._steps: dict[str, int] = {}
-        self._in_a_row: Counter[str] = Counter()
-        self._aside: Future[Any] | None = None
-        self.grew = False
+        self._quick_in_a_row: Counter[str] = Counter()
+        self._pending: Future[Any] | None = None
+        self.lengthened = False
         """Whether the last late call lengthened the timeout of the next one."""
 
     @property
     def step(self) -> int:
         """The index in `limits` of the longest timeout that any operation has now."""
-        return max([self._first, *self._steps.values()]) if self._steps else self._first
+        return max([self._initial_step, *self._steps.values()]) if self._steps else self._initial_step
 
-    def seconds(self, operation: str) -> float:
+    def timeout(self, operation: str) -> float:
         """Return the timeout of the next call of this operation."""
-        return self._limits[self._steps.setdefault(operation, self.step)]
+        return self._timeouts[self._steps.setdefault(operation, self.step)]
 
-    def of_subscriptions(self) -> "CallPatience":
+    def for_subscriptions(self) -> "CallTimeouts":
         """Return the timeouts for the events of a subscription.
 
         Quick responses don't shorten them, because a subscription that was granted quickly may send events slowly.
         """
-        return CallPatience(self._clients, self._clients.subscriptions, quick=math.inf)
+        return CallTimeouts(self._clients, self._clients.subscription_timeouts, quick_responses=math.inf)
 
-    def call(self, operation: str, **question: Any) -> Any:  # noqa: ANN401  each operation has its own
+    def call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  each operation has its own
         """Make the call and wait for its response.
 
         Raises:
             SourceUnavailable: If the response did not arrive in time. Anything else that the call raises propagates.
         """
         while True:
-            limit, began = self.seconds(operation), self._clients.clock()
+            timeout, started = self.timeout(operation), self._clients.clock()
             try:
-                response = getattr(self._clients.within(limit), operation)(**question)
-            except self._clients.late as late:
-                message = f"{self._clients.service} did not answer within {limit:g} s"
-                message += f"; the next call is given {self.exceeded(operation, limit):g} s"
-                if not (self._insists and self.grew):
-                    raise SourceUnavailable(message) from late
+                response = getattr(self._clients.with_timeout(timeout), operation)(**parameters)
+            except self._clients.timeout_error as error:
+                message = f"{self._clients.service} did not answer within {timeout:g} s"
+                message += f"; the next call is given {self.timed_out(operation, timeout):g} s"
+                if not (self._retries_first_call and self.lengthened):
+                    raise SourceUnavailable(message) from error
                 log.warning("%s", message)
             else:
                 break
-        self._insists = False
-        quick = self._clients.clock() - began < self._limits[0]
-        self._in_a_row[operation] = self._in_a_row[operation] + 1 if quick else 0
-        if self._in_a_row[operation] >= self._quick:
-            self._steps[operation] = self._first = 0
+        self._retries_first_call = False
+        quick = self._clients.clock() - started < self._timeouts[0]
+        self._quick_in_a_row[operation] = self._quick_in_a_row[operation] + 1 if quick else 0
+        if self._quick_in_a_row[operation] >= self._quick_responses:
+            self._steps[operation] = self._initial_step = 0
         return response
 
-    def exceeded(self, operation: str, limit: float) -> float:
-        """Lengthen the timeout after a call that exceeded `limit`, if possible, and return the next call's timeout."""
-        self._in_a_row[operation] = 0
+    def timed_out(self, operation: str, timeout: float) -> float:
+        """Lengthen the timeout after a call exceeded `timeout`, if possible, and return that of the next call."""
+        self._quick_in_a_row[operation] = 0
         step = self._steps[operation]
-        self.grew = step < len(self._limits) - 1
-        if limit == self._limits[step] and self.grew:  # of concurrent calls only the first late one counts
+        self.lengthened = step < len(self._timeouts) - 1
+        if timeout == self._timeouts[step] and self.lengthened:  # of concurrent calls only the first late one counts
             self._steps = {name: max(index, step + 1) for name, index in self._steps.items()}
-        return self.seconds(operation)
+        return self.timeout(operation)
 
-    def ask(self, operation: str, **question: Any) -> Any:  # noqa: ANN401  likewise
+    def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  likewise
         """Make the call as `call` does, or in its own thread if it may exceed the shortest timeout (rule 2).
 
         Raises:
-            StillAsked: While the response has not arrived. The caller must make the same call again.
+            ResponsePending: While the response has not arrived. The caller must make the same call again.
             SourceUnavailable: If the response did not arrive in time. Anything else that the call raises propagates.
         """
-        if self._aside is None:
-            if self.seconds(operation) == self._limits[0]:
-                return self.call(operation, **question)
-            if not self._clients.waiting.acquire(blocking=False):
-                raise StillAsked
-            aside: Future[Any] = Future()
+        if self._pending is None:
+            if self.timeout(operation) == self._timeouts[0]:
+                return self.call(operation, **parameters)
+            if not self._clients.pending_calls.acquire(blocking=False):
+                raise ResponsePending
+            pending: Future[Any] = Future()
 
-            def work() -> None:
+            def make_call() -> None:
                 try:
-                    aside.set_result(self.call(operation, **question))
-                except BaseException as error:  # noqa: BLE001  raised by the `ask` that picks up the response
-                    aside.set_exception(error)
+                    pending.set_result(self.call(operation, **parameters))
+                except BaseException as error:  # noqa: BLE001  raised by the `try_call` that picks up the response
+                    pending.set_exception(error)
                 finally:
-                    self._clients.waiting.release()
+                    self._clients.pending_calls.release()
 
             try:
-                self._clients.start(work)
+                self._clients.start(make_call)
             except BaseException:
-                self._clients.waiting.release()  # the thread did not start, so nothing waits
+                self._clients.pending_calls.release()  # the thread did not start, so nothing waits
                 raise
-            self._aside = aside
-        if not self._aside.done():
-            raise StillAsked
-        answered, self._aside = self._aside, None
-        return answered.result()
+            self._pending = pending
+        if not self._pending.done():
+            raise ResponsePending
+        finished, self._pending = self._pending, None
+        return finished.result()
 
 
-def _lost(fault: BaseException) -> None:
+def _log_lost(fault: BaseException) -> None:
     log.error("an answer was lost on its way: %s", said(fault))
 
 
@@ -230,22 +230,24 @@ class Backoff:
     """Waits that grow with each fault, with jitter so that workers do not retry in step.
 
     Args:
-        least: The shortest wait in seconds.
-        most: The longest wait in seconds.
+        shortest: The shortest wait in seconds.
+        longest: The longest wait in seconds.
         uniform: Draws a number between two others.
     """
 
-    def __init__(self, least: float, most: float, uniform: Callable[[float, float], float] = random.uniform) -> None:
-        self._least, self._most, self._uniform = least, most, uniform
-        self._last = least
+    def __init__(
+        self, shortest: float, longest: float, uniform: Callable[[float, float], float] = random.uniform
+    ) -> None:
+        self._shortest, self._longest, self._uniform = shortest, longest, uniform
+        self._last = shortest
         self.faults = 0
 
     def next(self) -> float:
         """Count one more fault and return how many seconds to wait."""
         self.faults += 1
-        self._last = min(self._most, self._uniform(self._least, 3 * self._last))
+        self._last = min(self._longest, self._uniform(self._shortest, 3 * self._last))
         return self._last
 
     def reset(self) -> None:
         """Start again from the shortest wait, after a success."""
-        self._last, self.faults = self._least, 0
+        self._last, self.faults = self._shortest, 0

@@ -1,0 +1,464 @@
+"""Has a handler process the records of a held shard, one batch at a time.
+
+`HandlerConsumer` is the consumer of a `LeaseReader` for every handler: a plain function in threads, an `async def`
+function on the event loop, the iterator of `leasehold.read`, and a handler that checkpoints by itself, such as that of
+a child process. Which of them it is, only the executor behind the `Dispatcher` and the `Handling` know.
+
+`batch_read` and `offer` dispatch a batch through `Dispatcher.begin`. While the handler runs, `poll` only checks on it.
+When the handler ends, `_passed` acknowledges the batch, or `_failed` decides what comes next. The reader's state
+decides about everything else, and knows the marks, the waits and the faults.
+
+1. At most one batch is held. A slow handler therefore slows only its own shard, and memory stays bounded.
+2. Nothing here sleeps or waits for a handler.
+3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
+   (`max_age_seconds`) is dispatched to the dead letter, never dropped.
+4. A batch that is dropped to free memory is read again from `acknowledged`, and one that fails is delivered again from
+   there, so no record is skipped.
+5. If another process could have opened the source's link for longer than a renewal interval, the batch is dispatched
+   only after a renewal has confirmed that the lease is still ours.
+6. A handler that checkpoints by itself has finished with everything up to the lease's checkpoint. When it returns,
+   nothing more counts as finished. After a fault its shard is read again from the checkpoint. It is called once more
+   before the lease is released.
+
+The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
+"""
+
+import logging
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import assert_never
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
+from leasehold.adapters.consumer.dispatcher import AtWork, CallEnded, Dispatcher, GivenUp, Handover, LeaseLost, NotBegun
+from leasehold.adapters.consumer.handling import (
+    DeadLetter,
+    Delivery,
+    Ending,
+    FinalCheckpoint,
+    Handling,
+    Happening,
+    TooOld,
+    Withdrawn,
+)
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.lifecycle import (
+    ReadingWorker,
+    end,
+)
+from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
+from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Release
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.worker.holding import Holding
+from leasehold.balancer.model import Position
+from leasehold.errors import DeadLetterError, StoreError
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.reading"))
+
+MEMORY_SECONDS = 1.0
+"""When to ask for memory again if nothing wakes the reader sooner."""
+
+READY = Ready()
+
+
+@frozen
+class BatchCalled:
+    """The handler was called with this piece of the batch."""
+
+    piece: Delivery
+    batch: Batch
+
+
+@frozen
+class DeadLetterCalled:
+    """The dead-letter callable was called with this record, which failed with `error`."""
+
+    piece: Delivery
+    batch: Batch
+    error: Exception
+
+
+@frozen
+class FinalCheckpointCalled:
+    """A self-checkpointing handler was asked for its final checkpoint: its lease is to go, or its shard has `ended`."""
+
+    ended: bool
+
+
+Called = BatchCalled | DeadLetterCalled | FinalCheckpointCalled
+"""The call that a reader waits for."""
+
+
+def first_after(batch: Batch, piece: Delivery) -> float | None:
+    """Return when the first record after this piece arrived, in seconds since 1970, or None if unknown."""
+    index = bisect_right(batch.records, piece.read_to.order, key=lambda record: record.position.order)
+    return batch.records[index].arrived if index < len(batch.records) else None
+
+
+def first_untried(piece: Delivery) -> Delivery:
+    """Return the first record as a batch for the dead letter, without the attempt that is not made."""
+    first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
+    return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
+
+
+def handler_reader(
+    worker: ReadingWorker,
+    holding: Holding,
+    handling: Handling,
+    memory: MemoryBudget | None = None,
+    dispatcher: Dispatcher | None = None,
+    *,
+    wall: Callable[[], float] = time.time,
+) -> LeaseReader:
+    """Return a reader of this lease that calls a handler.
+
+    Args:
+        worker: The worker that holds the lease.
+        holding: The held lease.
+        handling: The handler and its policy.
+        memory: The budget shared with the worker's other readers; unlimited by default.
+        dispatcher: Calls the handler; by default the handler is called immediately, in the caller's thread.
+        wall: The clock by which records are too old, in seconds since 1970.
+    """
+    shard = HeldShard(worker, holding, "returns" if handling.final_checkpoint is None else "checkpoints")
+    share = (memory or MemoryBudget()).share(holding.key)
+    consumer = HandlerConsumer(shard, handling, share, dispatcher or Dispatcher(), wall)
+    return LeaseReader(shard, consumer, handling.bench_seconds)
+
+
+class HandlerConsumer(ConsumerPort):
+    """Has a handler process the records of one held shard.
+
+    Args:
+        shard: The held shard.
+        handling: The handler and its policy.
+        memory: The shard's share of the memory for batches.
+        dispatcher: Calls the handler.
+        wall: The clock by which records are too old, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        shard: HeldShard,
+        handling: Handling,
+        memory: MemoryShare,
+        dispatcher: Dispatcher,
+        wall: Callable[[], float],
+    ) -> None:
+        self._shard, self._handling, self._dispatcher, self._wall = shard, handling, dispatcher, wall
+        self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
+        self._memory = memory
+        self._attempts = Attempts(handling, shard.holding, shard.worker.uniform)
+        self._call: tuple[Handover, Called] | None = None
+
+    def poll(self, now: float) -> Ready | Next:
+        """Return what has ended since the last step, or `Ready`."""
+        if self._call is not None:
+            return self._look_after(*self._call, now)
+        memory = self._memory
+        if memory.batch is not None:
+            memory.take_up()
+        if memory.dropped:  # the batch waited for its next attempt, and other readers needed the memory
+            memory.dropped = False
+            self._shard.pull.drop()
+        return READY
+
+    def resting(self, until: float) -> None:
+        """Allow the batch to be dropped until the next step."""
+        if self._call is None and self._memory.batch is not None:
+            # A batch that only waits for its next attempt may be dropped if other shards need the memory.
+            self._memory.idle(until)
+
+    # Reading
+
+    def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
+        """Begin at this position."""
+        # The row keeps LATEST until a record is done; `start` is the position that LATEST stands for (L5).
+        self._cursor.pinned_at(start)
+        # Must come before the observer is notified: a shard that cannot be opened has not begun.
+        self._shard.pull.open()
+        self._state.began()
+        self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
+
+    def admit(self, now: float) -> float | None:
+        """Ask for memory; return None, or when to ask again."""
+        if self._memory.ask():
+            return None
+        # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits it,
+        # not the stream.
+        self.holding.progress.failed("batches of other shards take all the memory there is for them", now)
+        self.holding.progress.not_awaited()
+        self.holding.throughput.rest(now)
+        return now + MEMORY_SECONDS
+
+    def keep(self, batch: Batch) -> None:
+        """Keep this batch in memory, then move the cursor's `read`."""
+        # In this order: a batch that could not be held must not count as read, otherwise it would not be read again.
+        self._memory.hold(batch)
+        self._cursor.batch_read(batch.reached, batch.children)
+
+    def read_failed(self) -> None:
+        """Free the memory again."""
+        self._memory.clear()  # otherwise these bytes would be lost to the other readers forever
+
+    def batch_read(self, batch: Batch, now: float) -> Next:
+        """Dispatch this batch."""
+        holding = self.holding
+        self._state.batch_read(batch, now, self._worker.config.renew_seconds)
+        holding.throughput.add(batch.size, now)
+        holding.progress.read(batch, now)
+        if holding.progress.left:
+            return now
+        # Must come before the records are dispatched, otherwise a handler that hangs would hide what was read.
+        self._dispatcher.notify("measure", self._handling.measure, holding, batch)
+        return self._deliver(batch, now)
+
+    # Dispatching
+
+    def offer(self, now: float) -> Next:
+        """Dispatch the batch that is in memory."""
+        if (batch := self._memory.batch) is not None:
+            return self._deliver(batch, now)
+        self._shard.pull.drop()  # the rows are no longer in memory, so they are read again
+        return now
+
+    def _deliver(self, batch: Batch, now: float) -> Next:
+        """Dispatch the rest of the batch, or the part of it that is to be tried next."""
+        holding = self.holding
+        if self._state.unconfirmed:  # rule 5: if this shows that the lease is lost, `Dispatcher` calls no handler
+            holding.renew()
+            self._state.lease_confirmed()
+        if not batch.records:
+            return self._passed(batch, now)
+        limit = self._handling.max_records
+        if self._attempts.failing or (limit is not None and len(batch.records) > limit):
+            # With a dead letter, a failing batch is searched in parts, so that one bad record does not hold up others.
+            piece = self._attempts.piece(batch)
+            if not piece.records:
+                return self._passed(batch, now)
+        else:
+            read_to = batch.read_to or batch.records[-1].position
+            piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
+
+        handling = self._handling
+        if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
+            age = self._wall() - (piece.records[0].arrived or math.inf)
+            if age > handling.max_age_seconds:
+                error = TooOld(f"it arrived {age:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
+                return self._to_dead_letter(handling.dead_letter, first_untried(piece), batch, error, now)
+
+        def call() -> object:
+            # Must be set as the handler begins, because the handler may checkpoint while it runs. A call that never
+            # begins has delivered nothing, and its batch stays next.
+            self._cursor.rows_delivered(piece.read_to)
+            return self._handling.handler(piece)
+
+        return self._hand_over(call, BatchCalled(piece, batch), now)
+
+    def _to_dead_letter(self, letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
+        """Dispatch this piece, one record, to the dead letter."""
+
+        def call() -> object:
+            self._cursor.rows_delivered(piece.read_to)
+            return letter(piece, error)
+
+        return self._hand_over(call, DeadLetterCalled(piece, batch, error), now)
+
+    def _hand_over(self, call: Callable[[], object], called: Called, now: float) -> Next:
+        self.holding.progress.working(now)
+        last = isinstance(called, FinalCheckpointCalled)
+        handover = Handover(self.holding, self._handling, self._worker.clock, call, last)
+        if (refused := self._dispatcher.begin(handover)) is not None:
+            self._state.final_requested = True  # asking for a final checkpoint would be rejected for the same reason
+            return GiveUp(refused.why)
+        self._call = handover, called
+        return self._look_after(handover, called, now)
+
+    def _look_after(self, handover: Handover, called: Called, now: float) -> Next:
+        outcome = self._dispatcher.look(handover, now)
+        if isinstance(outcome, AtWork):
+            return outcome.due
+        self._call = None  # must come first, otherwise this batch would stay in memory alongside the next one
+        match outcome:
+            case CallEnded(fault):
+                if fault is not None or not isinstance(called, BatchCalled):  # otherwise `_passed` records it
+                    self.holding.progress.rested()
+            case NotBegun():
+                return now
+            case LeaseLost():
+                return Leave("lease-lost")
+            case GivenUp(why):
+                self._state.final_requested = True  # a handler that hangs is not asked for a final checkpoint
+                return GiveUp(why)
+            case _ as never:
+                assert_never(never)
+        match called:
+            case BatchCalled(piece, batch):
+                return self._passed(batch, now, piece) if fault is None else self._failed(piece, batch, fault, now)
+            case DeadLetterCalled(piece, batch, error):
+                return self._dead_lettered(piece, batch, error, fault, now)
+            case FinalCheckpointCalled(ended):
+                return self._final_checkpoint_given(fault, now, ended=ended)
+            case _ as never_called:
+                assert_never(never_called)
+
+    def _passed(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
+        """Continue after this piece, which the handler or dead letter has finished with; by default the whole batch."""
+        if not self._state.passed(batch, None if piece is None else piece.read_to) and piece is not None:
+            self._attempts.passed(piece.read_to)
+            self.holding.progress.rested()
+            self.holding.progress.progressed(now, first_after(batch, piece))
+            return now if self._stored(now) else Leave("lease-lost")
+        self.holding.progress.done(now)
+        # Must come before the checkpoint, which may wait for the store: other readers may need the memory now.
+        self._memory.clear()
+        if self._attempts.failing and self._state.past_failures:
+            # Batches that never failed must not end the attempts.
+            self._attempts.done(batch)
+        if not self._stored(now):
+            return Leave("lease-lost")
+        # The end of the shard and a hand-off are done by the next step, immediately: neither waits for the next read.
+        if batch.ended or self.holding.releasing:
+            return now
+        return self._state.rest_until_read()
+
+    def store(self, position: Position, now: float) -> bool:
+        """Write this checkpoint; return False if the lease is lost."""
+        # If a next owner waits, one write will carry both the lease and the position, so nothing is written here.
+        if not self.holding.checkpoint(position, unless_releasing=True):
+            return False
+        self._state.checkpoint_stored(
+            # If the lease is to go, nothing was written: the hand-off or release will carry the position.
+            None if self.holding.releasing else position,
+            now,
+            self._handling.checkpoint_seconds,
+            aligned=self.holding.grouped,
+        )
+        return True
+
+    def _stored(self, now: float) -> bool:
+        """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
+        if self.holding.lost.is_set():
+            return False
+        position = self._state.due_checkpoint(now)
+        return position is None or self.store(position, now)
+
+    def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
+        # Records that the handler checkpointed before it raised are finished with and not delivered again.
+        self._state.checkpointed(self.holding.lease.checkpoint)
+        if self._state.kind == "checkpoints":
+            self._state.consumer_failed(piece.records[-1].position)
+            self._begin_again()
+        if isinstance(error, Ending | Withdrawn):
+            return self._ended(error, now)
+        # Only the type's name: the message of a user's exception may contain a record.
+        attempt = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
+        self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt}", now)
+        match self._attempts.failed(piece, error):
+            case TryAgain(seconds):
+                # Measured from now, not from when this step began: the handler may have taken long to fail.
+                return self._state.rest(self._worker.clock() + seconds)
+            case Hopeless(why):
+                return GiveUp(why)
+            case ToDeadLetter(letter):
+                return self._to_dead_letter(letter, piece, batch, error, now)
+            case _ as never:
+                assert_never(never)
+
+    def _dead_lettered(
+        self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float
+    ) -> Next:
+        if isinstance(fault, Ending | Withdrawn):
+            return self._ended(fault, now)
+        record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
+        if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
+            # Only the type's name of another exception: its message may contain a record.
+            why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
+            self.holding.progress.dead_letter_failed(f"the dead letter did not take the record: {why}", now)
+            return GiveUp(f"neither its handler nor the dead letter took {record}: {said(fault)}")
+        self._dispatcher.notify("dead_lettered", self._handling.dead_lettered, self.holding, error)
+        try:
+            return self._passed(batch, now, piece)
+        finally:
+            log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
+
+    # A handler that checkpoints by itself (rule 6)
+
+    def _begin_again(self) -> None:
+        """Read again what was delivered but not acknowledged: its batches are no longer in memory."""
+        self._memory.clear()
+        self._cursor.consumer_gone()
+        self._shard.pull.drop()
+
+    def request_final(self, now: float, *, ended: bool) -> Next:
+        """Call the handler for its final checkpoint."""
+        holding, cursor, worker, ask = self.holding, self._cursor, self._worker, self._handling.final_checkpoint
+        # The handler is about to checkpoint, and another worker may have taken the lease by now.
+        if holding.expired:
+            holding.renew()
+
+        def finish() -> bool:
+            return end(holding, cursor.children, worker, cursor.delivered.token)
+
+        call = FinalCheckpoint(ended, holding, finish)
+        return self._hand_over(lambda: None if ask is None else ask(call), FinalCheckpointCalled(ended), now)
+
+    def _final_checkpoint_given(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
+        holding, state = self.holding, self._state
+        if holding.lease.checkpoint.ended:
+            self._worker.hurry()
+            return Leave("shard-ended")
+        state.checkpointed(holding.lease.checkpoint)
+        if ended or fault is not None:
+            # Even if the lease is to go: the next owner may withdraw its request, and the handler then has to start
+            # from the checkpoint.
+            self._begin_again()
+        if not ended or isinstance(fault, Ending | Withdrawn):
+            state.final_requested = not ended
+            return now if holding.releasing else Release()
+        wait, why = state.end_missing(), f": {said(fault)}" if fault else ""
+        log.warning(
+            "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
+            holding.key,
+            self._cursor.acknowledged.sequence,
+            wait,
+            why,
+        )
+        return state.rest(now + wait)
+
+    # Ending
+
+    def _ended(self, error: Ending | Withdrawn, now: float) -> Next:
+        """Let the lease go, to its next owner if it has one."""
+        return now if isinstance(error, Withdrawn) and self.holding.releasing else Release()
+
+    def releasing(self) -> None:
+        """Free the memory."""
+        self._memory.clear()
+
+    def leave(self, happening: Happening) -> None:
+        """Close the shard's reader, free the memory and notify the observer."""
+        late = happening == "lease-lost" and self._handling.late_checkpoints
+        unstored: StoreError | None = None
+        if late and (position := self._cursor.unstored) is not None:
+            try:
+                # The checkpoint only moves forward, so this cannot harm the new owner. It spares the owner after that
+                # the records that were handled here.
+                self.holding.checkpoint_late(position)
+            except StoreError as fault:
+                unstored = fault
+        self._memory.clear()
+        if happening == "lease-lost" and self.holding.released:
+            happening = "stopped"  # the worker released it without this reader (D6)
+        try:
+            # Must come before the observer is notified: a link that is still open would block the next owner.
+            self._shard.pull.close()
+        except Exception as fault:  # noqa: BLE001  whatever closing raises, the lease is left
+            log.warning("shard %s: its reader could not be closed: %s", self.holding.key, said(fault))
+        self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
+        if unstored is not None:
+            log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, unstored)

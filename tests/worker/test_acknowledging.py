@@ -1,0 +1,245 @@
+"""A user's consumer that acknowledges later: what it is offered, what is checkpointed, and when its lease goes."""
+
+import doctest
+import math
+
+import pytest
+from attrs import define, field
+from reading_bench import ReaderHarness
+
+from leasehold.adapters.consumer import handling as handling_module
+from leasehold.adapters.consumer.acknowledging import LOOK_SECONDS, acknowledging_reader
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, Happening, ShardConsumer
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import MemoryBudget
+from leasehold.balancer.model import Position
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+
+
+@define
+class ManualConsumer:
+    """A consumer that does what a test says, and keeps what it was offered."""
+
+    assignment: Assignment
+    room: bool = True
+    finished: bool = False
+    fault: Exception | None = None
+    offered: list[list[int]] = field(factory=list)
+    taken: list[list[int]] = field(factory=list)
+    position: Position | None = None
+    withdrawals: int = 0
+    closed: list[str] = field(factory=list)
+
+    def offer(self, batch: Delivery) -> bool:
+        numbers = [int(record.sequence_number) for record in batch.records]
+        self.offered.append(numbers)
+        if self.fault is not None:
+            raise self.fault
+        if self.room:
+            self.taken.append(numbers)
+        return self.room
+
+    def acknowledged(self) -> Position | None:
+        return self.position
+
+    def acknowledge(self, number: int) -> None:
+        self.position = Position(str(number))
+
+    def withdraw(self) -> bool:
+        self.withdrawals += 1
+        return self.finished
+
+    def close(self, happening: Happening) -> None:
+        self.closed.append(happening)
+
+
+@define
+class Scene:
+    """A held shard whose consumer a test controls, with five records in batches of two."""
+
+    shard_log: ShardRecords = field(factory=lambda: ShardRecords(records(5), size=2))
+    budget: MemoryBudget = field(factory=MemoryBudget)
+    harness: ReaderHarness = field(init=False)
+    reader: LeaseReader = field(init=False)
+    consumers: list[ManualConsumer] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.harness = ReaderHarness(self.shard_log)
+
+        def opened(assignment: Assignment) -> ShardConsumer:
+            self.consumers.append(ManualConsumer(assignment))
+            return self.consumers[-1]
+
+        self.reader = acknowledging_reader(
+            self.harness.worker,
+            self.harness.holding,
+            Handling.of_consumer(opened, checkpoint_seconds=0.0, attempts=2),
+            opened,
+            memory=self.budget,
+            dispatcher=Dispatcher(),
+            wake=lambda _key: None,
+        )
+
+    @property
+    def consumer(self) -> ManualConsumer:
+        return self.consumers[0]
+
+    @property
+    def checkpoint(self) -> str:
+        return self.harness.store.row("s-0").checkpoint.sequence
+
+    def steps(self, count: int = 12) -> float:
+        """Take steps until there are none left to take."""
+        due = 0.0
+        for _ in range(count):
+            if due < math.inf:
+                due = self.harness.steps(self.reader, 1)
+        return due
+
+    @property
+    def taken(self) -> list[int]:
+        """The numbers of the records that the consumer has taken."""
+        return [number for batch in self.consumer.taken for number in batch]
+
+
+def numbers(scene: Scene) -> list[int]:
+    """Return the numbers of the stream's records."""
+    return [int(record.sequence_number) for record in scene.shard_log.records]
+
+
+def test_only_what_is_acknowledged_is_checkpointed() -> None:
+    """The shard is read on meanwhile, and a checkpoint follows each acknowledgement, within a batch, too."""
+    scene = Scene()
+    scene.steps()
+    first, second, third, *_ = numbers(scene)
+    before = scene.checkpoint
+    assert (before, scene.taken) == ("TRIM_HORIZON", numbers(scene))
+    checkpoints = []
+    for number in (first, third, second):
+        scene.consumer.acknowledge(number)
+        scene.steps(2)
+        checkpoints.append(scene.checkpoint)
+    assert checkpoints == [str(first), str(third), str(third)]
+
+
+def test_a_batch_without_room_is_offered_again_and_none_is_read_after_it() -> None:
+    """Memory stays bounded while a consumer has no room, and order is kept."""
+    scene = Scene()
+    scene.steps(2)
+    scene.consumer.room = False
+    due = scene.steps(6)
+    offered = scene.consumer.offered
+    assert (scene.consumer.taken, offered[1:]) == ([numbers(scene)[:2]], [numbers(scene)[2:4]] * len(offered[1:]))
+    assert due - scene.harness.clock.now == pytest.approx(LOOK_SECONDS)
+    scene.consumer.room = True
+    scene.steps()
+    assert scene.taken == numbers(scene)
+
+
+def test_a_batch_that_was_dropped_for_memory_is_read_again() -> None:
+    """A batch that waits for room does not keep the memory that other shards need."""
+    scene = Scene(budget=MemoryBudget(1))
+    scene.steps(2)
+    scene.consumer.room = False
+    scene.steps(3)
+    assert scene.budget.share("other").ask()
+    scene.consumer.room = True
+    scene.budget.most = math.inf
+    scene.steps()
+    assert scene.taken == numbers(scene)
+
+
+def test_a_lease_goes_once_its_consumer_has_withdrawn() -> None:
+    """It goes with the acknowledged position, and nothing is offered meanwhile."""
+    scene = Scene()
+    scene.steps(2)
+    scene.harness.holding.ask_release()
+    scene.steps(3)
+    waiting = (scene.harness.store.row("s-0").owner, len(scene.consumer.offered), scene.consumer.withdrawals)
+    scene.consumer.acknowledge(numbers(scene)[1])
+    scene.consumer.finished = True
+    due = scene.steps(1)
+    row = scene.harness.store.row("s-0")
+    assert waiting == ("a-1", 1, 3)
+    assert (row.owner, row.checkpoint.sequence, due) == (None, str(numbers(scene)[1]), math.inf)
+    assert scene.consumer.closed == ["stopped"]
+
+
+def test_a_lease_that_stays_after_all_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that has dropped its records when it was withdrawn loses none of them."""
+    scene = Scene()
+    scene.steps()
+    holding = scene.harness.holding
+    scene.consumer.acknowledge(numbers(scene)[0])
+    scene.consumer.finished = True
+    holding.ask_release()
+    monkeypatch.setattr(holding, "release", lambda _at: False)  # the next owner has withdrawn its request
+    scene.steps(1)
+    monkeypatch.setattr(holding, "_releasing", False, raising=False)
+    monkeypatch.setattr(type(holding), "releasing", property(lambda _holding: False))
+    scene.consumer.taken.clear()
+    scene.steps()
+    assert scene.taken == numbers(scene)[1:]
+
+
+@pytest.mark.parametrize("step", ["offer", "acknowledged", "withdraw"])
+def test_a_consumer_that_raises_gives_its_shard_to_others(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of what it has not acknowledged is checkpointed."""
+    scene = Scene()
+    scene.steps(2)
+
+    def fails(*_given: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ManualConsumer, step, fails)
+    if step == "withdraw":
+        scene.harness.holding.ask_release()
+    scene.steps(8)
+    row = scene.harness.store.row("s-0")
+    assert (row.owner, row.checkpoint.sequence, scene.consumer.closed) == (None, "TRIM_HORIZON", ["stopped"])
+
+
+def test_the_end_of_a_shard_is_written_after_the_last_acknowledgement() -> None:
+    """A shard is not finished while its consumer is at work on its last records."""
+    scene = Scene(ShardRecords(records(3), size=2, ended=True))
+    scene.steps()
+    before = scene.checkpoint
+    scene.consumer.acknowledge(numbers(scene)[-1])
+    scene.steps(2)
+    assert (before, scene.checkpoint, scene.consumer.closed) == ("TRIM_HORIZON", "SHARD_END", ["shard-ended"])
+
+
+def test_the_consumer_of_a_stolen_lease_is_closed() -> None:
+    """What it acknowledges afterwards moves nothing."""
+    scene = Scene()
+    scene.steps(2)
+    scene.harness.rob()
+    scene.consumer.acknowledge(numbers(scene)[0])
+    scene.steps(3)
+    assert (scene.checkpoint, scene.consumer.closed) == ("TRIM_HORIZON", ["lease-lost"])
+
+
+def test_a_quiet_shard_costs_no_step_but_its_reads() -> None:
+    """A consumer with nothing to acknowledge is not asked between two reads."""
+    scene = Scene(ShardRecords([], wait_seconds=5.0))
+    scene.steps(2)
+    now = scene.harness.clock.now
+    assert scene.steps(1) - scene.harness.clock.now == pytest.approx(5.0)
+    assert scene.harness.clock.now - now <= 5.0
+
+
+def test_a_consumer_goes_without_the_options_of_handlers() -> None:
+    with pytest.raises(ValueError, match="max_records: it goes with a handler"):
+        Handling(print, consumer=ManualConsumer, max_records=1)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_queue_handles_all_records() -> None:
+    shards = even_shards(("s-0",))
+    orders = ListSource(shards, {shards[0].id: ShardRecords(records(2), size=1)})
+    examples = doctest.DocTestFinder(recurse=False).find(
+        handling_module.ShardConsumer, "ShardConsumer", globs={"orders": orders}
+    )
+    failures = [doctest.DocTestRunner().run(example).failed for example in examples]
+    assert failures == [0]

@@ -1,0 +1,18 @@
+"""What a worker that gets no response from its stream writes on the leases that it leaves to others."""
+
+from held_leases import Held
+
+from leasehold.adapters.worker.silence import StreamSilence
+from leasehold.balancer.config import Config
+from leasehold.balancer.rules.minimal import Minimal
+
+
+def test_a_lease_is_put_aside_until_this_worker_may_try_it_again() -> None:
+    """The row shows the time after which the lease is tried again, and not the end of a longer rest (D5)."""
+    held = Held()
+    silence = StreamSilence("ann", Config(Minimal(), lease_seconds=10.0))
+    held.holding.progress.asking(1000.0)
+    held.holding.progress.called_back()
+    times = [1000.0 + seconds for seconds in (10, 31, 200)]
+    judged = [silence.judge([held.row], [held.holding], now) for now in times]
+    assert [[lease.seconds for lease in left] for left in judged] == [[], [10.0], [10.0]]
