@@ -463,7 +463,7 @@ class _Late(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append(operation)
         if len(self.asked) <= self.patient:
-            self.go_on.wait(30.0)
+            self.check.wait(30.0)
             self.close_connection = True
             return
         response: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
@@ -486,7 +486,7 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
         pass
 
     handler = Handler
-    handler.asked, handler.go_on, handler.patient = [], Event(), patient
+    handler.asked, handler.check, handler.patient = [], Event(), patient
     server = ThreadingHTTPServer((HOST, 0), handler)
     server.daemon_threads = True
     serving = Thread(target=server.serve_forever, args=(0.01,))
@@ -494,7 +494,7 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
     try:
         yield f"http://{HOST}:{server.server_port}", handler.asked
     finally:
-        handler.go_on.set()
+        handler.check.set()
         server.shutdown()
         serving.join()
         server.server_close()
