@@ -143,7 +143,7 @@ class LeaseBook:
         return self._silence.waits(self.holdings.all, now)
 
     def leave_silent(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
-        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D6).
+        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D7).
 
         Args:
             leases: All leases, as just read.
@@ -160,7 +160,7 @@ class LeaseBook:
             leaving.holding.progress.put_aside(leaving.seconds, now)
             # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
             self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
-            leaving.holding.ask_release()
+            leaving.holding.ask_release(leaving.to)
             self._events.release(leaving.holding)
             leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
         self.leave_stuck(now, config.lease_seconds, each)
