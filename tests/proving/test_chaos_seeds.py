@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import pytest
-from soak import breaches_of
+from soak import breaches_of_seed
 
 from leasehold_lab.simulator.chaos import trial
 from leasehold_lab.simulator.question import unlogged
@@ -46,5 +46,5 @@ def test_a_worker_that_joins_after_rows_were_deleted_skips_no_record() -> None:
 
 
 def _said(seeds: Iterable[int]) -> dict[int, list[str]]:
-    said = {seed: [str(breach) for breach in breaches] for seed, breaches in map(breaches_of, seeds)}
+    said = {seed: [str(breach) for breach in breaches] for seed, breaches in map(breaches_of_seed, seeds)}
     return {seed: breaches for seed, breaches in said.items() if breaches}

@@ -23,7 +23,7 @@ def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time while it moves."""
     explored = swap_settings()[name].explore(3_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
-    assert explored.states >= 3_000 or explored.whole
+    assert explored.states >= 3_000 or explored.complete
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -126,9 +126,9 @@ FREE = (*MOVED, (0, "release", "s0"), (1, "look", ""))
 CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "carry", "s0", 4))
 
 
-def setting(moves: tuple[int, ...], begins: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
+def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
     """Return a setting as small as this order allows."""
-    return swap_model(moves, begins, *verbs.split(), faults=faults)
+    return swap_model(moves, initial_actions, *verbs.split(), faults=faults)
 
 
 PLANTS: dict[Plant, Callable[[], SwapModel]] = {

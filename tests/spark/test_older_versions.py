@@ -224,17 +224,30 @@ class Renewing(Mortal):
     def list(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  as stores have it
         for lease in self._memory.get(sorted(self._keys)):
             held = lease if lease.owner == OTHER else self._memory.write(ClaimLease(lease, OTHER)).lease
+            assert held is not None
             assert isinstance(self._memory.write(RenewLease(held)), Done)
         return self._memory.list(*arguments, **options)
 
 
 NIGHTS, OTHER = 9, "other"
+
+
+def split_and_merge_halves(stream: Stream) -> None:
+    stream.split("a", "c", "d")
+    stream.merge("e", "c", "d")
+
+
+def merge_and_split(stream: Stream) -> None:
+    stream.merge("c", "a", "b")
+    stream.split("c", "d", "e")
+
+
 LAYOUTS: dict[str, Callable[[Stream], None]] = {
     "as it was": lambda _: None,
     "split": lambda stream: stream.split("a", "c", "d"),
     "merge": lambda stream: stream.merge("c", "a", "b"),
-    "merge of the halves of a split": lambda stream: (stream.split("a", "c", "d"), stream.merge("e", "c", "d"))[0],
-    "split of a merged shard": lambda stream: (stream.merge("c", "a", "b"), stream.split("c", "d", "e"))[0],
+    "merge of the halves of a split": split_and_merge_halves,
+    "split of a merged shard": merge_and_split,
 }
 
 

@@ -21,7 +21,7 @@ from leasehold_lab.judge.explanations import judge
 from leasehold_lab.properties.strategies import Scene, SmallFleet, brief
 from leasehold_lab.simulator.chaos import Trial, trial
 from leasehold_lab.simulator.question import Kind, SimulationQuestion, fleet_of
-from leasehold_lab.simulator.run import FleetOutcome, explained, outcome, run
+from leasehold_lab.simulator.run import FleetOutcome, explanation_of, outcome, run
 from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
@@ -55,7 +55,7 @@ class Simulated:
     def check(self) -> None:
         """Find the smallest fleet with a breach, and raise SimulationFailed, if there are breaches."""
         if self.breaches:
-            raise SimulationFailed(explained(Trial(self.scenario, self._limits)))
+            raise SimulationFailed(explanation_of(Trial(self.scenario, self._limits)))
 
 
 def simulate(

@@ -23,19 +23,19 @@ from attrs import field, frozen
 
 from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
-from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
 
-FateName = Literal["taken", "nearest", "ignored", "unknown"]
+SupportLevel = Literal["taken", "nearest", "ignored", "unknown"]
 
 POLLING = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
 """If one of these is set, Java polls. Otherwise it reads by enhanced fan-out."""
 
-CADENCE = "leases and shards are looked at in a cadence of its own"
-LEADER = "only Java's leader uses it"
+OWN_SCHEDULE = "leases and shards are looked at in a cadence of its own"
+ONLY_LEADER = "only Java's leader uses it"
 MIGRATION = "leases of all versions of KCL are understood side by side"
 LIMITS = "the service's own limits are kept"
 
@@ -56,7 +56,7 @@ IGNORED: Mapping[str, str] = {
             "leaseTableScanTotalSegments",
             "enablePriorityLeaseAssignment",
         ),
-        CADENCE,
+        OWN_SCHEDULE,
     ),
     "cleanupLeasesUponShardCompletion": "leases of finished shards go once their children are read",
     "ignoreUnexpectedChildShards": "children are as the service says",
@@ -90,7 +90,7 @@ IGNORED: Mapping[str, str] = {
                 "Tags",
             )
         ),
-        LEADER,
+        ONLY_LEADER,
     ),
     **dict.fromkeys(
         (
@@ -106,14 +106,14 @@ IGNORED: Mapping[str, str] = {
             "workerMetricsEMAAlpha",
             "staleWorkerMetricsEntryCleanupDuration",
         ),
-        LEADER,
+        ONLY_LEADER,
     ),
     "AwsCredentialsProviderCloudWatch": "nothing is sent to CloudWatch",
 }
 
 CREDENTIALS = ("AwsCredentialsProvider", "AwsCredentialsProviderDynamoDB")
 
-EMPTY = "callProcessRecordsEvenForEmptyRecordList"
+EMPTY_LISTS = "callProcessRecordsEvenForEmptyRecordList"
 
 _TAKEN = (
     "executableName",
@@ -131,7 +131,7 @@ _TAKEN = (
     "failoverTimeMillis",
     "maxLeasesForWorker",
     "maxRecords",
-    EMPTY,
+    EMPTY_LISTS,
     "retrievalMode",
     "fanoutConfig.consumerName",
     "fanoutConfig.consumerArn",
@@ -161,7 +161,7 @@ class Support:
     """A key in the file, and how it is supported."""
 
     key: str
-    fate: FateName
+    level: SupportLevel
     meaning: str = ""
 
 
@@ -176,8 +176,8 @@ class MultiLangSettings:
         credentials: The credentials for the source.
         table_credentials: The credentials for the store.
         options: The options of the worker, as in Python.
-        most_records: The maximum number of records in a message.
-        empty: Whether children also get messages for reads without records.
+        max_records: The maximum number of records in a message.
+        send_empty: Whether children also get messages for reads without records.
         timeout_seconds: Kill a child that doesn't answer for this long; None for never.
         support: How each key is supported, in the order of the file.
     """
@@ -188,15 +188,15 @@ class MultiLangSettings:
     credentials: Credentials
     table_credentials: Credentials
     options: Options
-    most_records: int
-    empty: bool
+    max_records: int
+    send_empty: bool
     timeout_seconds: float | None
     support: tuple[Support, ...]
 
     def table(self) -> str:
         """Return the table that is printed at the start, one key per line, without values, which may be secret."""
         widest = max(len(row.key) for row in self.support)
-        return "\n".join(f"{row.key:<{widest}}  {row.fate:<7}  {row.meaning}".rstrip() for row in self.support)
+        return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
 
 def read_properties(
@@ -232,51 +232,51 @@ def read_properties(
     return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in values.items()}
 
 
-def understood_properties(given: Mapping[str, str]) -> MultiLangSettings:
+def settings_of(properties: Mapping[str, str]) -> MultiLangSettings:
     """Return the settings in these keys. Raises ValueError for the first key that is missing, wrong or refused."""
-    return _Understanding(given).settings()
+    return _Interpreter(properties).settings()
 
 
 @frozen
-class _Understanding:
+class _Interpreter:
     """Interprets the keys of one file, and collects how each is supported."""
 
-    given: Mapping[str, str]
+    properties: Mapping[str, str]
     support: dict[str, Support] = field(factory=dict)
 
     def settings(self) -> MultiLangSettings:
-        for key in self.given:
+        for key in self.properties:
             self.support[key] = self._support(key)
         name = self._required("applicationName")
         argv = tuple(word for word in self._required("executableName").split(" ") if word)
-        of_stream, of_table = self._credentials()
+        credentials, table_credentials = self._credentials()
         options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
-        options["initial_position"] = self._beginning()
-        if (lease := self._whole("failoverTimeMillis", 1)) is not None:
+        options["initial_position"] = self._initial_position()
+        if (lease := self._integer("failoverTimeMillis", 1)) is not None:
             options["lease_seconds"] = lease / 1000
-        if (grace := self._whole("shutdownGraceMillis", 0)) is not None:
+        if (grace := self._integer("shutdownGraceMillis", 0)) is not None:
             options["drain_seconds"] = grace / 1000
-        if slow := self._whole("logWarningForTaskAfterMillis", 0):
+        if slow := self._integer("logWarningForTaskAfterMillis", 0):
             options["slow_seconds"] = slow / 1000
         options["set"] = {
             name: count
             for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
-            if (count := self._whole(key, 1)) is not None
+            if (count := self._integer(key, 1)) is not None
         }
-        of_tables = {
+        table_options = {
             "region": self._text("dynamoDbClient.region") or self._text("regionName"),
             "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
         }
         return MultiLangSettings(
             argv=argv,
             source=self._source(name),
-            store=_url("dynamodb", self._text("tableName") or name, of_tables),
-            credentials=of_stream,
-            table_credentials=of_table,
+            store=_url("dynamodb", self._text("tableName") or name, table_options),
+            credentials=credentials,
+            table_credentials=table_credentials,
             options=options,
-            most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
-            empty=self._flag(EMPTY),
-            timeout_seconds=self._whole("timeoutInSeconds", 1),
+            max_records=self._integer("maxRecords", 1) or DEFAULT_MAX_RECORDS,
+            send_empty=self._flag(EMPTY_LISTS),
+            timeout_seconds=self._integer("timeoutInSeconds", 1),
             support=tuple(self.support.values()),
         )
 
@@ -302,19 +302,19 @@ class _Understanding:
         return Support(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
 
     def _text(self, key: str) -> str | None:
-        return self.given.get(key, "").strip() or None
+        return self.properties.get(key, "").strip() or None
 
     def _required(self, key: str) -> str:
         if (value := self._text(key)) is None:
-            hint = did_you_mean(key, [name for name, support in self.support.items() if support.fate == "unknown"])
+            hint = did_you_mean(key, [name for name, support in self.support.items() if support.level == "unknown"])
             raise ValueError(f"{key}: it is missing{hint}")
         return value
 
-    def _whole(self, key: str, least: int) -> int | None:
+    def _integer(self, key: str, minimum: int) -> int | None:
         if (value := self._text(key)) is None:
             return None
-        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < least:
-            raise ValueError(f"{key}: {printable(value)!r} is not a whole number from {least} on")
+        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < minimum:
+            raise ValueError(f"{key}: {printable(value)!r} is not a whole number from {minimum} on")
         return int(value)
 
     def _flag(self, key: str) -> bool:
@@ -323,14 +323,14 @@ class _Understanding:
             raise ValueError(f"{key}: {printable(value)!r} is neither true nor false")
         return value == "true"
 
-    def _beginning(self) -> Position | str:
-        name, seconds = self._text("initialPositionInStream"), self._whole("initialPositionInStreamExtended", 0)
+    def _initial_position(self) -> Position | str:
+        name, seconds = self._text("initialPositionInStream"), self._integer("initialPositionInStreamExtended", 0)
         if seconds is not None:
             if name is not None:
                 raise ValueError(
                     "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other"
                 )
-            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended (in seconds)"))
+            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
         name = (name or "LATEST").upper()
         if name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(
@@ -356,7 +356,7 @@ class _Understanding:
                 self.support["streamName"] = Support("streamName", "ignored", "streamArn says which stream")
         elif name is None:
             name = self._required("streamName")
-        idle = self._whole("idleTimeBetweenReadsInMillis", 0)
+        idle = self._integer("idleTimeBetweenReadsInMillis", 0)
         consumer = self._consumer(application)
         return _url("kinesis", name, {
             "region": region,
@@ -370,7 +370,7 @@ class _Understanding:
         mode = (self._text("retrievalMode") or "DEFAULT").upper()
         if mode not in {"DEFAULT", "POLLING", "FANOUT"}:
             raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
-        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.given for key in POLLING)):
+        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.properties for key in POLLING)):
             return None
         consumer = self._text("fanoutConfig.consumerArn") or self._text("fanoutConfig.consumerName") or application
         price = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
@@ -382,7 +382,7 @@ class _Understanding:
     def _credentials(self) -> tuple[Credentials, Credentials]:
         """Return the credentials for the stream and for the table, which are the same unless the file names others."""
         credentials: dict[str, Credentials] = {}
-        for name_in_file in self.given:
+        for name_in_file in self.properties:
             # Java matches these keys without regard to case, unlike all others.
             key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
             if key is None or (value := self._text(name_in_file)) is None:

@@ -66,7 +66,7 @@ class RowBuffer:
                 taken.append(first.rows.slice(0, fitting))
                 ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
                 if trail is not None:
-                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.behind(fitting)
+                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.from_row(fitting)
                 rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
                 self._chunks.appendleft((rest, size := self._size(rest)))
                 self.count += rest.count

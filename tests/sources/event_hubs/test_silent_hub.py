@@ -126,7 +126,7 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
 def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
     """A quiet hub raises no alarm, and its partitions rarely send requests."""
     assert {status.word for status in world.live(3000)} == {"OK"}
-    assert (world.service.requests <= 3000 / poller.ASK_SECONDS, Link.opened) == (True, 1)
+    assert (world.service.requests <= 3000 / poller.PROBE_SECONDS, Link.opened) == (True, 1)
 
 
 def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
@@ -165,7 +165,7 @@ def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
     world.service.refusal = OSError("busy")
     *_, last = world.live(80)
     assert (last.word, "busy: nothing was heard" in last.says) == ("STALLED", True)
-    assert world.service.requests <= 80 / poller.ASK_SECONDS + 1
+    assert world.service.requests <= 80 / poller.PROBE_SECONDS + 1
     world.service.refusal = None
     *_, last = world.live(60)
     assert last.ok
@@ -184,9 +184,9 @@ def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
 def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real client reports nothing about a connection on which nothing arrives."""
-    monkeypatch.setattr(poller, "HEARD_SECONDS", 0.5)
-    monkeypatch.setattr(poller, "ASK_SECONDS", 1.0)
-    monkeypatch.setattr(poller, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(poller, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(poller, "RESPONSE_SECONDS", 2.0)
     here.send(["a"])
     reader = here.reader()
     assert texts(collected(reader, 1)) == ["a"]
@@ -207,5 +207,5 @@ def test_the_time_of_the_last_reading_is_when_the_hub_was_heard(world: World) ->
     for _ in world.live(60):
         reach = world.meter.progress(world.now, world.wall())
         assert reach.read is not None
-        heard = world.reader._heard  # noqa: SLF001
-        assert reach.read - EPOCH <= heard + poller.IDLE_SECONDS_MOST + STEP_SECONDS
+        heard = world.reader._last_response  # noqa: SLF001
+        assert reach.read - EPOCH <= heard + poller.IDLE_SECONDS_MAX + STEP_SECONDS

@@ -32,8 +32,8 @@ from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Unknown
-from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QUICK, KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.core import UnitWritten, Unknown
+from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS, QUICK_RESPONSES, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
@@ -265,17 +265,17 @@ def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
 def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     """Longer timeouts keep a producer from sending the same records again and again."""
     service = SlowService()
-    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_SECONDS)), "orders")
+    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put(unit) for _ in range(4)] == [
         *[[Unknown("ReadTimeoutError")]] * 2,
-        *[[Placed("s-0", "5")]] * 2,
+        *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS
-    for _ in range(QUICK + 1):
+    for _ in range(QUICK_RESPONSES + 1):
         producer.put(unit)
-    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK, 10.0]
+    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK_RESPONSES, 10.0]
     service.delay = 12.0
     assert producer.shards() is not None
     assert service.times("list_shards") == [10.0, 20.0]
@@ -463,7 +463,7 @@ class _Late(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append(operation)
         if len(self.asked) <= self.patient:
-            self.check.wait(30.0)
+            self.go_on.wait(30.0)
             self.close_connection = True
             return
         response: dict[str, Any] = {"Records": [], "NextShardIterator": "i", "MillisBehindLatest": 0}
@@ -486,7 +486,7 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
         pass
 
     handler = Handler
-    handler.asked, handler.check, handler.patient = [], Event(), patient
+    handler.asked, handler.go_on, handler.patient = [], Event(), patient
     server = ThreadingHTTPServer((HOST, 0), handler)
     server.daemon_threads = True
     serving = Thread(target=server.serve_forever, args=(0.01,))
@@ -494,7 +494,7 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
     try:
         yield f"http://{HOST}:{server.server_port}", handler.asked
     finally:
-        handler.check.set()
+        handler.go_on.set()
         server.shutdown()
         serving.join()
         server.server_close()

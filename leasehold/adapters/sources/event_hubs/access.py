@@ -39,8 +39,8 @@ class AsyncCredential:
         """Return a token. Raises the client's AuthenticationError, which the client does not wrap."""
         try:
             return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
-        except ClientAuthenticationError as refused:
-            raise AuthenticationError(str(refused.message)) from refused
+        except ClientAuthenticationError as error:
+            raise AuthenticationError(str(error.message)) from error
 
     async def close(self) -> None:
         """Do nothing, because the credential belongs to the source and not to one client."""
@@ -105,7 +105,9 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
         ValueError: If the address cannot be parsed. The message never repeats it, because the environment's may contain
             a password.
     """
-    address = proxy or ("" if proxy_bypass(host) else getproxies().get("https", ""))
+    # NO_PROXY may name a port, and the client connects to 443 unless the host has one.
+    target = host if ":" in host else f"{host}:443"
+    address = proxy or ("" if proxy_bypass(target) else getproxies().get("https", ""))
     if not address:
         return None
     try:
@@ -170,7 +172,7 @@ class Contended(SourceUnavailable):
     """Another reader took over the partition's link: either we lost the lease, or that reader has none."""
 
 
-def explained(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
+def translate_error(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
     """Translate an error of the client into one that says what to do; SourceUnavailable if trying again may help.
 
     Rejected credentials become a TransientRejection, because a token may be about to be renewed, or a role was only
@@ -182,20 +184,20 @@ def explained(error: BaseException, access: Access, partition: str | None = None
     if isinstance(error, AuthenticationError):
         if _EXPIRED in str(error):
             return SourceUnavailable(f"{where}: its token has expired by this machine's clock; the next one is fetched")
-        return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
+        return TransientRejection(f"{where}: access refused: {_credential_hint(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
         return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
         return SourceError(f"{where}: {_first_line(error)}")
-    condition = (error.error if isinstance(error, EventHubError) else None) or ""
+    code = (error.error if isinstance(error, EventHubError) else None) or ""
     message = _first_line(error)
-    match condition:
+    match code:
         case "link:stolen":
             return Contended(f"{where}: another reader of group {access.group!r} took it: lease lost, or contended")
         case "not-found":
             return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({message})")
+            return TransientRejection(f"{where}: access refused: {_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was made anew, set the checkpoints back with `leasehold reset`"
             return Trimmed(f"{where}: the starting position is refused; {hint} ({message})")
@@ -206,13 +208,13 @@ def explained(error: BaseException, access: Access, partition: str | None = None
             return SourceUnavailable(f"{where}: {message}")
 
 
-def _sign_in(access: Access) -> str:
+def _credential_hint(access: Access) -> str:
     if access.secret:
         return f"check the key in {CONNECTION_STRING}, which must allow listening, and this machine's clock"
     return "this identity needs the role 'Azure Event Hubs Data Receiver'"
 
 
-_NEW_EACH_TIME = re.compile(
+_VARYING_PARTS = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
@@ -222,4 +224,4 @@ logged at each attempt."""
 
 def _first_line(error: BaseException) -> str:
     text = (str(error) or type(error).__name__).splitlines()[0]
-    return _NEW_EACH_TIME.sub("", text) or type(error).__name__
+    return _VARYING_PARTS.sub("", text) or type(error).__name__

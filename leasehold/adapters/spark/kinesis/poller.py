@@ -9,8 +9,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import Note, Trail
-from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
+from leasehold.adapters.sources.deduplication import NewRow, Trail
+from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_deaggregated
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS_FROM
@@ -113,7 +113,7 @@ class ArrowPoller(Poller):
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Make columns of records, and return them with the position of the last record, even if it was dropped."""
-        users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
+        users, others = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
         # Dropped records count as seen, otherwise a tail of nothing else could never be checkpointed.
         sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
@@ -153,7 +153,7 @@ class ArrowPoller(Poller):
         }
         # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
         before, seen = self._seen, self._seen.copy()
-        is_new, annotations = list[bool](), list[tuple[Note, ...]]()
+        is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
@@ -161,10 +161,10 @@ class ArrowPoller(Poller):
             new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
             is_new.append(new)
             if new:
-                annotations.append(() if tag is None else ((tag, position),))
+                new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(annotations))
-        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, annotations)
+        self._dropped.repeated(len(is_new) - len(new_rows))
+        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
         """Drop the rows before the start."""

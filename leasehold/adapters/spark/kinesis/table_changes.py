@@ -92,13 +92,13 @@ def columns() -> Columns:
 
 
 def _row(shard: str, record: Record) -> dict[str, Any]:
-    from leasehold.adapters.sources.dynamodb_streams import text_of  # noqa: PLC0415  likewise
+    from leasehold.adapters.sources.dynamodb_streams import canonical_json  # noqa: PLC0415  likewise
 
     event: Mapping[str, Any] = json.loads(record.data)
     write = event["dynamodb"]
 
     def image(name: str) -> str | None:
-        return text_of(write[name]) if name in write else None
+        return canonical_json(write[name]) if name in write else None
 
     return {
         "data": record.data,
