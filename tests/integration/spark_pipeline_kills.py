@@ -83,14 +83,14 @@ Row = tuple[str, bytes]
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
     """Read and write until killed, or told to end by a file; print when a query begins, and each batch that is done."""
-    told_whole = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
+    full_traces = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
         on_cluster |= {"spark.cores.max": "2"}
-    said: object = None
+    last_status: object = None
     # Four attempts for a task, as on a cluster: a `local` master has but one.
     with spark_session(
-        2, SOON, master=master or "local[2,4]", settings=told_whole | (on_cluster if master else {})
+        2, SOON, master=master or "local[2,4]", settings=full_traces | (on_cluster if master else {})
     ) as spark:
 
         def start() -> StreamingQuery:
@@ -100,12 +100,12 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
             return (writer.trigger(availableNow=True) if (folder / "last").exists() else writer).start()
 
         def ending() -> bool:
-            nonlocal said
+            nonlocal last_status
             for query in spark.streams.active:
                 progress = query.lastProgress
                 now = {"run": query.runId, "batch": progress and progress["batchId"]}
-                if now != said:
-                    said = now
+                if now != last_status:
+                    last_status = now
                     sys.stdout.write(json.dumps(now) + "\n")
                     sys.stdout.flush()
             return False
@@ -115,7 +115,7 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
 
 
 @frozen
-class Given:
+class Received:
     """What a reader got in the end.
 
     doubled  rows that came again
@@ -128,14 +128,14 @@ class Given:
     order: int
 
 
-def judged(sent: Sequence[Row], given: Sequence[Row]) -> Given:
+def judged(sent: Sequence[Row], received: Sequence[Row]) -> Received:
     """Compare the rows that a reader got, in its order, with those that were sent."""
-    times = Counter(data for _, data in given)
+    times = Counter(data for _, data in received)
     numbers = defaultdict[str, list[int]](list)
-    for key, data in given:
+    for key, data in received:
         numbers[key].append(int(data))
-    return Given(
-        len(given),
+    return Received(
+        len(received),
         sum(not times[data] for _, data in sent),
         sum(count - 1 for count in times.values()),
         sum(found != sorted(found) for found in numbers.values()),
@@ -172,7 +172,7 @@ class Pipeline:
         """How long anything may take."""
         return self.patience * WAIT_SECONDS
 
-    def run(self, count: int, told: Callable[[str], None]) -> tuple[list[Row], Stream]:
+    def run(self, count: int, report: Callable[[str], None]) -> tuple[list[Row], Stream]:
         """Kill this often, let the last application end by itself, and return the sent rows and the output stream."""
         chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
         read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
@@ -187,7 +187,7 @@ class Pipeline:
                         self._reshaped(count, read, wrote)
                         faulty.fail("PutRecords", *chance.choices(FAULTS, k=chance.randrange(4)))
                         self._kill(app, faulty, chance)
-                        told(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
+                        report(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
                     assert app.running or self.kills[-1:] == ["application"], app.said
                 finally:
                     self.end(app)
@@ -375,27 +375,27 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
 class Outcome:
     """The result of a run.
 
-    again  how often a query was started again, by the logged reason
-    given  what each reader got in the end, by name
-    kcl    rows that the Java KCL did not find, or None if it did not read
+    again     how often a query was started again, by the logged reason
+    received  what each reader got in the end, by name
+    kcl       rows that the Java KCL did not find, or None if it did not read
     """
 
     kills: dict[str, int]
     lives: int
     again: dict[str, int]
     sent: int
-    given: dict[str, Given]
+    received: dict[str, Received]
     kcl: int | None
 
     @property
     def faults(self) -> int:
         """The number of rows that were lost, and of rows that came again or out of order."""
-        return sum(each.lost + each.doubled + each.order for each in self.given.values()) + (self.kcl or 0)
+        return sum(each.lost + each.doubled + each.order for each in self.received.values()) + (self.kcl or 0)
 
 
-def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[[str], None] = to_stderr) -> Outcome:
+def tried(pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = to_stderr) -> Outcome:
     """Kill the pipeline this often, and have all readers read its output."""
-    sent, stream = pipeline.run(kills, told)
+    sent, stream = pipeline.run(kills, report)
     readers = {
         "plain": judged(sent, plain(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
         "spark": judged(sent, by_spark(pipeline.folder, pipeline.kinesis, stream)),

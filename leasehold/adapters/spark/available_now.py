@@ -1,15 +1,15 @@
 """Decides when a query over what is there now (`trigger(availableNow=True)`) has read all of it.
 
 Each held shard has a `ShardTip`, which knows when the records that were there at the start are read. `AvailableNow`
-returns the shards that are still waited for, with reasons. Spark commits a batch only when it plans the next one, so
-some shards can continue only after an empty batch, a flush. `flush_due` decides when one is planned.
+returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans the next one,
+so some shards can continue only after an empty batch, a flush. `flush_due` decides when one is planned.
 
-A1. An open shard is read up to its latest record at the time when it was opened, and a closed one to its end.
-A2. A shard of ours is waited for until all of that is given to Spark, and every commit is written.
-A3. A shard of another worker is waited for until its lease is renewed once: its owner is alive and reads it.
-A4. A free shard is waited for once its parents are done. Before that its parents are waited for, each by its own rule.
-A5. A child of shards that this query has read to their ends is waited for until it has a lease.
-A6. If a shard waits for a commit, to end or to be handed off, a flush is planned without waiting for other shards.
+A1. An open shard is read up to the record that was its latest when the shard was opened, and a closed one to its end.
+A2. The query waits for a shard that it holds until Spark has all of these records and every commit is written.
+A3. It waits for a shard of another worker until the lease is renewed once. Then its owner is alive, and reads it.
+A4. It waits for a free shard once the shard's parents are done, and until then for the parents, each by its own rule.
+A5. It waits for a child of shards that it has read to their ends until the child has a lease.
+A6. If a shard can end or be handed off only after a commit, a flush is planned without waiting for other shards.
 """
 
 import logging
@@ -85,7 +85,7 @@ class ShardStatus:
 
     Attributes:
         opened: Whether it is known where the query continues.
-        idle: Whether everything that was there is given to Spark, and all commits are written.
+        idle: Whether Spark has everything that was there, and all commits are written.
     """
 
     opened: bool
@@ -116,7 +116,7 @@ class AvailableNow:
         listed: Iterable[Shard] = (),
         ended: Collection[str] = (),
     ) -> Mapping[str, str]:
-        """Return the shards that are waited for, each with the reason.
+        """Return the shards that the query waits for, each with the reason.
 
         Args:
             held: Our shards, by key.
@@ -157,7 +157,7 @@ def flush_due(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: boo
 
     Args:
         uncommitted: Whether the last batch has ranges and is not committed.
-        awaited: Whether shards are waited for.
+        awaited: Whether the query waits for shards.
         ended: Whether the last batch reached the end of a shard.
         handing_off: Whether a lease is handed off once Spark has committed.
         on_idle: Whether the options want the last batch committed when nothing is left.

@@ -43,7 +43,7 @@ REQUEST_SECONDS = 10.0
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes. Spark's own default is the same (`spark.network.timeout`)."""
 PORT_ATTEMPTS = 16
-"""How many ports to try from the given one on, because each query of a driver needs one."""
+"""How many ports to try, starting with the configured one, because each query of a driver needs its own."""
 SLICE_BYTES = 4 << 20
 """The approximate size of one Arrow batch."""
 

@@ -47,7 +47,7 @@ class LeasedSource(DataSource):
     """A format whose query joins a group, on any cluster.
 
     Attributes:
-        session_options: Options that the session supplies and the user may override; `register` sets it.
+        session_options: Options that the session supplies and the user may override; `register` sets them.
     """
 
     session_options: ClassVar[Mapping[str, str]] = {}

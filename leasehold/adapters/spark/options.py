@@ -27,14 +27,14 @@ EMBEDDED_BYTES = 4 * MIB
 
 
 class OptionReader:
-    """Options as Spark passes them on. Each is read once, and one that was never read is unknown."""
+    """Reads options by name, in any case, each of them once. Options that nobody reads are unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._unread = {name.lower(): value for name, value in options.items()}
         self._names: list[str] = []
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the value of an option. Raises ValueError if it is given and empty."""
+        """Return the value of an option. Raises ValueError if it is present but empty."""
         self._names.append(name)
         # Spark ignores the case of options, and passes some on in lower case.
         value = self._unread.pop(name.lower(), None)
@@ -230,7 +230,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
         "max_leases": per_core * cores if per_core else limit,
         "max_steals": opts.number("lease.maxLeasesToSteal", None),
     }
-    # Leave out what is not given: a configuration has its own defaults, and does not accept null.
+    # Leave out options that are not set: a configuration has its own defaults, and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:

@@ -8,13 +8,13 @@ position of any row.
 
 Rule 1: a step reads at most once, and only if there is room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
-Rule 3: a shard that another worker requests is released once Spark has committed the rows it was given, so that nothing
-is done twice. When the query ends or the lease is stolen, it is released at once.
+Rule 3: a shard that another worker requests is released once Spark has committed the rows that it has, so that no row
+is processed twice. When the query ends or the lease is stolen, it is released at once.
 Rule 4: a commit of an earlier run is written only once this run has read the shard, since it may be of another stream.
 Rule 5: rows that were read are either kept or read again. Nothing is read or planned once the lease has expired by our
 own clock.
 
-In terms of the cursor (`consumer/cursor.py`), rows that Spark was given are delivered, and rows that it has committed
+In terms of the cursor (`consumer/cursor.py`), rows that Spark has taken are delivered, and rows that it has committed
 are acknowledged. If the query planned a batch that it has not committed, it begins before the shard's checkpoint, and
 so does `delivered`.
 """
@@ -160,7 +160,7 @@ class ShardPrefetcher(ConsumerPort):
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was there when reading began was given to Spark, and all commits are written."""
+        """Whether Spark has everything that was there when reading began, and all commits are written."""
         return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
 
     @property

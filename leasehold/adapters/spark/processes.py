@@ -1,6 +1,6 @@
-"""Prepares the processes that Spark starts for a source: they log to the driver's log, and end in good order.
+"""Prepares the processes that Spark starts for a source: they log to the driver's log, and shut down cleanly.
 
-Spark does neither, and reports any error of theirs as its own. Its source-runner process plans a query's batches. Tasks
+Spark does neither, and reports any error in them as its own. Its source-runner process plans a query's batches. Tasks
 run on executors, where this package may be missing.
 """
 

@@ -1,7 +1,7 @@
-"""Reads exactly the ranges of an offset again, if Spark repeats a batch that it had planned and not finished.
+"""Reads exactly the ranges of an offset again when Spark repeats a batch that it has planned but not finished.
 
 A repeated batch has either the same rows of a shard or none of them, and never more. Otherwise a sink that skips a
-batch it knows would lose the rows that only the repetition had.
+batch it knows would lose the rows that only the repetition contained.
 
 Rule 1: a fault says nothing about the records. A read that is throttled, cannot connect or gets no response is tried
 again, and the wait is logged. If all shards are silent for too long, the query fails, so that Spark repeats the batch

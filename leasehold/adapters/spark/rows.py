@@ -36,7 +36,7 @@ class SourceSpec:
         columns: The columns that its records become.
         interval_seconds: The least time between two reads of a shard.
         shard_rows: The most rows of one shard in one batch.
-        rereadable: Whether anyone may read a shard at any time, so that every batch was delivered in full.
+        rereadable: Whether any number of readers may read a shard, so that a repeated batch is never displaced.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
         sliced: Whether shards end where a slice ends, and the query ends once all of them have been read by any worker.
         start_positions: By shard, where to begin if neither a lease nor the query knows how far the shard is done.

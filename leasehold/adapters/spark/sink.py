@@ -149,7 +149,7 @@ class WriteIdentity:
         query: A random id, or the name from the options.
         batch: 0, or the batch from the options.
         run: A random number, used if Spark does not supply the run.
-        opts: Whether the options name the job, so that Spark's names are ignored.
+        named: Whether the options name the job, so that Spark's names are ignored.
         location: The query's checkpointLocation, or "" if the options do not name it.
     """
 
@@ -271,7 +271,7 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Log that the batch was abandoned. Parts may be in the stream; if it is repeated, our readers drop those."""
+        """Log the abort. Some rows may be in the stream; if the batch is repeated, our readers drop them."""
         set_up_logging()
         finished = sum(message is not None for message in messages)
         log.warning(

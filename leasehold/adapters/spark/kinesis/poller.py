@@ -52,7 +52,7 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
 
 
 def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """Return the values that views show: bytes, or strings that are known to be valid."""
+    """Return the values that the views point to: bytes, or strings that are known to be valid."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, which would check every byte once more: these are known to be valid.
