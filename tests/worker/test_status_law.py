@@ -125,8 +125,8 @@ class Member:
             clock=world.clock,
             process=f"p-{world.made}",
             uniform=world.chance.uniform,
-            hurried=self.hurried,
         )
+        self.worker.hurried = self.hurried
         self.dues = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
 
     def hurried(self) -> None:
