@@ -88,6 +88,7 @@ def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float
     return longest
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shards", [2, *(pytest.param(many, marks=pytest.mark.more) for many in (1, 5))])
@@ -120,6 +121,7 @@ def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str,
     ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_an_outage_of_the_stream_workers_keep_their_leases(layout: str, rules: str) -> None:

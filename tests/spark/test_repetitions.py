@@ -43,6 +43,7 @@ def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True
     drained(last, crash.sink, place.stream, also=gone)
 
 
+@pytest.mark.sampled(3)
 @SUNK
 @FLUSHING
 def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
@@ -85,6 +86,7 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     assert crash.sink.rows == everything(place.stream)
 
 
+@pytest.mark.sampled(3)
 @FLUSHING
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
@@ -101,6 +103,7 @@ def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, f
         assert crash.sink.rows == everything(place.stream)
 
 
+@pytest.mark.sampled(5)
 @FLUSHING
 @pytest.mark.parametrize("counts", [True, False], ids=["owners are counted", "owners are not counted"])
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])

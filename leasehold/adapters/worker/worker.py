@@ -91,7 +91,6 @@ class Worker:
             while the machine is suspended.
         uniform: Draws a number between two others, for waits after faults. Nothing else is random.
         process: Distinguishes this process from every other one that has ever used the id.
-        hurried: Called, from any thread, when `turn` should be called sooner than it returned; None: set by the runner.
         scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
         tracer: Where spans go; None: to the program's own provider, if it has set one before.
         if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
@@ -117,7 +116,6 @@ class Worker:
         clock: Callable[[], float] = seconds,
         uniform: Callable[[float, float], float] = random.uniform,
         process: str | None = None,
-        hurried: Callable[[], None] | None = None,
         scheduler: Scheduler | None = None,
         tracer: "Tracer | None" = None,
         if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
@@ -129,7 +127,8 @@ class Worker:
         self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
         self.consumer, self._own_consumer = consumer, consumer is not None
         self.clock, self.uniform = clock, uniform
-        self.hurried = hurried or nobody
+        self.hurried: Callable[[], None] = nobody
+        """Called, from any thread, when `turn` should be called sooner than it returned. A runner sets it."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, Named) else ""
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
