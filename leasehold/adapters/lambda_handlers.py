@@ -99,13 +99,13 @@ def function_settings(text: str) -> FunctionSettings:
                 f"{text!r}: unknown option {name!r}; choose among {', '.join(names)}{did_you_mean(name, names)}"
             )
         if not value or name in options:
-            raise ValueError(f"{text!r}: option {name!r} wants one value")
+            raise ValueError(f"{text!r}: option {name!r} must have one value")
         options[name] = value
     for name in names[:2]:
         if options.get(name, "false") not in {"true", "false"}:
-            raise ValueError(f"{text!r}: option {name!r} wants true or false")
+            raise ValueError(f"{text!r}: option {name!r} must be true or false")
     if not options.get("memory", "128").isdecimal():
-        raise ValueError(f"{text!r}: option 'memory' wants a number of MB")
+        raise ValueError(f"{text!r}: option 'memory' must be a number of MB")
     return FunctionSettings(
         target=f"{module}:{function}",
         report_batch_item_failures=options.get("report_batch_item_failures") == "true",

@@ -126,7 +126,7 @@ class Case:
 
 STALLED, ORPHAN, HUNG, OK = ("STALLED",), ("ORPHAN",), ("HUNG",), ("OK",)
 UNHEARD = r"has not been heard of|nobody owns it"
-DRIPPING = r"an answer of the stream has been on its way|the stream has not answered the last request"
+DRIPPING = r"an answer of the stream has been on its way|the stream has not responded to the last request"
 CASES = [
     Case("kinesis", "sqlite", "stream", "silent", STALLED, r"not answer"),
     Case("kinesis", "sqlite", "stream", "slow", OK, ""),

@@ -278,7 +278,7 @@ SOURCES = (
         ("adapters/sources/changes.py",),
         _change,
         (ValueError,),
-        "this record's data is no change of an item of DynamoDB",
+        "this record's data is not a change of a DynamoDB item",
         pack=in_json,
     ),
     FuzzTarget(

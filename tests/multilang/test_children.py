@@ -180,8 +180,8 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     messages = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
     assert messages == [
         "started",
-        f"a line on its standard output is no message (no JSON); said once: debug {'x' * 100}",
-        "ended with status 0, and 6000 lines on its standard output were no messages",
+        f"a line on its standard output is not a message (not JSON); logged once: debug {'x' * 100}",
+        "ended with status 0, and 6000 lines on its standard output were not messages",
     ]
 
 
@@ -211,7 +211,7 @@ def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptur
     children = Children(_argv("orphan"))
 
     async def story() -> None:
-        with pytest.raises(ChildFault, match="it has ended with status 0"):
+        with pytest.raises(ChildFault, match="it exited with status 0"):
             await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):

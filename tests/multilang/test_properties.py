@@ -162,9 +162,9 @@ def test_properties_that_are_taken() -> None:
             "applicationName: it is missing; did you mean 'ApplicationName'?",
         ),
         ({"streamName": ""}, "streamName: it is missing"),
-        ({"streamArn": "clicks"}, "streamArn: 'clicks' is no ARN of a stream"),
-        ({"maxRecords": "many"}, "maxRecords: 'many' is not a whole number from 1 on"),
-        ({"maxRecords": "0"}, "maxRecords: '0' is not a whole number from 1 on"),
+        ({"streamArn": "clicks"}, "streamArn: 'clicks' is not the ARN of a stream"),
+        ({"maxRecords": "many"}, "maxRecords: 'many' is not a whole number of at least 1"),
+        ({"maxRecords": "0"}, "maxRecords: '0' is not a whole number of at least 1"),
         (
             {"callProcessRecordsEvenForEmptyRecordList": "yes"},
             "callProcessRecordsEvenForEmptyRecordList: 'yes' is neither true nor false",
@@ -179,7 +179,7 @@ def test_properties_that_are_taken() -> None:
         ),
         (
             {"initialPositionInStream": "LATEST", "initialPositionInStreamExtended": "5"},
-            "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other",
+            "initialPositionInStreamExtended: set either this or initialPositionInStream, not both",
         ),
         (
             {"initialPositionInStream": "AT_TIMESTAMP"},
@@ -188,15 +188,15 @@ def test_properties_that_are_taken() -> None:
         ({"retrievalMode": "PUSH"}, "retrievalMode: choose DEFAULT, POLLING or FANOUT"),
         (
             {"leaseTablePitrEnabled": "true"},
-            "leaseTablePitrEnabled: set it on the table itself; a table that is made here has it not",
+            "leaseTablePitrEnabled: set it on the table itself; leasehold creates tables without it",
         ),
         (
             {"kinesisClient.accountIdEndpointMode": "x"},
-            "kinesisClient.accountIdEndpointMode: it calls a method of Java's SDK; *",
+            "kinesisClient.accountIdEndpointMode: it configures Java's SDK; *",
         ),
         (
             {"AwsCredentialsProvider": "DefaultCredentialsProvider,com.acme.Vault|secret"},
-            "AwsCredentialsProvider: 'Vault' can only be had in a JVM; take DefaultCredentialsProvider, or *",
+            "AwsCredentialsProvider: 'Vault' is only available in a JVM; use DefaultCredentialsProvider, or *",
         ),
     ],
 )  # fmt: skip
@@ -227,7 +227,7 @@ def test_settings_over_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^--set: 'x' is not of the form key=value$"):
         read_properties(path, ["x"])
     path.write_text("a = \\u12\n")
-    with pytest.raises(ValueError, match=r"it cannot be read: |is no character"):
+    with pytest.raises(ValueError, match=r"it cannot be read: |is not a character"):
         read_properties(path)
     with pytest.raises(ValueError, match=r"no\.properties: it cannot be read: No such file or directory$"):
         read_properties(tmp_path / "no.properties")

@@ -103,7 +103,7 @@ def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> Non
     """Records that were trimmed are reported, and not skipped in silence."""
     client = cast("KinesisClient", Answers(RECORDS))
     ArrowPoller(client, "s", "shard-0", Position("9"), HASH_KEYS).read()
-    assert "shard-0: the record of its checkpoint, 9, was trimmed; reading goes on at 10" in caplog.text
+    assert "shard-0: the record of its checkpoint, 9, was trimmed; reading continues at 10" in caplog.text
     caplog.clear()
     ArrowPoller(client, "s", "shard-0", Position("10"), HASH_KEYS).read()
     assert not caplog.text

@@ -141,7 +141,7 @@ def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.M
         ({"eventhubs.connectionString": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
         ({"EVENTHUBS.CONNECTIONSTRING": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
         ({"eventhubs.connectionStringFile": "nowhere"}, "option eventhubs.connectionStringFile: 'nowhere' cannot be"),
-        ({}, "EVENTHUBS_CONNECTION_STRING: it is no Event Hubs connection string"),
+        ({}, "EVENTHUBS_CONNECTION_STRING: this is not an Event Hubs connection string"),
     ],
 )
 def test_a_secret_is_refused_where_spark_would_show_it(

@@ -139,9 +139,9 @@ class ChildProcess:
                 if self._response.done() or self._storing:
                     continue
                 if status is not None:
-                    raise ChildFault(f"it has ended with status {status}")
+                    raise ChildFault(f"it exited with status {status}")
                 if self._loop.time() - self._last_output >= self._timeout:
-                    raise ChildFault(f"it has said nothing for {self._timeout:g} s")
+                    raise ChildFault(f"it has sent nothing for {self._timeout:g} s")
                 if self._loop.time() >= deadline:
                     raise ChildFault(
                         f"it has not answered {self.conversation.pending_action} within {timeout_seconds:g} s"
@@ -170,7 +170,7 @@ class ChildProcess:
         for task in self._tasks:
             task.cancel()
         remark = (
-            f", and {self._invalid_lines} lines on its standard output were no messages" if self._invalid_lines else ""
+            f", and {self._invalid_lines} lines on its standard output were not messages" if self._invalid_lines else ""
         )
         log.info(
             "shard %s, child %d: ended with status %s%s", self.conversation.shard, self.pid, process.returncode, remark
@@ -230,7 +230,7 @@ class ChildProcess:
             case InvalidLine(line, why):
                 self._invalid_lines += 1
                 if self._invalid_lines == 1:
-                    text = "shard %s, child %d: a line on its standard output is no message (%s); said once: %s"
+                    text = "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
                     log.warning(text, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
             case ConversationBroken(why):
                 self._fault = ChildFault(why)
@@ -368,7 +368,9 @@ class Children:
         done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
             # Another worker may already process its records, and the next child of this shard waits for its end.
-            log.warning("shard %s, child %d: killed: its lease is gone, and it is at work", shard, child.pid)
+            log.warning(
+                "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
+            )
             child.kill()
         await acquiring
         try:
@@ -414,7 +416,7 @@ class Children:
         if (child := self._children.get(shard)) is not None:
             return child
         if self._closed:
-            raise ChildNotStarted("the daemon ends")
+            raise ChildNotStarted("the daemon is shutting down")
         try:
             keeper = self._ensure_keeper()
             command = (sys.executable, "-ISc", _LAUNCHER, str(keeper), *self._argv)

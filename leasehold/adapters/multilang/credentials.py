@@ -87,7 +87,7 @@ def _provider(text: str) -> _Provider:
     if not supported:
         names = (DEFAULT, PROFILE, "StsAssumeRoleCredentialsProvider", *_BOTOCORE_METHODS)
         raise ValueError(
-            f"{printable(name)!r} can only be had in a JVM{did_you_mean(name, names)}; take {DEFAULT}, or "
+            f"{printable(name)!r} is only available in a JVM{did_you_mean(name, names)}; use {DEFAULT}, or "
             f"{PROFILE}|NAME: a profile may have a role, a login or a credential_process"
         )
     arguments = tuple(part.strip() for part in parts if "=" not in part)

@@ -207,7 +207,7 @@ class ChildHandler:
     def _failed(self, fault: BaseException) -> None:
         """If `strict`, end the worker because of this fault."""
         if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
-            log.error("the worker ends, since a child has failed: %s", said(fault))
+            log.error("the worker stops, because a child has failed: %s", said(fault))
             self.fault = fault
             if self._runner is not None:
                 self._runner.stop()
@@ -247,7 +247,7 @@ class ChildHandler:
             await result
         search.dead_lettered(record)
         log.warning(
-            "shard %s: record %s.%s went to the dead letter: it ends each child: %s",
+            "shard %s: record %s.%s was dead-lettered, because it ends every child: %s",
             delivery.lease,
             record.sequence_number,
             record.sub_sequence_number,
@@ -279,11 +279,11 @@ class ChildHandler:
         try:
             stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
         except OutcomeUnknown as fault:  # the child should ask again: it may be stored, or the lease may be lost
-            log.warning("shard %s: a checkpoint is not answered: %s", holding.key, fault)
+            log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
             name = error_name(fault)
-            log.warning("shard %s: a checkpoint is not stored: %s", holding.key, fault)
+            log.warning("shard %s: a checkpoint was not stored: %s", holding.key, fault)
             return name
         return None if stored else "ShutdownException"
 

@@ -34,13 +34,13 @@ SupportLevel = Literal["taken", "nearest", "ignored", "unknown"]
 POLLING = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
 """If one of these is set, Java polls. Otherwise it reads by enhanced fan-out."""
 
-OWN_SCHEDULE = "leases and shards are looked at in a cadence of its own"
+OWN_SCHEDULE = "leasehold schedules these reads itself"
 ONLY_LEADER = "only Java's leader uses it"
-MIGRATION = "leases of all versions of KCL are understood side by side"
+MIGRATION = "leasehold reads the leases of all KCL versions"
 LIMITS = "the service's own limits are kept"
 
 IGNORED: Mapping[str, str] = {
-    "processingLanguage": "it is text for a user agent",
+    "processingLanguage": "it only appears in the user agent",
     "maxActiveThreads": "children are served by one event loop, without a thread for each",
     **dict.fromkeys(
         (
@@ -58,8 +58,8 @@ IGNORED: Mapping[str, str] = {
         ),
         OWN_SCHEDULE,
     ),
-    "cleanupLeasesUponShardCompletion": "leases of finished shards go once their children are read",
-    "ignoreUnexpectedChildShards": "children are as the service says",
+    "cleanupLeasesUponShardCompletion": "leases of finished shards are deleted once their children are read",
+    "ignoreUnexpectedChildShards": "children are those that the service reports",
     "initialLeaseTableReadCapacity": "a new table is billed on demand",
     "initialLeaseTableWriteCapacity": "a new table is billed on demand",
     **dict.fromkeys(
@@ -69,13 +69,13 @@ IGNORED: Mapping[str, str] = {
         ("metricsLevel", "metricsBufferTimeMillis", "metricsMaxQueueSize", "metricsEnabledDimensions"),
         "nothing is sent to CloudWatch; OTEL_METRICS_EXPORTER says where metrics go",
     ),
-    "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; what is out of range is refused",
+    "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; checkpoints out of range are rejected",
     "shardPrioritization": "parents are read before their children",
     **dict.fromkeys(
         ("clientVersionConfig", "migrateAllEntitiesToLeaseTable", "tableMigrationCompleteBakeTimeSeconds"), MIGRATION
     ),
-    "isGracefulLeaseHandoffEnabled": "leases always move by agreement where the owner answers",
-    "gracefulLeaseHandoffTimeoutMillis": "an heir waits as long as its lease settings say",
+    "isGracefulLeaseHandoffEnabled": "leases always move by agreement if the owner responds",
+    "gracefulLeaseHandoffTimeoutMillis": "the next owner's timeout follows from the lease settings",
     **dict.fromkeys(
         (
             f"{table}{part}"
@@ -141,8 +141,8 @@ _TAKEN = (
     "dynamoDbClient.region",
 )
 NEAREST: Mapping[str, str] = {
-    "timeoutInSeconds": "a child that does not answer for so long is killed, and its shard goes on with another",
-    "shutdownGraceMillis": "at the end children have so long to checkpoint",
+    "timeoutInSeconds": "a child that sends nothing for this long is killed and replaced",
+    "shutdownGraceMillis": "how long children may checkpoint when the daemon stops",
     "maxLeasesToStealAtOneTime": "max_steals",
     "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
     "logWarningForTaskAfterMillis": "slow_seconds",
@@ -217,7 +217,9 @@ def read_properties(
     except OSError as error:
         raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
     except javaproperties.InvalidUEscapeError as error:
-        raise ValueError(f"{path}: {error.escape!r} is no character; write \\u and four digits") from None
+        raise ValueError(
+            f"{path}: {error.escape!r} is not a character; write \\u and four hexadecimal digits"
+        ) from None
     for setting in settings:
         key, separator, value = setting.partition("=")
         if not separator or not key.strip():
@@ -287,7 +289,7 @@ class _Interpreter:
             return Support(key, "ignored", IGNORED[key])
         if key in _REFUSED:
             if self._flag(key):
-                raise ValueError(f"{key}: set it on the table itself; a table that is made here has it not")
+                raise ValueError(f"{key}: set it on the table itself; leasehold creates tables without it")
             return Support(key, "taken")
         if key in _TAKEN or key in CREDENTIALS:
             return Support(key, "taken")
@@ -296,9 +298,7 @@ class _Interpreter:
         if key.startswith("cloudWatchClient."):
             return Support(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
         if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
-            raise ValueError(
-                f"{key}: it calls a method of Java's SDK; botocore's environment variables may do the same"
-            )
+            raise ValueError(f"{key}: it configures Java's SDK; use botocore's environment variables instead")
         return Support(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
 
     def _text(self, key: str) -> str | None:
@@ -314,7 +314,7 @@ class _Interpreter:
         if (value := self._text(key)) is None:
             return None
         if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < minimum:
-            raise ValueError(f"{key}: {printable(value)!r} is not a whole number from {minimum} on")
+            raise ValueError(f"{key}: {printable(value)!r} is not a whole number of at least {minimum}")
         return int(value)
 
     def _flag(self, key: str) -> bool:
@@ -328,7 +328,7 @@ class _Interpreter:
         if seconds is not None:
             if name is not None:
                 raise ValueError(
-                    "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other"
+                    "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
             return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
         name = (name or "LATEST").upper()
@@ -345,15 +345,15 @@ class _Interpreter:
         if arn is not None:
             address = stream_address(arn, None, "streamArn")
             if address.arn is None:
-                raise ValueError(f"streamArn: {printable(arn)!r} is no ARN of a stream")
+                raise ValueError(f"streamArn: {printable(arn)!r} is not the ARN of a stream")
             name = arn
             if region is not None and address.region != region:  # as in the KCL's own sample file
                 name = address.name
-                meaning = f"its stream, but in {region}: regionName says so, as in Java"
+                meaning = f"its stream, but in {region}, because regionName takes precedence, as in Java"
                 self.support["streamArn"] = Support("streamArn", "nearest", meaning)
             region = region or address.region
             if "streamName" in self.support:
-                self.support["streamName"] = Support("streamName", "ignored", "streamArn says which stream")
+                self.support["streamName"] = Support("streamName", "ignored", "streamArn names the stream")
         elif name is None:
             name = self._required("streamName")
         idle = self._integer("idleTimeBetweenReadsInMillis", 0)

@@ -149,7 +149,7 @@ class Conversation:
     def initialize(self) -> None:
         """Send the first message, which contains the checkpoint in the row."""
         if self._initialized:
-            raise ConversationError("initialize: it is the first message, and was sent before")
+            raise ConversationError("initialize: it was already sent")
         self._initialized = True
         checkpoint = self.acknowledged
         sub = checkpoint.sub if checkpoint.numbered else 0  # the time of AT_TIMESTAMP is not a sub-sequence number
@@ -247,7 +247,7 @@ class Conversation:
 
     def _take_request(self) -> tuple[_CheckpointRequest, Position]:
         if self._checkpoint_request is None:
-            raise ConversationError("checkpoint: none is asked for")
+            raise ConversationError("checkpoint: none is requested")
         request, self._checkpoint_request = self._checkpoint_request, None
         return request
 
@@ -260,10 +260,10 @@ class Conversation:
             return self._checkpoint(message)
         if self.pending_action is None:
             # Java would take it as the answer to its next message, and then run ahead of the child.
-            return InvalidLine(line.decode(), "a status, and nothing was asked")
+            return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True
-            return ConversationBroken(f"it answered {message}, and {self.pending_action} was asked")
+            return ConversationBroken(f"it sent a status for {message}, although {self.pending_action} is pending")
         action, self.pending_action = self.pending_action, None
         self.ended = action in FINAL_ACTIONS
         return StatusReceived(action)
@@ -312,11 +312,11 @@ def _message(line: bytes) -> _CheckpointRequest | str:
     try:
         document = json.loads(line.decode())
     except (ValueError, RecursionError):
-        raise ValueError("no JSON") from None
+        raise ValueError("not JSON") from None
     action = document.get("action") if isinstance(document, dict) else None
     keys = _KEYS.get(action) if isinstance(action, str) else None
     if keys is None:
-        raise ValueError("no status and no checkpoint")
+        raise ValueError("neither a status nor a checkpoint")
     if unknown := document.keys() - keys:
         raise ValueError(f"the unknown key {min(unknown)!r}")
     if action == "status":
@@ -325,7 +325,7 @@ def _message(line: bytes) -> _CheckpointRequest | str:
     try:
         return _CheckpointRequest(number, None if sub is None else int(sub))
     except ValueError:
-        raise ValueError("subSequenceNumber is not a whole number") from None
+        raise ValueError("subSequenceNumber is not an integer") from None
 
 
 def _as_string(message: dict[str, Any], key: str) -> str | None:
@@ -335,4 +335,4 @@ def _as_string(message: dict[str, Any], key: str) -> str | None:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(f"{key} is neither a text nor a whole number")
+    raise ValueError(f"{key} is neither a string nor an integer")

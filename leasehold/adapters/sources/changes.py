@@ -57,7 +57,7 @@ def change_of(data: bytes) -> Change:
             by=identity.get("PrincipalId") or identity.get("principalId") or "",
         )
     except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError("this record's data is no change of an item of DynamoDB") from error
+        raise ValueError("this record's data is not a change of a DynamoDB item") from error
 
 
 _MILLISECONDS = 10**11

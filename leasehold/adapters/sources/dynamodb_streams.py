@@ -116,7 +116,9 @@ class ChangePoller(Poller):
                 raise
             self._start = TRIM_HORIZON
             iterator = super()._new_iterator()
-            log.info("shard %s: there is no iterator at a time, reading it from its beginning", self._shard)
+            log.info(
+                "shard %s: the service has no iterator for a time; reading from the beginning of the shard", self._shard
+            )
             return iterator
 
     def _rewind_from(self, error: ClientError) -> None:
@@ -136,7 +138,7 @@ class ChangePoller(Poller):
         if number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
         self._start, self._last_read, self._skip_through = TRIM_HORIZON, None, None
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, number or "its start")
+        log.warning("shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, number or "its start")
 
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new = records = tuple(map(record_of, response["Records"]))
@@ -184,11 +186,11 @@ def record_of(row: Mapping[str, Any]) -> Record:
     details = row["dynamodb"]
     number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
-        raise ValueError(f"a record has {number!r} for a sequence number")
+        raise ValueError(f"a record has the invalid sequence number {number!r}")
     # Checked here, so that code that reads the data (such as Spark's columns) need not check again.
     valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
     if not valid:
-        raise ValueError(f"record {number} has another eventName or userIdentity than the service gives")
+        raise ValueError(f"record {number} has an invalid eventName or userIdentity")
     return Record(
         canonical_json(row).encode(),
         number,
@@ -210,7 +212,7 @@ def _json_value(value: object) -> object:
             seconds = value.timestamp()
             return int(seconds) if seconds.is_integer() else seconds
         case _:
-            raise TypeError(f"{type(value).__name__} is no value of DynamoDB's")
+            raise TypeError(f"{type(value).__name__} is not a DynamoDB type")
 
 
 def _latest_arrival(record: Record) -> float:
@@ -331,10 +333,10 @@ class TableStream(PolledStream):
             arn = table.get("LatestStreamArn")
         if not arn:
             raise SourceError(
-                f"table {self.name!r} has no stream: enable one with NEW_AND_OLD_IMAGES, or whichever images are needed"
+                f"table {self.name!r} has no stream: enable one with NEW_AND_OLD_IMAGES, or the images that you need"
             )
         if self._arn and arn != self._arn:
-            log.warning("table %s has another stream now: %s, and no longer %s", self.name, arn, self._arn)
+            log.warning("table %s has a new stream: %s instead of %s", self.name, arn, self._arn)
         self._arn = arn
 
 
@@ -360,12 +362,12 @@ def region_of(name: str, options: Mapping[str, str]) -> str | None:
     """Return the region of this table or ARN; None for the environment's. Raises ValueError if it is neither."""
     if not is_arn(name):
         if "/" in name or "," in name:
-            raise ValueError("source URL: it wants one table: dynamodb-streams://TABLE, or the ARN of a stream")
+            raise ValueError("source URL: it must name one table: dynamodb-streams://TABLE, or the ARN of a stream")
         return options.get("region")
     parts = name.split(":", 5)
     if len(parts) < 6 or parts[2] != "dynamodb" or parts[5].count("/") != 3 or "/stream/" not in parts[5]:  # noqa: PLR2004  its form
         raise ValueError(
-            "source URL: the ARN is no stream's; it is arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
+            "source URL: this is not the ARN of a stream; write arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
         )
     return options.get("region") or parts[3]
 
@@ -379,7 +381,7 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     """
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
+        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
     poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     max_records = max_records_of(options, ChangePoller.max_records)
     opened_session = session_of(options, "source URL", session)

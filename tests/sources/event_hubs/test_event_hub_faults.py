@@ -47,8 +47,8 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
         ("place", {}, "write eventhubs://namespace/hub"),
         ("place/hub/more", {}, "write eventhubs://namespace/hub"),
         ("place/hub", {"group": ""}, "single quotes"),
-        ("place/hub", {"transport": "udp"}, "transport is one of amqp, websockets"),
-        ("place/hub", {"prefetch": "0"}, "prefetch is a number from 1 to 10000"),
+        ("place/hub", {"transport": "udp"}, "'transport' must be one of amqp, websockets"),
+        ("place/hub", {"prefetch": "0"}, "'prefetch' must be a number from 1 to 10000"),
         ("other/hub", {}, "is for namespace 'place.servicebus.windows.net'"),
         ("place/another", {}, "is for event hub 'hub', not 'another'"),
     ],
@@ -85,7 +85,7 @@ def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.Monk
 )
 def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
     """Errors end up in logs, and a mistyped key is still mostly the key."""
-    with pytest.raises(ValueError, match="no Event Hubs connection string") as raised:
+    with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
         by_connection_string(secret, "place", "hub", "$Default")
     assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
 
@@ -121,10 +121,10 @@ class _Said(EventHubError):
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (_Said("resource-limit-exceeded"), SourceUnavailable, "give this fleet a consumer group of its own"),
+        (_Said("resource-limit-exceeded"), SourceUnavailable, "use a separate consumer group for this fleet"),
         (_Said("server-busy"), SourceUnavailable, "what the service said"),
         (ConnectionLostError("gone"), SourceUnavailable, "gone"),
-        (_Said("link:stolen"), SourceUnavailable, "lease lost, or contended"),
+        (_Said("link:stolen"), SourceUnavailable, "the lease is lost, or two fleets share the group"),
         (_Said("not-found"), SourceError, "no such hub or consumer group '\\$Default'"),
         (_Said("argument-error"), SourceError, "leasehold reset"),
         (_Said("unauthorized-access"), SourceError, "check the key"),

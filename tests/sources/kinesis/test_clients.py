@@ -124,9 +124,9 @@ def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, secon
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"if_trimmed": "LATEST"}, "option 'if_trimmed' wants TRIM_HORIZON"),
-        ({"wire": "xml"}, "option 'wire' wants cbor, json or boto3"),
-        ({"misplaced": "both"}, "option 'misplaced' wants keep or drop"),
+        ({"if_trimmed": "LATEST"}, "option 'if_trimmed' must be TRIM_HORIZON"),
+        ({"wire": "xml"}, "option 'wire' must be cbor, json or boto3"),
+        ({"misplaced": "both"}, "option 'misplaced' must be keep or drop"),
     ],
 )
 def test_a_word_that_an_option_does_not_know_is_refused(options: dict[str, str], says: str) -> None:

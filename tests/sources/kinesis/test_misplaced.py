@@ -217,7 +217,7 @@ def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
     for options, wanted in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
         assert vars(open_source(url + options))["_misplaced"] == wanted
     for options in ("&misplaced=Drop", "&misplaced=yes"):
-        with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' wants keep or drop; "):
+        with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' must be keep or drop; "):
             open_source(url + options)
 
 
@@ -267,8 +267,8 @@ def test_a_dropped_record_is_said_once_and_counted(
     reader = opened(1000, misplaced=misplaced)
     for _ in range(3):
         reader.read()
-    why = "out-of-range, their aggregate came to another shard than theirs"
-    first = f"shard s-0: {dropped} user records of 1 dropped: {why}; more are counted until its reading ends"
+    why = "out-of-range, because their aggregate went to another shard"
+    first = f"shard s-0: {dropped} user records of 1 dropped: {why}; more are counted until the reader closes"
     assert caplog.messages == [first]
     reader.close()
     reader.close()

@@ -56,7 +56,7 @@ def test_lines_are_produced_by_column_member_and_whole(
     ("arguments", "said"),
     [
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
-        (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' wants cbor, json or boto3"),
+        (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' must be cbor, json or boto3"),
         (["http://s"], "SOURCE URL: unknown scheme 'http'"),
         (["kinesis://[hush"], "SOURCE URL: it cannot be read as a URL"),
         (["kinesis://s/t"], "SOURCE URL: write kinesis://STREAM"),

@@ -115,7 +115,7 @@ def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
     requests.shards()
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json", "json", "json", "json"]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
@@ -124,7 +124,7 @@ def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCa
     requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json"]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 def test_a_throttled_listing_proves_nothing() -> None:
@@ -133,7 +133,7 @@ def test_a_throttled_listing_proves_nothing() -> None:
     client = client_of("eu-west-1", None, 1)
     spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
     requests = KinesisPutClient(client, "orders")
-    with pytest.raises(SourceError, match="slow down"):
+    with pytest.raises(SourceError, match="throttled a request"):
         requests.shards()
     assert requests.put(UNITS[1:2]) == PLACED
     requests.shards()
@@ -151,7 +151,7 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
     assert requests.put(UNITS) == requests.put(UNITS) == PLACED * 3
     assert spoken.forms == ["cbor", "cbor", "json", "json"]
     assert spoken.asked[2] == spoken.asked[3]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way

@@ -170,7 +170,10 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
-    said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
+    said = (
+        "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; "
+        "the timeout of the next call is {:g} s"
+    )
     assert [record.message for record in caplog.records][:2] == [
         said.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
     ]
@@ -244,7 +247,10 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
     for limit, longer in zip(POLL_TIMEOUTS, (*POLL_TIMEOUTS[1:], 30.0), strict=True):
         with pytest.raises(SourceUnavailable) as caught:
             source.shards()
-        assert str(caught.value) == f"Kinesis did not answer within {limit:g} s; the next call is given {longer:g} s"
+        assert (
+            str(caught.value)
+            == f"Kinesis did not answer within {limit:g} s; the timeout of the next call is {longer:g} s"
+        )
 
 
 def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
@@ -444,8 +450,8 @@ def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one
     assert service.times("subscribe_to_shard") == [15.0, 30.0, 30.0, 15.0]
     assert SUBSCRIPTION_TIMEOUTS == (15.0, 30.0)
     assert [each.message for each in caplog.records] == [
-        "shard s-0: nothing came for 15 s; the next is given 30 s",
-        "shard s-0: nothing came for 30 s; the next is given 30 s",
+        "shard s-0: no event for 15 s; the timeout of the next subscription is 30 s",
+        "shard s-0: no event for 30 s; the timeout of the next subscription is 30 s",
     ]
 
 

@@ -144,7 +144,7 @@ def by_connection_string(
         properties = None
     # The text before an @ or after a ? may be secret, and a message below contains the namespace.
     if properties is None or set("@?#") & set(properties.fully_qualified_namespace):
-        raise ValueError(f"{CONNECTION_STRING}: it is no Event Hubs connection string")
+        raise ValueError(f"{CONNECTION_STRING}: this is not an Event Hubs connection string")
     if properties.fully_qualified_namespace.lower() != namespace.lower():
         other = properties.fully_qualified_namespace
         raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for namespace {other!r}, not {namespace!r}")
@@ -183,8 +183,10 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
         return error
     if isinstance(error, AuthenticationError):
         if _EXPIRED in str(error):
-            return SourceUnavailable(f"{where}: its token has expired by this machine's clock; the next one is fetched")
-        return TransientRejection(f"{where}: access refused: {_credential_hint(access)} ({_first_line(error)})")
+            return SourceUnavailable(
+                f"{where}: its token has expired by this machine's clock; a new one will be requested"
+            )
+        return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
         return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
@@ -193,16 +195,19 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
     message = _first_line(error)
     match code:
         case "link:stolen":
-            return Contended(f"{where}: another reader of group {access.group!r} took it: lease lost, or contended")
+            return Contended(
+                f"{where}: another reader of group {access.group!r} took it over: "
+                "the lease is lost, or two fleets share the group"
+            )
         case "not-found":
             return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{where}: access refused: {_credential_hint(access)} ({message})")
+            return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
-            hint = "if the hub was made anew, set the checkpoints back with `leasehold reset`"
-            return Trimmed(f"{where}: the starting position is refused; {hint} ({message})")
+            hint = "if the hub was recreated, set the checkpoints back with `leasehold reset`"
+            return Trimmed(f"{where}: the starting position was rejected; {hint} ({message})")
         case "resource-limit-exceeded":
-            hint = f"give this fleet a consumer group of its own, as others read in {access.group!r} too"
+            hint = f"use a separate consumer group for this fleet, because others read in {access.group!r}, too"
             return SourceUnavailable(f"{where}: too many readers; {hint} ({message})")
         case _:
             return SourceUnavailable(f"{where}: {message}")

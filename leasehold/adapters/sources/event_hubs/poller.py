@@ -372,7 +372,7 @@ class PartitionReader:
             missing = int(records[0].sequence_number) - self._last_number - 1
             if self._last_number >= 0 and missing > 0:
                 log.error(
-                    "%s: %d events behind number %d are gone, past retention", self._where, missing, self._last_number
+                    "%s: %d events after number %d have expired and are lost", self._where, missing, self._last_number
                 )
             last = records[-1]
             # Drop duplicates from Spark sinks, and add the state of deduplication to the tokens of the others.
@@ -431,13 +431,13 @@ class PartitionReader:
                     self._behind = 0.0  # the link has delivered everything
         if self._undelivered is not None and now - self._undelivered[1] > DELIVERY_SECONDS:
             return self._reopen_after(
-                ConnectionError(f"its link brings nothing, and event {self._undelivered[0]} is there")
+                ConnectionError(f"its link delivers nothing, although event {self._undelivered[0]} is there")
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
         silence, fault = now - self._last_response, ""
         late = self._probe is not None and now - self._probed_at > LATE_SECONDS
         if late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
-            fault = f"{self._probe_error or self._where}: nothing was heard of it for {silence:.0f} s"
+            fault = f"{self._probe_error or self._where}: no response for {silence:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
         behind = None if self._behind is None or fault else 0.0
         return Batch((), None, behind, pause, fault=fault, answered=self._last_response > previous)
@@ -472,8 +472,8 @@ MAX_PREFETCH = 10_000
 TRANSPORTS = ("amqp", "websockets")
 
 _WRONG_STREAM = (
-    "lease {!r}: the hub and group it names is {}, not {}: "
-    "give each group of each hub a table, a container or a prefix of its own"
+    "lease {!r}: it belongs to hub and group {}, not {}: "
+    "use a separate table, container or prefix for each group of each hub"
 )
 
 
@@ -590,19 +590,25 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
         raise ValueError("eventhubs URL: write eventhubs://namespace/hub")
     group = options.get("group", DEFAULT_GROUP)
     if not group:
-        raise ValueError("eventhubs URL: 'group' is empty; in a shell, $Default wants single quotes around the URL")
+        raise ValueError(
+            "eventhubs URL: option 'group' is empty; in a shell, put the URL in single quotes because of $Default"
+        )
     transport = options.get("transport", "amqp")
     if transport not in TRANSPORTS:
-        raise ValueError(f"eventhubs URL: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
+        raise ValueError(f"eventhubs URL: option 'transport' must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
     prefetch = decimal(text := options.get("prefetch", str(PREFETCH)), MAX_PREFETCH)
     if not prefetch:
-        raise ValueError(f"eventhubs URL: prefetch is a number from 1 to {MAX_PREFETCH}, not {text!r}")
+        raise ValueError(f"eventhubs URL: option 'prefetch' must be a number from 1 to {MAX_PREFETCH}, not {text!r}")
     address = full_namespace(namespace), hub, group
     proxy = options.get("proxy", "")
     if proxy and "@" in proxy:
-        raise ValueError("eventhubs URL: proxy: credentials do not belong in it; set HTTPS_PROXY in the environment")
+        raise ValueError(
+            "eventhubs URL: option 'proxy' must not contain credentials; set HTTPS_PROXY in the environment instead"
+        )
     if proxy and transport != "websockets":
-        raise ValueError("eventhubs URL: proxy goes with transport=websockets: AMQP itself passes no HTTP proxy")
+        raise ValueError(
+            "eventhubs URL: option 'proxy' needs transport=websockets, because plain AMQP cannot use an HTTP proxy"
+        )
     if transport == "websockets":
         http_proxy_of(address[0], proxy)  # reports a bad address now instead of at the first connection
     connection: dict[str, Any] = {"websockets": transport == "websockets", "proxy": proxy}

@@ -28,7 +28,7 @@ def record_of_event(event: EventData) -> Record:
         annotations.get(OFFSET),
     )
     if type(number) is not int or not 0 <= number < 1 << 63:
-        raise SourceError(f"an event has {number!r} for a sequence number")
+        raise SourceError(f"an event has the invalid sequence number {number!r}")
     return Record(
         body_of(event),
         str(number),

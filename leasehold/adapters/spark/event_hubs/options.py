@@ -72,7 +72,7 @@ def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
     pairs = (part.partition("=") for part in secret.split(";") if part)
     parts = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if secret and "endpoint" not in parts:
-        raise ValueError(f"{origin}: it is no Event Hubs connection string")
+        raise ValueError(f"{origin}: this is not an Event Hubs connection string")
     endpoint = parts.get("endpoint", "").partition("://")[2].strip("/")
     namespace = opts.text("eventhubs.namespace", endpoint)
     hub = opts.text("eventhubs.name", parts.get("entitypath", ""))

@@ -158,7 +158,7 @@ def deaggregate(
     else:
         users = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
     if strict and users.reason in MALFORMED:
-        raise MalformedAggregate(f"{users.reason}: begins like an aggregated record, but is not a sound one")
+        raise MalformedAggregate(f"{users.reason}: this record starts like an aggregate, but is malformed")
     return users
 
 

@@ -132,7 +132,7 @@ class Aggregate:
     def sealed(self) -> bytes:
         """Return the data of the Kinesis record. Raises ValueError while there are no user records."""
         if self.count == 0:
-            raise ValueError("an aggregate without user records is not sent")
+            raise ValueError("an aggregate without user records cannot be sent")
         if not self._framed:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)

@@ -132,7 +132,7 @@ def parse_message(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
     """Parse a message, which must be a map. Raises Unreadable."""
     message = _load(payload, cbor=cbor)
     if not isinstance(message, dict):
-        raise UnreadableBody("it says nothing by name")
+        raise UnreadableBody("it is not a map")
     return message
 
 
@@ -146,7 +146,7 @@ def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
     message = _load(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
-        raise UnreadableBody("no answer with records")
+        raise UnreadableBody("a response without records")
     try:
         for row in rows:
             if type(row["Data"]) is bytes:
@@ -174,7 +174,7 @@ def _to_json(value: object) -> bytes:
     try:
         return orjson.dumps(value, default=_base64)
     except TypeError as error:
-        raise UnreadableBody(f"nothing that JSON can say: {error}") from error
+        raise UnreadableBody(f"it has a value that JSON cannot represent: {error}") from error
 
 
 def _base64(value: object) -> str:
@@ -382,20 +382,20 @@ class CborHooks:
             if code != first and http.status_code < SERVER_ERROR:
                 self._fall_back(reason)
         elif UNREADABLE in parsed:
-            return _retry_in_json(request_dict, f"its answer cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
+            return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
         elif is_cbor(http.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
             self._confirmed.add(operation.name)
         elif http.status_code < REFUSED:
-            self._fall_back("it answers in JSON")
+            self._fall_back("it responds in JSON")
         elif operation.name not in self._confirmed and code not in _UNDERSTOOD:
-            return _retry_in_json(request_dict, f"it was refused: {http.status_code} {code}", code)
+            return _retry_in_json(request_dict, f"it was rejected: {http.status_code} {code}", code)
         return None
 
     def _fall_back(self, reason: str) -> None:
         with self._lock:
             logged, self._use_cbor = not self._use_cbor, False
         if not logged:
-            log.warning("Kinesis was asked in CBOR, and is asked in JSON from now on: %s", reason)
+            log.warning("requests to Kinesis are in JSON from now on, and no longer in CBOR: %s", reason)
 
 
 def is_error_response(response: EventFields) -> bool:
@@ -475,7 +475,7 @@ class ProducerCborHooks(CborHooks):
         if operation.name == "PutRecords" and response is not None:
             http, parsed = response
             if UNREADABLE in parsed:
-                self._fall_back(f"its answer cannot be read: {parsed[UNREADABLE]}")
+                self._fall_back(f"its response cannot be read: {parsed[UNREADABLE]}")
             if UNREADABLE in parsed or http.status_code >= SERVER_ERROR:
                 return None
         return super()._check_response(response, request_dict, operation, **event)

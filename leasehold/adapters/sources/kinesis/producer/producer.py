@@ -194,8 +194,8 @@ class KinesisPutClient:
             record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
         if strategy == "AUTO":
             raise SourceError(
-                f"stream {self._stream!r} spreads its records itself (RecordDistributionStrategy AUTO): keys do not "
-                "choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
+                f"stream {self._stream!r} distributes its records itself (RecordDistributionStrategy AUTO): keys do "
+                "not choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
             )
         return evolve(settings, record_bytes=record_bytes)
 
@@ -258,7 +258,7 @@ class KinesisPutClient:
             case {"ErrorCode": str(code)} if code in _RECORD_ERRORS:
                 message = row.get("ErrorMessage")
                 return Rejected(
-                    SourceError(f"Kinesis refused a record for stream {self._stream!r}: {code} {message or ''}")
+                    SourceError(f"Kinesis rejected a record for stream {self._stream!r}: {code} {message or ''}")
                 )
             case {"ErrorCode": str(code)} if code:
                 return Retryable(code)
@@ -338,7 +338,7 @@ class RecordFuture(Entry):
             case None:
                 if fault := self._outcomes.fault:
                     raise ProducerError(*fault.args) from fault.__cause__
-                raise TimeoutError(f"the record was not written within {timeout} s; it is still under way")
+                raise TimeoutError(f"the record was not written within {timeout} s; it is still in progress")
             case UnitWritten(shard, sequence_number):
                 return Written(shard, sequence_number, self._index)
             case error:
@@ -390,7 +390,7 @@ class Producer:
                 break
             time.sleep(_FIRST_MAP_SECONDS)
         else:
-            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
+            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a gap; is it being created?")
         self._core = Core(shards, fitted_settings)
         self._settings = fitted_settings
         self._max_pending, self._max_pending_bytes, self._max_requests = pending_records, pending_bytes, requests
@@ -551,25 +551,25 @@ class Producer:
     def _check(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
         """Return the hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
         if not isinstance(partition_key, str):
-            raise TypeError(f"partition_key: {type(partition_key).__name__} is no str")
+            raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
-            raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis takes 1 to {_KEY_CHARACTERS}")
+            raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis accepts 1 to {_KEY_CHARACTERS}")
         try:
             key = partition_key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"partition_key: {partition_key!r} is not UTF-8") from None
         size = len(data) + len(key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
         if size > self._settings.record_bytes:
-            raise ValueError(f"data: {size} bytes with its key; the stream takes {self._settings.record_bytes}")
+            raise ValueError(f"data: {size} bytes with its key; the stream accepts {self._settings.record_bytes}")
         if explicit_hash_key is None:
             return int.from_bytes(digest_of(key))
         if not isinstance(explicit_hash_key, str):
             raise TypeError(
-                f"explicit_hash_key: {type(explicit_hash_key).__name__} is no str; write the number in digits"
+                f"explicit_hash_key: {type(explicit_hash_key).__name__} is not str; pass the number as a decimal string"
             )
         hash_key = decimal(explicit_hash_key, HASH_KEYS[1])
         if hash_key is None:
-            raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
+            raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is not a decimal number from 0 to 2**128 - 1")
         return hash_key
 
     def _start_due_requests(self) -> float:
@@ -610,7 +610,11 @@ class Producer:
             self._work_available.notify()
         if fault is not None:
             with suppress(Exception):  # a log handler of the program may raise
-                log.error("stream %r: the records of a request fail, the client raised %s", self._stream, said(fault))
+                log.error(
+                    "stream %r: the records of a request failed, because the client raised %s",
+                    self._stream,
+                    said(fault),
+                )
 
     def _list_shards(self) -> None:
         shards, fault = None, ""
@@ -630,7 +634,7 @@ class Producer:
             self._work_available.notify()
         if fault and fault != previous:
             with suppress(Exception):  # likewise
-                log.error("stream %r: its shards cannot be listed, trying again: %s", self._stream, fault)
+                log.error("stream %r: its shards cannot be listed; trying again: %s", self._stream, fault)
 
     def _stop(self, error: BaseException) -> None:
         with self._lock:
@@ -681,22 +685,22 @@ class Producer:
 
     def _error_for(self, result: Late | Unsendable) -> "ProducerError":
         """Return a new error for each record, as for each caller."""
-        outcome = "it may be in the stream all the same" if result.unknown else "it was not written"
+        outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, Unsendable):
             failed = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
             failed.__cause__ = result.error
             return failed
         if not self._closed:
-            return RecordLate(f"the record's time to live is over; {outcome}")
+            return RecordLate(f"the record's time to live has expired; {outcome}")
         if self._fault is None:
-            return ProducerError(f"the producer was closed before the record was through; {outcome}")
+            return ProducerError(f"the producer was closed before the record was written; {outcome}")
         return self._closed_error()
 
 
 def _bytes_of(data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
-    raise TypeError(f"data: {type(data).__name__} is no bytes" + ("; encode it" if isinstance(data, str) else ""))
+    raise TypeError(f"data: {type(data).__name__} is not bytes" + ("; encode it" if isinstance(data, str) else ""))
 
 
 # The threads of a producer, which keep it alive only while it has records
