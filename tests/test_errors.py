@@ -28,6 +28,7 @@ def test_no_error_of_a_store_source_worker_or_producer_is_defined_outside_the_hi
 
 
 INTERNAL = {
+    "Absent",
     "BadDeadLetter",
     "BadJsonField",
     "BadRowField",
@@ -38,7 +39,6 @@ INTERNAL = {
     "HistoryError",
     "MalformedAggregate",
     "MalformedMessage",
-    "NotThere",
     "NotTried",
     "ServiceError",
     "Silent",
