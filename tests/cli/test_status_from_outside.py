@@ -49,7 +49,7 @@ from leasehold_lab.standins.services import (
     kinesis_local,
     moto,
 )
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -220,7 +220,7 @@ class Trial:
         match case.source:
             case "dynamodb-streams":
                 self.table_streams = TableStreams(name=case.name, lanes=1)
-                to = services.stack.enter_context(served(self.table_streams))
+                to = services.stack.enter_context(serve_table(self.table_streams))
                 to = self.faulty(to) if case.where == "stream" else to
                 self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={to}"
             case "kinesis":

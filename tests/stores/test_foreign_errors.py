@@ -10,7 +10,7 @@ from boto3 import Session
 from object_memory import ObjectMemory
 from object_stores import AgelessGcs, AgelessS3, bucket
 
-from leasehold.adapters.ops.swapping import sent
+from leasehold.adapters.ops.swapping import set_direction
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores import postgres
 from leasehold.stores.dynamodb.store import Clients, DynamoStore
@@ -224,7 +224,7 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
 
     tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
     control_row(tables, names)
-    sent(tables, "to")
+    set_direction(tables, "to")
     return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
 
 

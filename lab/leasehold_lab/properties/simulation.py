@@ -137,7 +137,7 @@ A rule set that moves one lease a turn needs one for each lease.
 
 STORY_LINES = 8
 
-PATIENCE = 1e6
+WAIT_SECONDS = 1e6
 """Seconds that exhaust the patience of any rule set. They pass whenever no worker has anything to do."""
 
 
@@ -228,7 +228,7 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
             return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, last)
         else:
             # Patience ends only by waiting, and all workers certainly wait only when none has anything to do.
-            waited = PATIENCE
+            waited = WAIT_SECONDS
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
 
 

@@ -21,7 +21,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
 from leasehold.plugins import known_rule_sets
 from leasehold.stores.fields import kilobytes
-from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, settled
+from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, without_taken_back
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator import scenario as fleets
 from leasehold_lab.simulator.run import FleetOutcome, outcome, run
@@ -296,10 +296,10 @@ def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
     weights = {row.key: row.weight or 0 for row in history.first}
     loads = {name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living}
     return Forecast(
-        settled(change for change in owner_changes if change.t < since),
+        without_taken_back(change for change in owner_changes if change.t < since),
         tuple(
             evolve(change, t=change.t - since)
-            for change in settled(change for change in owner_changes if change.t >= since)
+            for change in without_taken_back(change for change in owner_changes if change.t >= since)
         ),
         {worker: counts[worker] for worker in sorted(living)},
         {worker: round(kilobytes(load), 3) for worker, load in loads.items()},

@@ -24,7 +24,7 @@ from leasehold.stores.writes import ReleaseLease, ResetLease, counted
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.judge.events import Incident, Sent, WriteEvent
 from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import QUIET_VERBS, changes, owners_at, refused, settled, unowned
+from leasehold_lab.judge.rights import QUIET_VERBS, changes, count_rejected, owners_at, unowned, without_taken_back
 from leasehold_lab.judge.run import OPERATOR, alive_at, lives
 from leasehold_lab.simulator.chaos import Trial
 from leasehold_lab.simulator.scenario import Emptying, Member, Reshape, Scenario
@@ -282,7 +282,7 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
     """Return the figures of a finished run."""
     all_lives = lives(history.incidents)
     changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
-    moves_made = settled(changed)
+    moves_made = without_taken_back(changed)
     moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in moves_made)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)
@@ -310,7 +310,7 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
         moved_again=sum(times > 1 for times in Counter(change.key for change in moves_made).values()),
         taken_back=(len(changed) - len(moves_made)) // 2,
         claims=len(moves_made) - moves,
-        failed_writes=refused(write for write in history.writes if write.t >= since),
+        failed_writes=count_rejected(write for write in history.writes if write.t >= since),
         spread=max(lease_counts, default=0) - min(lease_counts, default=0),
         groups=dict(by_group),
         load=round(max(loads.values()) / mean, 3) if mean else 1.0,
