@@ -30,7 +30,7 @@ from leasehold.adapters.sources.event_hubs.records import record_of_event
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
-from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
+from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
 from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
@@ -79,9 +79,9 @@ def _aggregate(data: bytes) -> None:
     rows = user_record_batch([data], ["k"], HASH_KEYS)
     expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
     assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == found.rows
-    whole = placed(data, len(MAGIC), len(data) - 16)
+    whole = locate(data, len(MAGIC), len(data) - 16)
     if whole and found.reason is Reason.AGGREGATED:
-        taken = cast("list[Record]", [*PlacedRecords(data, *whole, number="1", arrived=None)])
+        taken = cast("list[Record]", [*LocatedRecords(data, *whole, number="1", arrived=None)])
         assert [(each.partition_key, each.explicit_hash_key, each.data) for each in taken] == [*found.rows]
     deaggregate(data, "k", None, None, strict=True)
 

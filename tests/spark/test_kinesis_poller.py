@@ -86,7 +86,7 @@ def test_rows_are_what_records_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spark gets the same records, and checkpoints the same positions, as a plain worker."""
-    monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)  # as compiled, or not
+    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as compiled, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
     plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()

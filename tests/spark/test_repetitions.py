@@ -59,7 +59,7 @@ def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
-    rows = replay.Repetition(Lease("a", epoch=9), wanted, where, Event()).rows()
+    rows = replay.RangeReplay(Lease("a", epoch=9), wanted, where, Event()).rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
@@ -72,8 +72,8 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     crash = crashed(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 0.5)
-        patched.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
+        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
+        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
             again(place, crash)

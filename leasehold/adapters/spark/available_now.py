@@ -37,21 +37,21 @@ class ShardTip:
         target: The latest record at the time of the request, or that time if the source has no number for the record;
             None before the request.
         requested_at: When the target was requested.
-        heard: When a record was last read.
+        last_record_at: When a record was last read.
         reached: Whether reading has reached the target.
     """
 
     key: str
     target: Position | None = None
     requested_at: float = 0.0
-    heard: float = 0.0
+    last_record_at: float = 0.0
     reached: bool = False
 
-    def begin(self, target: Position, now: float) -> None:
+    def set_target(self, target: Position, now: float) -> None:
         """Set the target."""
         self.target, self.requested_at = target, now
 
-    def look(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
+    def update(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
         """Note how far the shard has been read. Return whether the target has just been reached exactly, by its number.
 
         Args:
@@ -71,14 +71,16 @@ class ShardTip:
         elif read.order >= target.order:
             self.reached = True
             return read.order == target.order
-        elif now - self.heard > SILENT_SECONDS:
-            log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
+        elif now - self.last_record_at > SILENT_SECONDS:
+            log.warning(
+                "shard %s: no record came up to %s, so it is assumed to be past retention", self.key, target.sequence
+            )
             self.reached = True
         return False
 
 
 @frozen
-class HeldShard:
+class ShardStatus:
     """A shard that this query reads.
 
     Attributes:
@@ -99,13 +101,17 @@ class AvailableNow:
         self._alive: set[str] = set()
 
     @staticmethod
-    def unread(feeds: Mapping[str, HeldShard]) -> Mapping[str, str]:
+    def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
         """Return our shards with more to read or to write (A2), each with the reason."""
-        return {key: "its end is not reached" for key, feed in feeds.items() if feed.opened and not feed.idle}
+        return {
+            key: "its end is not reached"
+            for key, held_shard in held.items()
+            if held_shard.opened and not held_shard.idle
+        }
 
-    def left(
+    def awaited(
         self,
-        feeds: Mapping[str, HeldShard],
+        held: Mapping[str, ShardStatus],
         leases: Mapping[str, Lease],
         listed: Iterable[Shard] = (),
         ended: Collection[str] = (),
@@ -113,28 +119,32 @@ class AvailableNow:
         """Return the shards that are waited for, each with the reason.
 
         Args:
-            feeds: Our shards, by key.
+            held: Our shards, by key.
             leases: The whole table, by key.
             listed: The last listing of the stream.
             ended: The shards that this query has read to their ends, and committed.
         """
-        if unread := self.unread(feeds):
+        if unread := self.unread(held):
             return unread
         # If the table is empty, its leases are still to be created, so the stream is not read up.
         if not leases:
             return {"(all)": "there are no leases yet"}
-        reasons = {key: self._reason(lease, leases, feeds.get(key)) for key, lease in leases.items()}
-        begun = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended)
-        unborn = [
-            shard.id for shard in listed if shard.id not in begun and shard.parents and set(shard.parents) <= set(ended)
+        reasons = {key: self._reason(lease, leases, held.get(key)) for key, lease in leases.items()}
+        with_lease = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended)
+        without_lease = [
+            shard.id
+            for shard in listed
+            if shard.id not in with_lease and shard.parents and set(shard.parents) <= set(ended)
         ]
-        return {key: reason for key, reason in reasons.items() if reason} | dict.fromkeys(unborn, "it has no lease yet")
+        return {key: reason for key, reason in reasons.items() if reason} | dict.fromkeys(
+            without_lease, "it has no lease yet"
+        )
 
-    def _reason(self, lease: Lease, leases: Mapping[str, Lease], feed: HeldShard | None) -> str:
+    def _reason(self, lease: Lease, leases: Mapping[str, Lease], held_shard: ShardStatus | None) -> str:
         if lease.ended:
             return ""
         if lease.owner is None or lease.owner == self._me:
-            if (feed is not None and feed.opened and lease.owner) or not readable(lease, leases):  # A2, A4
+            if (held_shard is not None and held_shard.opened and lease.owner) or not readable(lease, leases):  # A2, A4
                 return ""
             return "it cannot be opened" if lease.owner else "nobody owns it"
         if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
@@ -142,14 +152,14 @@ class AvailableNow:
         return "" if lease.key in self._alive else f"{lease.owner} owns it and does not renew it"  # A3
 
 
-def flush_due(*, uncommitted: bool, left: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
+def flush_due(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
     """Return whether an AvailableNow query should plan a flush when no rows can be taken (A6).
 
     Args:
         uncommitted: Whether the last batch has ranges and is not committed.
-        left: Whether shards are waited for.
+        awaited: Whether shards are waited for.
         ended: Whether the last batch reached the end of a shard.
         handing_off: Whether a lease is handed off once Spark has committed.
         on_idle: Whether the options want the last batch committed when nothing is left.
     """
-    return uncommitted and (ended or handing_off or (on_idle and not left))
+    return uncommitted and (ended or handing_off or (on_idle and not awaited))

@@ -356,8 +356,14 @@ class ProgressMeter:
         """Return the time of day of `at`; None until `tell` was called."""
         return None if self._wall is None else self._wall() - (now - at)
 
-    def read(self, batch: Batch, now: float) -> None:
-        """Note a read before its batch is handled. Without a response it does not count as a read (rule 3)."""
+    def read(self, batch: Batch, now: float, waits: str = "") -> None:
+        """Note a read before its batch is handled. Without a response it does not count as a read (rule 3).
+
+        Args:
+            batch: The batch, with the earlier records that are held and not delivered.
+            now: The time by the clock of this meter.
+            waits: Why its records wait, if they are not to be delivered yet.
+        """
         if batch.answered:
             with self._lock:
                 self.silent_since, self.heard = None, now
@@ -379,9 +385,12 @@ class ProgressMeter:
                 self._oldest = None
             # An empty response on the way to a record that was not handled is no progress.
             self._pending = self._unfinished or self._oldest is None
-            self._arriving, self._excused = batch.last_arrived, ""
+            self._arriving, self._excused = batch.last_arrived, waits
+            if waits:
+                self._done = now  # otherwise a shard whose records are to wait would be shown as stalled
             if batch.behind_seconds is not None:
-                self._keep_lag(max(batch.behind_seconds, self._waiting(now)), now)
+                # The time that records are to wait is lag, but does not show that the consumer falls behind.
+                self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
         """Note that a read or a batch failed, and why."""

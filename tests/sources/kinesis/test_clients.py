@@ -26,7 +26,7 @@ ARRIVED = 1_767_312_000.25
 
 def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up the time zone takes more than half of boto3's time for a record."""
-    monkeypatch.setattr(clients, "Wire", None)
+    monkeypatch.setattr(clients, "CborHooks", None)
     record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
     body = {"Records": [{**record, "ApproximateArrivalTimestamp": ARRIVED}], "NextShardIterator": "i-2"}
 

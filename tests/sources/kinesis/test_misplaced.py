@@ -19,7 +19,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     Reason,
     UserRecord,
     deaggregate,
-    kept_whole,
+    locate_records,
 )
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of, parse_hash_key
@@ -86,9 +86,9 @@ def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash
 def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
     """Compiled code neither returns records of other shards nor renumbers the rest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_PLACING", True)
+        patch.setattr(decode, "_LOCATE", True)
         data = packed(rows)[0].sealed()
-        whole = kept_whole(data, "7", None, hash_range)
+        whole = locate_records(data, "7", None, hash_range)
         assert whole is None or len(whole) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)
 
 

@@ -14,7 +14,7 @@ from produced_flights import stored
 from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, listening
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire
+from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
 from leasehold.adapters.sources.kinesis.producer.core import (
@@ -213,7 +213,7 @@ def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     config = Config(retries={"mode": "standard", "total_max_attempts": 3})
     client = boto3.client("kinesis", region_name="eu-west-1", config=config)
-    PutWire(client, cbor=True)
+    ProducerCborHooks(client, cbor=True)
     throttled = in_cbor({"__type": "ProvisionedThroughputExceededException"}, 400)
     spoken = attached(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
     requests = KinesisPutClient(client, "orders")
@@ -264,7 +264,7 @@ def test_without_the_libraries_boto3_writes_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Platforms without a wheel for the CBOR library can still write."""
-    monkeypatch.setattr(put_client, "PutWire", None)
+    monkeypatch.setattr(put_client, "ProducerCborHooks", None)
     requests, spoken = speaking(in_json(SHARDS), in_json(written()))
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["json", "json"]

@@ -83,8 +83,8 @@ def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> No
     """A new field in a response does not force the slower parser."""
     added = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
     assert same(added) == same(PLAIN)
-    assert hooks.plain_answer_of(cbor2.dumps(added)) == hooks.plain_answer_of(cbor2.dumps(PLAIN)) is not None
-    assert hooks.plain_answer_of(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
+    assert hooks.parse_response(cbor2.dumps(added)) == hooks.parse_response(cbor2.dumps(PLAIN)) is not None
+    assert hooks.parse_response(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
 
 
 def test_every_crafted_aggregate_gives_the_same_records() -> None:
@@ -249,7 +249,7 @@ def test_without_the_libraries_boto3_reads_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Platforms without a wheel for the CBOR library can still read."""
-    monkeypatch.setattr(clients, "Wire", None)
+    monkeypatch.setattr(clients, "CborHooks", None)
     with caplog.at_level(logging.WARNING):
         client, spoken = quick(in_json(PLAIN))
     (record,) = read(client).records

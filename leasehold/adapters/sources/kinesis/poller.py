@@ -43,7 +43,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     Reason,
     UserRecords,
     deaggregate,
-    kept_whole,
+    locate_records,
 )
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
 from leasehold.adapters.sources.kinesis.faults import (
@@ -206,7 +206,7 @@ class Unpacker:
         data, number, arrived = rows.datas[index], rows.numbers[index], rows.arrived[index]
         rows.datas[index] = b""
         plain = self.skip_through is None and not self.seen
-        located = kept_whole(data, number, arrived, self._hash_range) if plain else None
+        located = locate_records(data, number, arrived, self._hash_range) if plain else None
         if located is not None:
             self._parts.append(located)
             self.subs = len(located)

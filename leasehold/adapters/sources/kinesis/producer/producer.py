@@ -81,7 +81,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
 try:
-    from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire, put_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
 except ImportError:  # then boto3 serializes the requests
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
@@ -164,10 +164,10 @@ def client_of(
     bound_client(client)
     if arn is not None:
         name_stream_by_arn(client, arn)
-    if PutWire is None:
+    if ProducerCborHooks is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        hooks = PutWire(client, cbor=wire != "json")
+        hooks = ProducerCborHooks(client, cbor=wire != "json")
         if wire == "cbor":
             put_directly(client, hooks, arn)
     return client
