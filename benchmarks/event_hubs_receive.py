@@ -131,7 +131,7 @@ def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int)
 
 def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """Our receivers alone, which hand over the client's events as they come."""
-    kept, poller.record = poller.record, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
+    kept, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     try:
         receivers = [
@@ -153,7 +153,7 @@ def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: in
             time.sleep(IDLE_SECONDS)
         source.close()
     finally:
-        poller.record = kept  # type: ignore[attr-defined]
+        poller.record_of_event = kept  # type: ignore[attr-defined]
 
 
 def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:

@@ -19,7 +19,7 @@ from wire_speed import REGION, STREAM, alone, client_of, clocked, codec_compiled
 
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as ours
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Settings, Unit
+from leasehold.adapters.sources.kinesis.producer.core import Settings, Unit, UnitWritten
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 UNBOUNDED = 1000.0  # as much of a shard's rate; aggregates grow to 1 MiB then
@@ -81,7 +81,7 @@ def by_ours(url: str, shape: Shape, wire: WireFormat) -> Cost:
 
     def step() -> int:
         outcomes = requests.put(units)
-        assert all(isinstance(outcome, Placed) for outcome in outcomes)
+        assert all(isinstance(outcome, UnitWritten) for outcome in outcomes)
         return len(outcomes)
 
     return timed(step)

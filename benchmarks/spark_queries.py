@@ -30,8 +30,8 @@ from spark_runner import LOADS, Spent, carried, measured, served
 from standins.spark import SOON, spark_session
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, client, services
 
@@ -77,7 +77,7 @@ def application(stream: str, endpoint: str, folder: str, name: str) -> None:
     with spark_session(1, SOON) as spark:
         records = spark.readStream.format("kinesis-leased").options(**options)
         writer = records.load().writeStream.format("parquet").option("path", f"{folder}/{name}")
-        begun(writer.option("checkpointLocation", f"{folder}/{name}-progress").start).awaitTermination()
+        start_query(writer.option("checkpointLocation", f"{folder}/{name}-progress").start).awaitTermination()
 
 
 def written(folder: Path, name: str) -> list[str]:
@@ -106,7 +106,7 @@ def judged() -> tuple[int, list[int], int, int]:
         # Aggregate rows: the stand-in's work for a record grows with what its shard holds.
         to = stack.enter_context(closing(client(kinesis)))
         producer = stack.enter_context(Producer(to, stream.name, Settings(share=16.0, linger_seconds=0.2)))
-        children, sent, writings = [begin("one")], list[str](), list[Writing]()
+        children, sent, writings = [begin("one")], list[str](), list[RecordFuture]()
         for each in range(PUTS):
             if each == PUTS // 4:
                 children.append(begin("two"))

@@ -45,7 +45,7 @@ def open_producer(
     if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
     if (wire := place.get("wire", "cbor")) not in get_args(WireFormat):
-        raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
+        raise ValueError("SOURCE URL: option 'wire' must be cbor, json or boto3; without it, records are sent in CBOR")
     endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
     credentials = session_of(place, "SOURCE URL", session)
     _, values = checked(ProduceOptions, options, named)

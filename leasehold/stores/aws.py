@@ -77,9 +77,9 @@ def session_of(
             raise ValueError(f"{where}: choose one: the session given, or profile, role_arn and external_id")
         return session
     if secret is not None and role is None:
-        raise ValueError(f"{where}: option 'external_id' wants the role_arn that it is for")
+        raise ValueError(f"{where}: option 'external_id' needs option 'role_arn'")
     if role is not None and not ROLE.fullmatch(role):
-        raise ValueError(f"{where}: option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME")
+        raise ValueError(f"{where}: option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME")
     from_environment = profile is None and not os.environ.keys().isdisjoint(PROFILE_VARIABLES)
     if profile is None and role is None and not from_environment:
         return None

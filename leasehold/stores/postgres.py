@@ -414,10 +414,15 @@ def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
         raise OutcomeUnknown(f"{table}: no connection within {timeouts.connect_seconds:g} s") from error
     except _UNAVAILABLE as error:
         if not error.sqlstate and _PERMANENT_ERRORS.search(str(error)):
-            raise StoreError(f"{table}: {printable(str(error).strip())}") from error
-        raise OutcomeUnknown(f"{table}: {printable(str(error).strip())}") from error
+            raise StoreError(f"{table}: {_message(error)}") from error
+        raise OutcomeUnknown(f"{table}: {_message(error)}") from error
     except Error as error:
-        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
+        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or _message(error)}") from error
+
+
+def _message(error: Error) -> str:
+    # In one line: messages of failed connections have several.
+    return printable(" ".join(str(error).split()))
 
 
 CELLS_SCHEMA = """

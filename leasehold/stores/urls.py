@@ -135,7 +135,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
             raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid)}")
         if not value or name in options:
             hint = "in a shell, $Default and the like want single quotes around the URL"
-            raise ValueError(f"{kind} URL: option {name!r} wants one value; {hint}")
+            raise ValueError(f"{kind} URL: option {name!r} must have one value; {hint}")
         options[name] = value
     return parts.scheme, unquote(parts.netloc + parts.path), options
 
@@ -269,7 +269,7 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
     if "@" in url:
         raise ValueError(f"{where}: option 'endpoint': credentials do not belong in it; use the environment")
     if parts.scheme not in {"http", "https"} or not host or parts.query or parts.fragment:
-        raise ValueError(f"{where}: option 'endpoint' wants http://host:port or https://host")
+        raise ValueError(f"{where}: option 'endpoint' must be http://host:port or https://host")
     return url
 
 

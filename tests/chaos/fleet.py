@@ -24,7 +24,7 @@ from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, one_way
 from wired import LOST_REPLIES, WIRE_FAULTS, Wired
 from written import answer_of
 
-from leasehold.adapters.multilang.children import END_SECONDS
+from leasehold.adapters.multilang.children import EXIT_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Lost
 from leasehold.stores.swap import CONTROL, is_marked
@@ -69,7 +69,7 @@ OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow"
 OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
 """Faults of children, in place of those of handlers."""
 TIMEOUT_SECONDS = 4
-CHILD_SECONDS = TIMEOUT_SECONDS + 2 * END_SECONDS
+CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
 """How long after the order a child may misbehave before it is killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
 UNOPENED = "the store does not answer yet"

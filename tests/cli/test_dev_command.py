@@ -97,6 +97,7 @@ def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout)["leases"])
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
     """A newcomer succeeds with the second line too, and finds no processes running the next day."""

@@ -87,7 +87,7 @@ def test_every_option_of_spark_stands_on_a_page() -> None:
     """Each option that the sources and sinks of Spark read is named in their reference."""
     spark = Path(metrics.__file__).parents[1] / "spark"
     code = "".join(path.read_text(encoding="utf-8") for path in spark.rglob("*.py"))
-    read = re.findall(r'\bgiven\.(?:text|need|number|choice|flag)\(\s*"([\w.]+)"', code)
+    read = re.findall(r'\bopts\.(?:text|required|number|choice|flag)\(\s*"([\w.]+)"', code)
     pages = "".join((DOCS / f"spark-{page}.md").read_text(encoding="utf-8") for page in ("options", "writing"))
     assert read
     assert [name for name in read if f"`{name}`" not in pages and name not in REFUSED_BY_SPARK] == []

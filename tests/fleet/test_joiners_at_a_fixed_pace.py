@@ -74,8 +74,8 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
             me=name,
             config=CONFIG,
             consumer=Unread(),
-            hurried=wanted.set,
         )
+        worker.hurried = wanted.set
         while not ending.is_set():
             due = min(worker.turn(seconds()), worker.renew(seconds()))
             wanted.wait(min(SOON_SECONDS, max(0.0, due - seconds())))

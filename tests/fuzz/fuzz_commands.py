@@ -18,7 +18,7 @@ from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, place_of
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
-from leasehold.adapters.multilang.protocol import Answered, CheckpointWanted, Conversation
+from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
 from leasehold.adapters.spark.kinesis.options import kinesis_options
@@ -107,11 +107,11 @@ def _child_line(line: bytes) -> None:
     talk = Conversation("s-0", Position("5"))
     talk.initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
-    assert talk.next_event() == Answered("initialize")
+    assert talk.next_event() == StatusReceived("initialize")
     talk.process_records([Record(b"data", "9", partition_key="k")], 0.0)
     talk.receive_data(line + b"\n")
     while (event := talk.next_event()) is not None:
-        if isinstance(event, CheckpointWanted):
+        if isinstance(event, CheckpointRequested):
             assert Position("5").order < event.position.order <= Position("9").order
             talk.checkpoint_stored()
     assert talk.acknowledged.order <= Position("9").order

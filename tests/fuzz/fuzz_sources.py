@@ -25,12 +25,12 @@ from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 from leasehold.adapters.sources.changes import change_of
 from leasehold.adapters.sources.dynamodb_streams import record_of
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
-from leasehold.adapters.sources.event_hubs.poller import starting
-from leasehold.adapters.sources.event_hubs.records import record
+from leasehold.adapters.sources.event_hubs.poller import event_position
+from leasehold.adapters.sources.event_hubs.records import record_of_event
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
-from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
+from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
 from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
@@ -79,9 +79,9 @@ def _aggregate(data: bytes) -> None:
     rows = user_record_batch([data], ["k"], HASH_KEYS)
     expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
     assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == found.rows
-    whole = placed(data, len(MAGIC), len(data) - 16)
+    whole = locate(data, len(MAGIC), len(data) - 16)
     if whole and found.reason is Reason.AGGREGATED:
-        taken = cast("list[Record]", [*PlacedRecords(data, *whole, number="1", arrived=None)])
+        taken = cast("list[Record]", [*LocatedRecords(data, *whole, number="1", arrived=None)])
         assert [(each.partition_key, each.explicit_hash_key, each.data) for each in taken] == [*found.rows]
     deaggregate(data, "k", None, None, strict=True)
 
@@ -203,7 +203,7 @@ def _event(told: object) -> None:
         body = [body]
     message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=noted)
     made = EventData._from_message(cast("Any", None), message)
-    found = record(made)
+    found = record_of_event(made)
     assert isinstance(found.data, bytes)
     found.position.order  # noqa: B018  it can be compared
 
@@ -228,7 +228,7 @@ def _start(told: object) -> None:
         return  # rows say so themselves
     Poller(cast("Any", None), "orders", "shardId-0", position, None)._starting_position()
     if position.sequence not in {"LATEST", "SHARD_END"}:  # pinned, or read no more
-        starting(position)
+        event_position(position)
 
 
 def _url(url: str) -> None:
@@ -278,7 +278,7 @@ SOURCES = (
         ("adapters/sources/changes.py",),
         _change,
         (ValueError,),
-        "this record's data is no change of an item of DynamoDB",
+        "this record's data is not a change of a DynamoDB item",
         pack=in_json,
     ),
     FuzzTarget(

@@ -57,6 +57,7 @@ def _listens_beyond_loopback(port: int) -> bool:
     return False
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.services
 @pytest.mark.parametrize(
     ("start", "call", "answer"),

@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from leasehold.adapters.multilang.protocol import CheckpointWanted, Conversation
+from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
 
@@ -51,18 +51,18 @@ def _written(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _answered(talk: Conversation) -> None:
-    talk.receive_data(json.dumps({"action": "status", "responseFor": talk.asking}).encode() + b"\n")
+    talk.receive_data(json.dumps({"action": "status", "responseFor": talk.pending_action}).encode() + b"\n")
     assert talk.next_event() is not None
 
 
 def _checkpoint(talk: Conversation, message: dict[str, Any]) -> None:
     """Handle the child's request for a checkpoint, by number or, at the end of the shard, of everything."""
-    number = None if talk.asking == "shardEnded" else message["sequenceNumber"]
+    number = None if talk.pending_action == "shardEnded" else message["sequenceNumber"]
     talk.receive_data(
         json.dumps({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None}).encode()
     )
     talk.receive_data(b"\n")
-    if isinstance(talk.next_event(), CheckpointWanted):
+    if isinstance(talk.next_event(), CheckpointRequested):
         if error := message.get("error"):
             talk.checkpoint_failed(error)
         else:

@@ -61,14 +61,14 @@ def _await_end(pid: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "END_SECONDS", 1.0)
-    monkeypatch.setattr(module, "LAST_SECONDS", 1.0)
+    monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 1.0)
 
 
 def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
     """A child is told of its shard, its records, its stop and its end."""
     caplog.set_level(logging.INFO, "leasehold.child")
-    children = Children(_argv(), most_records=2)
+    children = Children(_argv(), max_records=2)
 
     async def story() -> None:
         await children.begin("s", TRIM_HORIZON, _never)
@@ -76,11 +76,11 @@ def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
         await children.process("s", TRIM_HORIZON, RECORDS, 1.0, _never)
         await children.process("s", TRIM_HORIZON, [], 1.0, _never)
         assert children.pids == {"s": pid}
-        await children.ask_to_leave("s")
-        await children.leave("s")
+        await children.request_shutdown("s")
+        await children.lose_lease("s")
         assert children.pids == {}
         assert _gone(pid)
-        await children.leave("s")
+        await children.lose_lease("s")
 
     _run(children, story)
     lines = [record.message.partition(": ")[2] for record in caplog.records]
@@ -106,7 +106,7 @@ def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptu
 
     async def story() -> None:
         await children.process("s", TRIM_HORIZON, RECORDS, None, store)
-        await children.ask_to_leave("s")
+        await children.request_shutdown("s")
 
     _run(children, story)
     assert stored == [Position("5")]
@@ -180,8 +180,8 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     messages = [record.message.partition(": ")[2] for record in caplog.records if "got" not in record.message]
     assert messages == [
         "started",
-        f"a line on its standard output is no message (no JSON); said once: debug {'x' * 100}",
-        "ended with status 0, and 6000 lines on its standard output were no messages",
+        f"a line on its standard output is not a message (not JSON); logged once: debug {'x' * 100}",
+        "ended with status 0, and 6000 lines on its standard output were not messages",
     ]
 
 
@@ -211,7 +211,7 @@ def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptur
     children = Children(_argv("orphan"))
 
     async def story() -> None:
-        with pytest.raises(ChildFault, match="it has ended with status 0"):
+        with pytest.raises(ChildFault, match="it exited with status 0"):
             await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
@@ -240,7 +240,7 @@ def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: P
         "        children._keeper.wait()\n"
         "    await children.begin('t', TRIM_HORIZON, None)\n"
         "    await children.begin('u', TRIM_HORIZON, None)\n"
-        "    await children.leave('u')\n"
+        "    await children.lose_lease('u')\n"
         "    print(*children.pids.values(), flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
@@ -285,9 +285,9 @@ def test_a_last_word_has_a_bound(at: str) -> None:
         pid = children.pids["s"]
         if at == "shutdownRequested":
             with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
-                await children.ask_to_leave("s")
+                await children.request_shutdown("s")
         else:
-            await children.leave("s")
+            await children.lose_lease("s")
         assert children.pids == {}
         assert _gone(pid)
 
@@ -303,7 +303,7 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         first = children.pids["s"]
-        left = asyncio.create_task(children.leave("s"))
+        left = asyncio.create_task(children.lose_lease("s"))
         await asyncio.sleep(0)  # it waits for its turn before the lease returns
         begun = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):

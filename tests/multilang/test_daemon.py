@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, error_name
-from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import StoreError
 
@@ -100,7 +100,7 @@ def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> N
 def test_the_attempts_are_enough_for_a_search() -> None:
     """A search ends before its shard is put on cooldown, so it does not start again elsewhere."""
     search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
-    records = _records(MOST_RECORDS)
+    records = _records(DEFAULT_MAX_RECORDS)
     while culprit is None:
         for part in search.parts(records, (0, 0, 0)):
             if part[-1] is records[-1]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters.multilang.protocol import CheckpointWanted, Conversation
+from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import SHARD_END, Position
 
@@ -19,34 +19,34 @@ class _Pipe:
     """Both pipes of the child; a line is written once the child has responded to the one before."""
 
     def __init__(self, talk: Conversation, steps: list[Any], refused: int) -> None:
-        self.talk, self._steps, self._refused = talk, steps, refused
+        self.conversation, self._steps, self._refused = talk, steps, refused
         self.wanted, self.heard = list[Position](), list[dict[str, Any]]()
         self._lines = list[str]()
 
     def readline(self) -> str:
-        if not self._lines and self.talk.asking is None and self._steps:
-            self._steps.pop(0)(self.talk)
+        if not self._lines and self.conversation.pending_action is None and self._steps:
+            self._steps.pop(0)(self.conversation)
             self._take()
         return self._lines.pop(0) if self._lines else ""
 
     def write(self, text: str) -> None:
         self.heard += [json.loads(line) for line in text.splitlines() if line.strip()]
-        self.talk.receive_data(text.encode())
-        while (event := self.talk.next_event()) is not None:
-            if isinstance(event, CheckpointWanted):
+        self.conversation.receive_data(text.encode())
+        while (event := self.conversation.next_event()) is not None:
+            if isinstance(event, CheckpointRequested):
                 self.wanted.append(event.position)
                 if self._refused:
                     self._refused -= 1
-                    self.talk.checkpoint_failed("ThrottlingException")
+                    self.conversation.checkpoint_failed("ThrottlingException")
                 else:
-                    self.talk.checkpoint_stored()
+                    self.conversation.checkpoint_stored()
         self._take()
 
     def flush(self) -> None:
         pass
 
     def _take(self) -> None:
-        self._lines += self.talk.data_to_send().decode().splitlines(keepends=True)
+        self._lines += self.conversation.data_to_send().decode().splitlines(keepends=True)
 
 
 def _told(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from ground import Ground, processor
-from sampling import one_in
 
 from leasehold.adapters.ops.swapping import move_until_arrived, open_joined, set_direction, wait_until_known
 from leasehold.stores.swap import TO, place_of
@@ -91,7 +90,8 @@ def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground,
         assert (left.owner, left.checkpoint.sequence, place_of(left)) == (None, second, "TO")
 
 
-@pytest.mark.parametrize("how", one_in(3, ["crash", "SIGTERM", "SIGINT"]))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
 def test_with_strict_the_status_is_javas(how: str, ground: Ground) -> None:
     """Scripts that restart a daemon by its exit status keep working."""
     ground.put("a")

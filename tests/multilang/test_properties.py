@@ -15,7 +15,7 @@ from leasehold.adapters.multilang.properties import (
     MultiLangSettings,
     Support,
     read_properties,
-    understood_properties,
+    settings_of,
 )
 from leasehold.adapters.sources.urls import source_address
 from leasehold.balancer.model import at_timestamp
@@ -74,7 +74,7 @@ KCL2 = KCL3.partition("clientVersionConfig")[0].replace(
 
 
 def _of(**given: str) -> MultiLangSettings:
-    return understood_properties(LEAST | {key.replace("__", "."): value for key, value in given.items()})
+    return settings_of(LEAST | {key.replace("__", "."): value for key, value in given.items()})
 
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
@@ -82,14 +82,14 @@ def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
     """A file that runs a daemon today also starts here."""
     path = tmp_path / "app.properties"
     path.write_text(text)
-    settings = understood_properties(read_properties(path))
+    settings = settings_of(read_properties(path))
     assert (settings.source, settings.store) == (
         "kinesis://kclpysample?region=us-east-1&poll_seconds=1",
         "dynamodb://MultiLangTest?region=us-east-1",
     )
     assert settings.argv == ("sample_kclpy_app.py",)
-    assert (settings.most_records, settings.timeout_seconds) == (10_000, None)
-    assert [each.key for each in settings.support if each.fate == "unknown"] == []
+    assert (settings.max_records, settings.timeout_seconds) == (10_000, None)
+    assert [each.key for each in settings.support if each.level == "unknown"] == []
     described = consumption(settings.source, settings.store, lambda _batch: None, settings.options)
     assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
 
@@ -104,7 +104,7 @@ def test_every_key_has_a_fate() -> None:
         if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
             value = "false"
         properties = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
-        assert key in {each.key for each in understood_properties(properties).support if each.fate != "unknown"}
+        assert key in {each.key for each in settings_of(properties).support if each.level != "unknown"}
 
 
 def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
@@ -142,7 +142,7 @@ def test_properties_that_are_taken() -> None:
     assert settings.argv == ("python", "app.py", "--x")
     assert settings.source == "kinesis://clicks?endpoint=http://localhost:4567"
     assert settings.store == "dynamodb://leases?endpoint=http://localhost:8000"
-    assert (settings.most_records, settings.timeout_seconds) == (100, 30)
+    assert (settings.max_records, settings.timeout_seconds) == (100, 30)
     assert settings.options == {
         "worker": "me",
         "initial_position": at_timestamp(1_700_000_000_000),
@@ -162,16 +162,24 @@ def test_properties_that_are_taken() -> None:
             "applicationName: it is missing; did you mean 'ApplicationName'?",
         ),
         ({"streamName": ""}, "streamName: it is missing"),
-        ({"streamArn": "clicks"}, "streamArn: 'clicks' is no ARN of a stream"),
-        ({"maxRecords": "many"}, "maxRecords: 'many' is not a whole number from 1 on"),
-        ({"maxRecords": "0"}, "maxRecords: '0' is not a whole number from 1 on"),
+        ({"streamArn": "clicks"}, "streamArn: 'clicks' is not the ARN of a stream"),
+        ({"maxRecords": "many"}, "maxRecords: 'many' is not a whole number of at least 1"),
+        ({"maxRecords": "0"}, "maxRecords: '0' is not a whole number of at least 1"),
         (
             {"callProcessRecordsEvenForEmptyRecordList": "yes"},
             "callProcessRecordsEvenForEmptyRecordList: 'yes' is neither true nor false",
         ),
         (
+            {"initialPositionInStreamExtended": "1700000000000"},
+            "initialPositionInStreamExtended: 1700000000000 s since 1970 is *; give it in seconds",
+        ),
+        (
+            {"initialPositionInStreamExtended": "28333333"},
+            "initialPositionInStreamExtended: 28333333 s since 1970 is 1970-11-24T22:22:13.000Z; give it in seconds",
+        ),
+        (
             {"initialPositionInStream": "LATEST", "initialPositionInStreamExtended": "5"},
-            "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other",
+            "initialPositionInStreamExtended: set either this or initialPositionInStream, not both",
         ),
         (
             {"initialPositionInStream": "AT_TIMESTAMP"},
@@ -180,22 +188,22 @@ def test_properties_that_are_taken() -> None:
         ({"retrievalMode": "PUSH"}, "retrievalMode: choose DEFAULT, POLLING or FANOUT"),
         (
             {"leaseTablePitrEnabled": "true"},
-            "leaseTablePitrEnabled: set it on the table itself; a table that is made here has it not",
+            "leaseTablePitrEnabled: set it on the table itself; leasehold creates tables without it",
         ),
         (
             {"kinesisClient.accountIdEndpointMode": "x"},
-            "kinesisClient.accountIdEndpointMode: it calls a method of Java's SDK; *",
+            "kinesisClient.accountIdEndpointMode: it configures Java's SDK; *",
         ),
         (
             {"AwsCredentialsProvider": "DefaultCredentialsProvider,com.acme.Vault|secret"},
-            "AwsCredentialsProvider: 'Vault' can only be had in a JVM; take DefaultCredentialsProvider, or *",
+            "AwsCredentialsProvider: 'Vault' is only available in a JVM; use DefaultCredentialsProvider, or *",
         ),
     ],
 )  # fmt: skip
 def test_properties_that_are_refused(given: dict[str, str], said: str) -> None:
     """A daemon must not start if it would read from another place than its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
-        understood_properties(LEAST | given)
+        settings_of(LEAST | given)
     assert fnmatchcase(str(caught.value), said)
 
 
@@ -219,7 +227,7 @@ def test_settings_over_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^--set: 'x' is not of the form key=value$"):
         read_properties(path, ["x"])
     path.write_text("a = \\u12\n")
-    with pytest.raises(ValueError, match=r"it cannot be read: |is no character"):
+    with pytest.raises(ValueError, match=r"it cannot be read: |is not a character"):
         read_properties(path)
     with pytest.raises(ValueError, match=r"no\.properties: it cannot be read: No such file or directory$"):
         read_properties(tmp_path / "no.properties")
@@ -241,7 +249,7 @@ def test_any_file_is_understood_or_refused_by_name(given: dict[str, str]) -> Non
     """Every error names the key."""
     expected: object
     try:
-        expected = {each.key for each in understood_properties(LEAST | given).support}
+        expected = {each.key for each in settings_of(LEAST | given).support}
     except ValueError as error:
         expected = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
     assert expected in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from leasehold.adapters.multilang.protocol import (
-    FINAL,
-    MOST_LINE_BYTES,
-    NO_CHECKPOINT,
-    Answered,
-    Broken,
+    FINAL_ACTIONS,
+    MAX_LINE_BYTES,
+    WITHOUT_CHECKPOINT,
     CheckpointError,
-    CheckpointWanted,
+    CheckpointRequested,
     Conversation,
+    ConversationBroken,
     ConversationError,
-    NotUnderstood,
+    InvalidLine,
+    StatusReceived,
 )
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -34,7 +34,7 @@ class Talk:
     """One case; each line is a message of the daemon, a line of the child, or a result of the store."""
 
     def __init__(self) -> None:
-        self.talk = Conversation("shard-1", TRIM_HORIZON)
+        self.conversation = Conversation("shard-1", TRIM_HORIZON)
         self.told: list[str] = []
 
     def run(self, line: str) -> None:
@@ -43,17 +43,17 @@ class Talk:
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
             "records": self._records,
-            "shutdown": lambda _: self.talk.shutdown_requested(),
-            "lost": lambda _: self.talk.lease_lost(),
-            "ended": lambda _: self.talk.shard_ended(),
+            "shutdown": lambda _: self.conversation.shutdown_requested(),
+            "lost": lambda _: self.conversation.lease_lost(),
+            "ended": lambda _: self.conversation.shard_ended(),
             "->": lambda text: self._hear(f"\n{text}\n".encode()),
             "part": lambda text: self._hear(text.encode()),
             "bytes": lambda text: self._hear(bytes.fromhex(text) + b"\n"),
             "long": lambda count: self._hear(*[b"x" * 1000] * (int(count) // 1000), b"\n"),
             "status": lambda action: self._hear(status(action)),
             "checkpoint": self._checkpoint,
-            "store": lambda _: self.talk.checkpoint_stored(),
-            "fail": lambda error: self.talk.checkpoint_failed(cast("CheckpointError", error)),
+            "store": lambda _: self.conversation.checkpoint_stored(),
+            "fail": lambda error: self.conversation.checkpoint_failed(cast("CheckpointError", error)),
             "close": lambda _: self._hear(b""),
         }
         try:
@@ -64,16 +64,16 @@ class Talk:
 
     def _initialize(self, rest: str) -> None:
         at, *options = rest.split()
-        if self.talk.asking is None:
+        if self.conversation.pending_action is None:
             mosts = (int(each.removeprefix("most=")) for each in options)
-            self.talk = Conversation("shard-1", _position(at), *mosts)
-        self.talk.initialize()
+            self.conversation = Conversation("shard-1", _position(at), *mosts)
+        self.conversation.initialize()
 
     def _records(self, rest: str) -> None:
         words = rest.split()
         key = words.pop()[4:] if words and words[-1].startswith("key=") else "k"
         records = [_record(word, key.replace("\\u2028", "\u2028")) for word in words]
-        count = self.talk.process_records(records, 0.25)
+        count = self.conversation.process_records(records, 0.25)
         self.told += [f"{count} of {len(words)}"] if count < len(words) else []
 
     def _checkpoint(self, rest: str) -> None:
@@ -83,29 +83,29 @@ class Talk:
 
     def _hear(self, *parts: bytes) -> None:
         for part in parts:
-            self.talk.receive_data(part)
+            self.conversation.receive_data(part)
 
     def _tell(self) -> None:
-        talk = self.talk
+        talk = self.conversation
         while True:
             event = talk.next_event()
             self.told += [f"<- {line}" for line in talk.data_to_send().decode().splitlines()]
             match event:
                 case None:
                     return
-                case Answered(action):
+                case StatusReceived(action):
                     self.told.append(f"answered {action}")
-                case CheckpointWanted(position):
+                case CheckpointRequested(position):
                     self.told.append(f"wants {position.sequence} {position.sub}")
-                case NotUnderstood(line, why):
+                case InvalidLine(line, why):
                     self.told.append(f"not understood: {why}: {line if len(line) < 100 else f'{len(line)} letters'}")
-                case Broken(why):
+                case ConversationBroken(why):
                     self.told.append(f"broken: {why}")
 
     def end(self) -> str:
         """Return the whole case, and the position up to which the child confirmed."""
-        told = f"acknowledged {self.talk.acknowledged.sequence} {self.talk.acknowledged.sub}"
-        return "\n".join([*self.told, told + (", over" if self.talk.over else "")])
+        told = f"acknowledged {self.conversation.acknowledged.sequence} {self.conversation.acknowledged.sub}"
+        return "\n".join([*self.told, told + (", over" if self.conversation.ended else "")])
 
 
 def _position(text: str) -> Position:
@@ -141,7 +141,7 @@ def test_conversations() -> None:
 
 
 LINES = st.sampled_from([
-    *(status(action) for action in ("initialize", "processRecords", "shutdownRequested", *FINAL)),
+    *(status(action) for action in ("initialize", "processRecords", "shutdownRequested", *FINAL_ACTIONS)),
     b"garbage\n",
     b"null\n",
     *(
@@ -161,83 +161,90 @@ class TalkMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.talk = Conversation("s", TRIM_HORIZON, most_records=3)
-        self.talk.initialize()
-        self.asking: str | None = "initialize"
+        self.conversation = Conversation("s", TRIM_HORIZON, max_records=3)
+        self.conversation.initialize()
+        self.pending_action: str | None = "initialize"
         self.wanted: Position | None = None
-        self.number, self.over = 0, False
+        self.number, self.ended = 0, False
         self._look()
 
     @rule(count=st.integers(0, 4))
     def records(self, count: int) -> None:
         """Deliver a batch, which may be larger than one message."""
         records = [_record(str(self.number + 1 + each)) for each in range(count)]
-        if self._asks(lambda: setattr(self, "number", self.number + self.talk.process_records(records, None))):
-            assert self.talk.delivered.order >= self.talk.acknowledged.order or self.talk.acknowledged.ended
+        if self._asks(lambda: setattr(self, "number", self.number + self.conversation.process_records(records, None))):
+            assert (
+                self.conversation.delivered.order >= self.conversation.acknowledged.order
+                or self.conversation.acknowledged.ended
+            )
 
     @rule(which=st.sampled_from(["shutdown_requested", "lease_lost", "shard_ended"]))
     def end(self, which: str) -> None:
         """Send an end."""
-        self._asks(getattr(self.talk, which))
+        self._asks(getattr(self.conversation, which))
 
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
         """Let the store respond."""
-        before, wanted, self.wanted = self.talk.acknowledged, self.wanted, None
-        step = self.talk.checkpoint_stored if stored else partial(self.talk.checkpoint_failed, "ThrottlingException")
+        before, wanted, self.wanted = self.conversation.acknowledged, self.wanted, None
+        step = (
+            self.conversation.checkpoint_stored
+            if stored
+            else partial(self.conversation.checkpoint_failed, "ThrottlingException")
+        )
         assert _refused(step) == (wanted is None)
-        assert self.talk.acknowledged == (wanted if stored and wanted else before)
+        assert self.conversation.acknowledged == (wanted if stored and wanted else before)
         self._look()
 
     @rule(line=LINES, cut=st.integers(0, 99))
     def line(self, line: bytes, cut: int) -> None:
         """Send a line of the child, in one part or two."""
         for part in filter(None, (line[:cut], line[cut:])):
-            self.talk.receive_data(part)
+            self.conversation.receive_data(part)
         self._look()
 
     @rule()
     def answer(self) -> None:
         """Send the response that is awaited."""
-        self.talk.receive_data(status(self.talk.asking or "initialize"))
+        self.conversation.receive_data(status(self.conversation.pending_action or "initialize"))
         self._look()
 
     @rule()
     def close(self) -> None:
         """End the child."""
-        self.talk.receive_data(b"")
+        self.conversation.receive_data(b"")
         self._look()
 
     def _asks(self, step: Callable[[], object]) -> bool:
         refused = _refused(step)
-        assert refused == (self.over or self.asking is not None)
-        self.asking = self.talk.asking
+        assert refused == (self.ended or self.pending_action is not None)
+        self.pending_action = self.conversation.pending_action
         self._look()
         return not refused
 
     def _look(self) -> None:
-        talk, acknowledged, was_over = self.talk, self.talk.acknowledged, self.over
+        talk, acknowledged, was_over = self.conversation, self.conversation.acknowledged, self.ended
         while (event := talk.next_event()) is not None:
             assert not was_over
             match event:
-                case CheckpointWanted(position):
+                case CheckpointRequested(position):
                     assert self.wanted is None
-                    assert self.asking not in NO_CHECKPOINT
+                    assert self.pending_action not in WITHOUT_CHECKPOINT
                     assert acknowledged.order < position.order
                     assert position.ended or position.order <= talk.delivered.order
                     self.wanted = position
-                case Answered(action):
-                    assert action == self.asking
-                    self.asking, self.over = None, action in FINAL
-                case Broken():
-                    self.over = True
-                case NotUnderstood():
+                case StatusReceived(action):
+                    assert action == self.pending_action
+                    self.pending_action, self.ended = None, action in FINAL_ACTIONS
+                case ConversationBroken():
+                    self.ended = True
+                case InvalidLine():
                     pass
         assert talk.acknowledged == acknowledged
-        assert talk.over == self.over
+        assert talk.ended == self.ended
         for line in talk.data_to_send().splitlines():
             message = json.loads(line)
-            assert message["action"] == "checkpoint" or message["action"] == self.asking
+            assert message["action"] == "checkpoint" or message["action"] == self.pending_action
             assert len(message.get("records", ())) <= 3
 
 
@@ -280,7 +287,7 @@ def test_a_line_of_another_shape_is_not_understood(line: bytes) -> None:
     """A child's malformed line neither ends its daemon nor is parsed as a number."""
     talk = _begun()
     talk.receive_data(line + b"\n")
-    assert isinstance(talk.next_event(), NotUnderstood)
+    assert isinstance(talk.next_event(), InvalidLine)
 
 
 def test_a_number_of_very_many_digits_is_refused() -> None:
@@ -298,15 +305,15 @@ def test_a_carriage_return_ends_a_line() -> None:
     """Some languages end each line with one."""
     talk = _begun()
     talk.receive_data(status("initialize").strip() + b"\r")
-    assert talk.next_event() == Answered("initialize")
+    assert talk.next_event() == StatusReceived("initialize")
 
 
 def test_a_line_that_is_too_long_is_named_once() -> None:
     """A child that writes no line ends does not fill the log."""
     talk = _begun()
     for _ in range(2):
-        talk.receive_data(b"x" * (MOST_LINE_BYTES + 1))
-    assert isinstance(talk.next_event(), NotUnderstood)
+        talk.receive_data(b"x" * (MAX_LINE_BYTES + 1))
+    assert isinstance(talk.next_event(), InvalidLine)
     assert talk.next_event() is None
 
 
@@ -318,10 +325,10 @@ def test_the_end_of_the_pipe_comes_after_the_checkpoint_before_it() -> None:
     talk.process_records([Record(b"", "7", 0, "k")], None)
     talk.receive_data(b'{"action": "checkpoint", "sequenceNumber": "7"}\n')
     talk.receive_data(b"")
-    assert talk.next_event() == CheckpointWanted(Position("7"))
+    assert talk.next_event() == CheckpointRequested(Position("7"))
     assert talk.next_event() is None
     talk.checkpoint_stored()
-    assert isinstance(talk.next_event(), Broken)
+    assert isinstance(talk.next_event(), ConversationBroken)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--rewrite"]:

@@ -55,13 +55,14 @@ class Daemon:
         self._thread.join()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_record_is_lost_by_children_that_misbehave(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Combinations are tested too: two faults at once, during a hand-off or at the end of a shard."""
-    monkeypatch.setattr(module, "END_SECONDS", 1.0)
-    monkeypatch.setattr(module, "LAST_SECONDS", 3.0)
+    monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
     source, store = ListSource(), MemoryStore()
     parents = [shard(f"p-{number}", 10 * number, 10 * number + 9, open=False) for number in range(3)]
@@ -73,7 +74,7 @@ def test_no_record_is_lost_by_children_that_misbehave(
 
     def begun(me: str) -> Daemon:
         argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed), me]
-        return Daemon(store, source, me, Children(argv, most_records=5, timeout_seconds=3.0))
+        return Daemon(store, source, me, Children(argv, max_records=5, timeout_seconds=3.0))
 
     def done(name: str) -> list[list[int]]:
         return [[int(each) for each in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
@@ -124,7 +125,7 @@ def test_a_shard_whose_end_no_child_answers_ends_at_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is not renewed forever, so the children of a split shard get readers."""
-    monkeypatch.setattr(module, "END_SECONDS", 1.0)
+    monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
     caplog.set_level(logging.INFO, "leasehold.child")
     source, store = ListSource(), MemoryStore()

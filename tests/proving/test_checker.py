@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
     """There is no livelock, no ignored lease and no unbalanced rest beyond the known ones; the table is current."""
@@ -41,6 +42,7 @@ def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
     assert row in PROOF.read_text().splitlines(), "run `make prove`"
 
 
+@pytest.mark.more
 def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: extras go to the worker that holds least, so that each move changes the shares."""
 

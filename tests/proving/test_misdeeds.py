@@ -40,6 +40,7 @@ def told(whose: CallableKind, what: Deviation, seconds: float = 25.0) -> RunHist
     return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, callable_faults=faults))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("whose", ["handler", "observer", "measure"])
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_callable_does(whose: CallableKind, what: Deviation) -> None:
@@ -74,6 +75,7 @@ def test_poison_is_buried_and_nothing_else_is() -> None:
     assert max(together.values()) > 3 * POISON, "long batches were searched"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
     """No checkpoint passes a record that reached neither its handler nor the dead letters."""

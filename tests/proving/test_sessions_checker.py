@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from sampling import one_in
 
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
@@ -21,7 +20,8 @@ from leasehold_lab.checker.sessions import CheckedCells, SessionModel, settings
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", one_in(3, sorted(settings())))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", sorted(settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time."""
     explored = settings()[name].explore(4_000)
@@ -293,6 +293,7 @@ def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker proves only what it is able to find."""

@@ -199,7 +199,7 @@ def test_a_consumer_by_fan_out_without_one_of_its_rights_says_which(
     """The same as for a consumer that polls."""
     place.become(place.policy("fan-out-consumer", without=right))
     said = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
-    assert f"may not read stream '{place.name}', for want of {right}" in said + caplog.text
+    assert f"cannot read stream '{place.name}', because they lack {right}" in said + caplog.text
 
 
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("producer")], "", "kinesis:PutRecords"))

@@ -5,7 +5,7 @@ from azure.eventhub.exceptions import AuthenticationError, ConnectError
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.dynamodb_streams import STREAMS
-from leasehold.adapters.sources.event_hubs.access import Access, explained
+from leasehold.adapters.sources.event_hubs.access import Access, translate_error
 from leasehold.adapters.sources.kinesis.faults import KINESIS, AwsService, translate_errors
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
@@ -73,4 +73,4 @@ def _connect_error(condition: str) -> ConnectError:
 )
 def test_rejected_credentials_of_an_event_hub_may_pass(error: Exception, kind: type[SourceError]) -> None:
     """A role that was just granted, or a token about to be renewed, may be rejected once or twice."""
-    assert type(explained(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind
+    assert type(translate_error(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind

@@ -20,7 +20,7 @@ from leasehold.adapters.sources.deduplication import (
     RUNS,
     SeenRows,
     Tag,
-    inherited,
+    inherited_token,
     own_token,
     tags_of,
 )
@@ -209,7 +209,9 @@ class SinksAndReaders(RuleBasedStateMachine):
         if shard.seen is None:
             start = shard.checkpoint
             if start == TRIM_HORIZON:
-                start = evolve(start, token=start.token or inherited([parent.lease() for parent in shard.parents]))
+                start = evolve(
+                    start, token=start.token or inherited_token([parent.lease() for parent in shard.parents])
+                )
             shard.seen = SeenRows.of(start)
         for tag, key in shard.records[shard.read : shard.read + most]:
             place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
@@ -282,7 +284,7 @@ def test_a_token_counts_from_its_place_on_and_not_before() -> None:
     """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
     seen, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
     assert seen.token == ""
-    seen.note(tag, Position("50", 2))
+    seen.add(tag, Position("50", 2))
     assert SeenRows.of(Position("50", 2, seen.token)) == seen
     assert SeenRows.of(Position("70", token=seen.token)).seen_before(tag, lambda: 0, Position("71"))
     assert not SeenRows.of(Position("50", 1, seen.token))
@@ -302,7 +304,7 @@ def test_a_token_counts_from_its_place_on_and_not_before() -> None:
 def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
     seen = SeenRows()
-    seen.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    seen.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     assert seen.seen_before(
         Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2")
     )  # from a task that outlived its batch
@@ -316,7 +318,7 @@ def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCapt
 def test_rows_that_may_have_come_before_are_counted_once() -> None:
     """The count shows how many duplicates a restored checkpoint may have caused."""
     seen = SeenRows()
-    seen.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    seen.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
     repeated = [seen.copy().seen_before(tag, lambda: 0, Position("2")) for tag in tags]
     kept = [seen.seen_before(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 3)]
@@ -406,16 +408,16 @@ def test_the_memory_of_repeats_is_bounded() -> None:
     """Checkpoints stay small for a stream with many writers."""
     seen = SeenRows()
     for number in range(QUERIES + 1):
-        seen.note(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
+        seen.add(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
     assert not seen.seen_before(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
     assert seen.seen_before(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
     for number in range(RUNS):
-        seen.note(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
+        seen.add(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
     assert seen.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
-    seen.note(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
+    seen.add(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
     assert not seen.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
     for number in range(PARTS + 1):
-        seen.note(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
+        seen.add(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
     assert not seen.seen_before(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
 
 
@@ -425,10 +427,10 @@ def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
         seen = SeenRows()
-        seen.note(Tag("q", 1, 0, "0", "e", row), Position("5"))
+        seen.add(Tag("q", 1, 0, "0", "e", row), Position("5"))
         checkpoint = Position("SHARD_END", token=seen.token)
         parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known else None))
-    child = SeenRows.of(Position("TRIM_HORIZON", token=inherited(parents)))
+    child = SeenRows.of(Position("TRIM_HORIZON", token=inherited_token(parents)))
     tag = Tag("q", 1, 0, "0", "e", 5)
     assert not child.copy().seen_before(tag, lambda: 2**127, Position("1"))
     assert child.seen_before(tag, lambda: 7, Position("1")) is known

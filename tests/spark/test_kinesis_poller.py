@@ -86,7 +86,7 @@ def test_rows_are_what_records_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spark gets the same records, and checkpoints the same positions, as a plain worker."""
-    monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)  # as compiled, or not
+    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as compiled, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
     plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
@@ -103,7 +103,7 @@ def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> Non
     """Records that were trimmed are reported, and not skipped in silence."""
     client = cast("KinesisClient", Answers(RECORDS))
     ArrowPoller(client, "s", "shard-0", Position("9"), HASH_KEYS).read()
-    assert "shard-0: the record of its checkpoint, 9, was trimmed; reading goes on at 10" in caplog.text
+    assert "shard-0: the record of its checkpoint, 9, was trimmed; reading continues at 10" in caplog.text
     caplog.clear()
     ArrowPoller(client, "s", "shard-0", Position("10"), HASH_KEYS).read()
     assert not caplog.text

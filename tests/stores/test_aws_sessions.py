@@ -104,7 +104,7 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
     """A program with its own credentials does not have to put them into the environment of all its threads."""
     session = boto3.Session("AKIAOWN", "own", region_name="eu-south-1")
     source: Any = open_source("kinesis://orders", session=session)
-    client = source._clients.within(5.0)  # noqa: SLF001
+    client = source._clients.with_timeout(5.0)  # noqa: SLF001
     assert (client.meta.region_name, client._request_signer._credentials.access_key) == ("eu-south-1", "AKIAOWN")  # noqa: SLF001
     source.close()
     with pytest.raises(ValueError, match=r"^source URL: choose one: the session given, or profile, role_arn "):
@@ -122,8 +122,8 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
     ("options", "said"),
     [
         ("profile=tema", r"option 'profile': AWS's configuration has no profile 'tema'$"),
-        ("role_arn=reader", r"option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME$"),
-        ("external_id=x", r"option 'external_id' wants the role_arn that it is for$"),
+        ("role_arn=reader", r"option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME$"),
+        ("external_id=x", r"option 'external_id' needs option 'role_arn'$"),
     ],
 )
 @pytest.mark.usefixtures("sts")

@@ -55,12 +55,12 @@ def test_options_choose_the_layout() -> None:
     [
         ({"group": "g"}, "option 'group' goes with eventhub=<namespace>/<hub>"),
         ({"start": "LATEST"}, "option 'start' goes with eventhub=<namespace>/<hub>"),
-        ({"eventhub": "ns/hub", "start": "NOW"}, "option 'start' wants one of TRIM_HORIZON, LATEST"),
-        ({"eventhub": "ns"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
-        ({"eventhub": "/hub"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
-        ({"eventhub": "ns/"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
-        ({"eventhub": "ns/hub/more"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
-        ({"eventhub": "ns/hub", "prefix": "p"}, "option 'eventhub' wants <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/hub", "start": "NOW"}, "option 'start' must be one of TRIM_HORIZON, LATEST"),
+        ({"eventhub": "ns"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
+        ({"eventhub": "/hub"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/hub/more"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
+        ({"eventhub": "ns/hub", "prefix": "p"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -> None:
@@ -109,7 +109,7 @@ def test_without_a_key_this_machines_identity_is_asked_for() -> None:
     assert (client.url, client.container_name) == ("https://acc.blob.core.windows.net/c", "c")
     assert isinstance(client.credential, Identity)
     assert client_of("acc/c", "https://blobs.example").url == "https://blobs.example/c"
-    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' wants https:// .* set {CONNECTION_STRING}$"):
+    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' must be https:// .* set {CONNECTION_STRING}$"):
         client_of("acc/c", "http://blobs.example")
 
 

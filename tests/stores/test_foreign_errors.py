@@ -298,6 +298,7 @@ def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
         store.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("kind", KINDS)

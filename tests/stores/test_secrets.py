@@ -116,5 +116,5 @@ def test_a_password_of_the_environment_is_not_repeated(
 def test_an_identity_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK's own message names no option."""
     monkeypatch.delenv(CONNECTION_STRING, raising=False)
-    with pytest.raises(ValueError, match="option 'endpoint' wants https:// for an identity"):
+    with pytest.raises(ValueError, match="option 'endpoint' must be https:// for an identity"):
         open_store("azblob://account/container?endpoint=http://127.0.0.1:1")

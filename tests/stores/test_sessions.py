@@ -672,7 +672,7 @@ def test_objects_of_both_layouts_are_refused() -> None:
 
 def test_a_layout_that_there_is_not_is_refused() -> None:
     """A typing error does not create a table in the usual layout."""
-    with pytest.raises(ValueError, match="option 'layout' wants sessions"):
+    with pytest.raises(ValueError, match="option 'layout' must be sessions"):
         open_store("memory://slip?layout=session")
 
 

@@ -97,7 +97,7 @@ ASKS: dict[str, Callable[[str], object]] = {
     "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
     "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
     "kinesis put": lambda url: putting(url).shards(),
-    "kinesis fitting": lambda url: putting(url).fitting(Settings()),
+    "kinesis fitting": lambda url: putting(url).with_stream_limits(Settings()),
     "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),
@@ -125,6 +125,7 @@ BODIES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("ask", ASKS)
 def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:

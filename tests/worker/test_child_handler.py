@@ -31,7 +31,7 @@ def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(
         store=store, source=source, me="a-1", config=Config(lease_seconds=10, initial_position=TRIM_HORIZON)
     )
-    children = Children([sys.executable, str(CHILD), "faithful", ""], most_records=3)
+    children = Children([sys.executable, str(CHILD), "faithful", ""], max_records=3)
     with ChildHandler(children) as handler:
         runner = Runner(worker, handler.handling)
         thread = Thread(target=runner.run)

@@ -147,6 +147,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])

@@ -61,6 +61,7 @@ class Member:
             at that time, and starts with its own leases. The table is read only once for all such members, because
             reading it at the start of each would cost workers x leases.
         deaf: When it gets no response from the stream.
+        deaf_to: The shards about which it gets no response; if empty, about none.
         gives_up_seconds: How long its calls then wait for one; infinite if they never return.
     """
 
@@ -78,6 +79,7 @@ class Member:
     knows_calls: bool = True
     present: bool = False
     deaf: tuple[Nap, ...] = ()
+    deaf_to: frozenset[str] = frozenset()
     gives_up_seconds: float = POLL_TIMEOUTS[0]
 
     def alive(self, t: float) -> bool:

@@ -19,7 +19,7 @@ from leasehold.adapters.inputs import dashed
 from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
 from leasehold.stores.fields import decimal, encodable
 from leasehold.stores.printable import printable, text_of
@@ -96,7 +96,11 @@ def _member(line: bytes, name: str) -> str:
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
     value = document[name]
-    key = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        dumped = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number such as 1e400, which Python reads as infinity
+        raise ValueError(f"--key json:{name}: its number is too large") from None
+    key = value if isinstance(value, str) else dumped
     if encodable(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
@@ -119,7 +123,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # Show a line counter if standard error is a terminal.
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    under_way = deque[tuple[int, Writing]]()
+    under_way = deque[tuple[int, RecordFuture]]()
     with _EndRequest() as end_request, producer, progress:
         task = progress.add_task("", total=None)
         for number, line in enumerate(end_request.lines(lines), 1):
@@ -140,7 +144,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     return producer.metrics
 
 
-def _tell(number: int, writing: Writing) -> None:
+def _tell(number: int, writing: RecordFuture) -> None:
     """Report a line that failed by itself. All other failures are reported at the end of the command."""
     try:
         writing.result(0)

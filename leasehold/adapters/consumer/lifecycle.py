@@ -12,7 +12,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import inherited
+from leasehold.adapters.sources.deduplication import inherited_token
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
 from leasehold.adapters.worker.holding import Holding
@@ -66,7 +66,7 @@ class ReadingStart:
         """
         holding, lease = self._holding, self._holding.lease
         if lease.checkpoint == TRIM_HORIZON and parents:
-            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or inherited([*parents.values()]))
+            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or inherited_token([*parents.values()]))
         if lease.checkpoint == LATEST:
             if (position := pinned_latest(lease)) is not None:
                 return position

@@ -29,13 +29,13 @@ from contextlib import suppress
 
 from leasehold.adapters.consumer.handling import NotAwaited
 from leasehold.adapters.multilang.protocol import (
-    MOST_RECORDS,
-    Answered,
-    Broken,
+    DEFAULT_MAX_RECORDS,
     CheckpointError,
-    CheckpointWanted,
+    CheckpointRequested,
     Conversation,
-    NotUnderstood,
+    ConversationBroken,
+    InvalidLine,
+    StatusReceived,
 )
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
@@ -43,30 +43,30 @@ from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.child"))
 
-END_SECONDS = 5.0
+EXIT_SECONDS = 5.0
 """How long to wait for a child to end before each harsher step."""
 
-LAST_SECONDS = 30.0
+LEASE_MOVING_SECONDS = 30.0
 """How long to wait for a child whose lease is moving. A next owner, and KCL, wait this much beyond a lease's length."""
 
 SHARD_END_SECONDS = 300.0
 """How long to wait for the answer to `shardEnded` without `timeoutInSeconds`. Some children store all data then."""
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """The time between two checks of whether a child that has not answered still exists, and is in time."""
 
-PART_BYTES = 2**16
-PART_SECONDS = 1.0
+READ_BYTES = 2**16
+INCOMPLETE_LINE_SECONDS = 1.0
 """How long an incomplete line of standard error is kept before it is logged."""
 
-MOST_LETTERS = 300
+MAX_LOGGED_CHARACTERS = 300
 """The most characters that are logged of a line that is not a message."""
 
-StoreChild = Callable[[Position], Awaitable[CheckpointError | None]]
+StoreCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
 """Stores a checkpoint, and returns None once it is stored, or the name of the error."""
 
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
-_LEVEL_WITHIN = 80  # a level is at the start of a line, after a time and a name
+_LEVEL_PREFIX = 80  # a level is at the start of a line, after a time and a name
 
 # Reads the group of each child that starts, and of each that has ended. When the daemon is gone, for whatever reason,
 # its end of the pipe is closed. Then the remaining groups are killed: children that hang, and processes that they
@@ -107,147 +107,162 @@ class ChildNotStarted(NotAwaited):
 class ChildProcess:
     """A child process, and the conversation with it. `Children` creates one for each shard."""
 
-    def __init__(self, process: Process, talk: Conversation, store: StoreChild, timeout: float | None) -> None:
-        self.talk, self.pid = talk, process.pid
+    def __init__(
+        self, process: Process, conversation: Conversation, store: StoreCheckpoint, timeout: float | None
+    ) -> None:
+        self.conversation, self.pid = conversation, process.pid
         self._process, self._store, self._timeout = process, store, math.inf if timeout is None else timeout
         self._loop = asyncio.get_running_loop()
-        self._heard = self._loop.time()
+        self._last_output = self._loop.time()
         self._storing = False
-        self._odd_lines = 0
-        self._answer: asyncio.Future[None] | None = None
+        self._invalid_lines = 0
+        self._response: asyncio.Future[None] | None = None
         self._fault: ChildFault | None = None
-        self._tasks: list[Task[None]] = [asyncio.create_task(self._hear()), asyncio.create_task(self._pass_on())]
+        self._tasks: list[Task[None]] = [
+            asyncio.create_task(self._read_stdout()),
+            asyncio.create_task(self._log_stderr()),
+        ]
 
-    async def ask(self, say: Callable[[], object], most_seconds: float = math.inf) -> None:
-        """Send a message, and wait up to `most_seconds` for the answer. Raises ChildFault."""
+    async def request(self, send: Callable[[], object], timeout_seconds: float = math.inf) -> None:
+        """Send a message, and wait up to `timeout_seconds` for the answer. Raises ChildFault."""
         if self._fault is not None:
             raise self._fault
-        say()
-        self._heard, self._answer = self._loop.time(), self._loop.create_future()
-        until = self._heard + most_seconds
+        send()
+        self._last_output, self._response = self._loop.time(), self._loop.create_future()
+        deadline = self._last_output + timeout_seconds
         self._write()
         try:
-            while not self._answer.done():
+            while not self._response.done():
                 # Check the process, too: the pipe stays open if a process that the child started holds it.
                 status = self._process.returncode
-                await asyncio.wait({self._answer}, timeout=LOOK_SECONDS)
-                if self._answer.done() or self._storing:
+                await asyncio.wait({self._response}, timeout=CHECK_SECONDS)
+                if self._response.done() or self._storing:
                     continue
                 if status is not None:
-                    raise ChildFault(f"it has ended with status {status}")
-                if self._loop.time() - self._heard >= self._timeout:
-                    raise ChildFault(f"it has said nothing for {self._timeout:g} s")
-                if self._loop.time() >= until:
-                    raise ChildFault(f"it has not answered {self.talk.asking} within {most_seconds:g} s")
-            self._answer.result()
+                    raise ChildFault(f"it exited with status {status}")
+                if self._loop.time() - self._last_output >= self._timeout:
+                    raise ChildFault(f"it has sent nothing for {self._timeout:g} s")
+                if self._loop.time() >= deadline:
+                    raise ChildFault(
+                        f"it has not answered {self.conversation.pending_action} within {timeout_seconds:g} s"
+                    )
+            self._response.result()
         finally:
-            self._answer = None
+            self._response = None
 
-    async def end(self, *, kindly: bool) -> None:
+    async def end(self, *, gracefully: bool) -> None:
         """End the process and its group.
 
         Args:
-            kindly: Whether to give the child time to end by itself after its pipe is closed.
+            gracefully: Whether to give the child time to end by itself after its pipe is closed.
         """
         process = self._process
         if process.stdin is not None:
             process.stdin.close()
-        if kindly:
-            await self._exited()
+        if gracefully:
+            await self._wait_for_exit()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.returncode is None:
                 self.kill(number)
-                await self._exited()
+                await self._wait_for_exit()
         self.kill()  # processes that the child started and left behind
-        await asyncio.wait(self._tasks, timeout=END_SECONDS)  # read what is left in the pipes
+        await asyncio.wait(self._tasks, timeout=EXIT_SECONDS)  # read what is left in the pipes
         for task in self._tasks:
             task.cancel()
-        remark = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
-        log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, remark)
+        remark = (
+            f", and {self._invalid_lines} lines on its standard output were not messages" if self._invalid_lines else ""
+        )
+        log.info(
+            "shard %s, child %d: ended with status %s%s", self.conversation.shard, self.pid, process.returncode, remark
+        )
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal the process group at once. The caller that waits for an answer notices the end, and cleans up."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    async def _exited(self) -> None:
+    async def _wait_for_exit(self) -> None:
         """Wait for the process to end, but not for its pipes, which others may hold. asyncio waits for both."""
-        until = self._loop.time() + END_SECONDS
+        until = self._loop.time() + EXIT_SECONDS
         while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
-            await asyncio.sleep(END_SECONDS / 100)
+            await asyncio.sleep(EXIT_SECONDS / 100)
 
     def _write(self) -> None:
-        data = self.talk.data_to_send()
+        data = self.conversation.data_to_send()
         if data and self._process.stdin is not None:
             # Don't wait for the pipe to drain: a child that doesn't read is detected by its silence.
             self._process.stdin.write(data)
 
-    async def _hear(self) -> None:
+    async def _read_stdout(self) -> None:
         stdout = self._process.stdout
         while stdout is not None and self._fault is None:
-            data = await stdout.read(PART_BYTES)
-            self._heard = self._loop.time()
-            self.talk.receive_data(data)
-            while (event := self.talk.next_event()) is not None:
-                await self._meet(event)
+            data = await stdout.read(READ_BYTES)
+            self._last_output = self._loop.time()
+            self.conversation.receive_data(data)
+            while (event := self.conversation.next_event()) is not None:
+                await self._handle_event(event)
             self._write()
             if not data:
                 return
 
-    async def _meet(self, event: Answered | Broken | CheckpointWanted | NotUnderstood) -> None:
+    async def _handle_event(
+        self, event: StatusReceived | ConversationBroken | CheckpointRequested | InvalidLine
+    ) -> None:
         match event:
-            case Answered():
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_result(None)
-            case CheckpointWanted(position):
+            case StatusReceived():
+                if self._response is not None and not self._response.done():
+                    self._response.set_result(None)
+            case CheckpointRequested(position):
                 self._storing = True
                 try:
                     error = await self._store(position)
                 except Exception:
                     error = "KinesisClientLibDependencyException"
-                    log.exception("shard %s, child %d: its checkpoint was not stored", self.talk.shard, self.pid)
-                self._storing, self._heard = False, self._loop.time()
+                    log.exception(
+                        "shard %s, child %d: its checkpoint was not stored", self.conversation.shard, self.pid
+                    )
+                self._storing, self._last_output = False, self._loop.time()
                 if error is None:
-                    self.talk.checkpoint_stored()
+                    self.conversation.checkpoint_stored()
                 else:
-                    self.talk.checkpoint_failed(error)
+                    self.conversation.checkpoint_failed(error)
                 self._write()
-            case NotUnderstood(line, why):
-                self._odd_lines += 1
-                if self._odd_lines == 1:
-                    text = "shard %s, child %d: a line on its standard output is no message (%s); said once: %s"
-                    log.warning(text, self.talk.shard, self.pid, why, line[:MOST_LETTERS])
-            case Broken(why):
+            case InvalidLine(line, why):
+                self._invalid_lines += 1
+                if self._invalid_lines == 1:
+                    text = "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
+                    log.warning(text, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
+            case ConversationBroken(why):
                 self._fault = ChildFault(why)
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_exception(self._fault)
+                if self._response is not None and not self._response.done():
+                    self._response.set_exception(self._fault)
 
-    async def _pass_on(self) -> None:
+    async def _log_stderr(self) -> None:
         """Log the lines that the child writes to standard error, each at the level that it names."""
-        stderr, part = self._process.stderr, b""
+        stderr, incomplete = self._process.stderr, b""
         while stderr is not None:
             try:
                 # The sample of amazon_kclpy writes no line ends at all, so incomplete lines are logged after a moment.
-                async with asyncio.timeout(PART_SECONDS if part else None):
-                    data = await stderr.read(PART_BYTES)
+                async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete else None):
+                    data = await stderr.read(READ_BYTES)
             except TimeoutError:
-                self._say(part)
-                part = b""
+                self._log_line(incomplete)
+                incomplete = b""
                 continue
-            *lines, part = (part + data).split(b"\n")
+            *lines, incomplete = (incomplete + data).split(b"\n")
             for line in lines:
-                self._say(line)
-            if not data or len(part) >= PART_BYTES:
-                self._say(part)
-                part = b""
+                self._log_line(line)
+            if not data or len(incomplete) >= READ_BYTES:
+                self._log_line(incomplete)
+                incomplete = b""
             if not data:
                 return
 
-    def _say(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         if text := line.decode("utf-8", "replace").rstrip():
-            named_level = _LEVEL.search(text[:_LEVEL_WITHIN])
+            named_level = _LEVEL.search(text[:_LEVEL_PREFIX])
             level = logging.getLevelNamesMapping()[named_level[1]] if named_level else logging.INFO
-            log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
+            log.log(level, "shard %s, child %d: %s", self.conversation.shard, self.pid, text)
 
 
 class Children:
@@ -264,36 +279,41 @@ class Children:
         self,
         argv: Sequence[str],
         *,
-        most_records: int = MOST_RECORDS,
+        max_records: int = DEFAULT_MAX_RECORDS,
         timeout_seconds: float | None = None,
         shard_end_seconds: float = SHARD_END_SECONDS,
     ) -> None:
-        self._argv, self._most_records, self._timeout = tuple(argv), most_records, timeout_seconds
-        self._shard_end = shard_end_seconds
+        self._argv, self._max_records, self._timeout = tuple(argv), max_records, timeout_seconds
+        self._shard_end_seconds = shard_end_seconds
         self._children: dict[str, ChildProcess] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
         self._closed = False
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._to_keeper = -1  # our end of its pipe
+        self._keeper_pipe = -1  # our end of its pipe
 
     @property
     def pids(self) -> dict[str, int]:
         """The process id of each shard's child."""
         return {shard: child.pid for shard, child in self._children.items()}
 
-    async def begin(self, shard: str, at: Position, store: StoreChild) -> None:
+    async def begin(self, shard: str, checkpoint: Position, store: StoreCheckpoint) -> None:
         """Start a child for a shard that has none. Raises ChildNotStarted."""
-        async with self._turn(shard):
-            await self._begun(shard, at, store)
+        async with self._lock_of(shard):
+            await self._get_or_start(shard, checkpoint, store)
 
     async def process(
-        self, shard: str, at: Position, records: Sequence[Record], behind_seconds: float | None, store: StoreChild
+        self,
+        shard: str,
+        checkpoint: Position,
+        records: Sequence[Record],
+        behind_seconds: float | None,
+        store: StoreCheckpoint,
     ) -> None:
         """Send records, and wait until the child has answered for all of them.
 
         Args:
             shard: The id of the shard.
-            at: The checkpoint in the row, in case a child must be started first.
+            checkpoint: The checkpoint in the row, in case a child must be started first.
             records: The records.
             behind_seconds: How far behind the tip these records are, if known.
             store: Stores checkpoints, in case a child must be started first.
@@ -302,28 +322,28 @@ class Children:
             ChildFault: The child failed, and has ended.
             ChildNotStarted: No child could be started.
         """
-        async with self._turn(shard):
-            child = await self._begun(shard, at, store)
-            done = 0
+        async with self._lock_of(shard):
+            child = await self._get_or_start(shard, checkpoint, store)
+            processed = 0
             while True:
                 sent = 0
 
-                def say(rest: Sequence[Record]) -> None:
+                def send(rest: Sequence[Record]) -> None:
                     nonlocal sent
-                    sent = child.talk.process_records(rest, behind_seconds)
+                    sent = child.conversation.process_records(rest, behind_seconds)
 
-                await self._asked(shard, child, lambda: say(records[done:]))  # noqa: B023  called before it returns
-                done += sent
-                if done >= len(records):
+                await self._request(shard, child, lambda: send(records[processed:]))  # noqa: B023  called before it returns
+                processed += sent
+                if processed >= len(records):
                     return
 
-    async def ask_to_leave(self, shard: str) -> None:
+    async def request_shutdown(self, shard: str) -> None:
         """Let the child write its last checkpoint before the lease moves. Without a child, do nothing."""
-        async with self._turn(shard):
+        async with self._lock_of(shard):
             if (child := self._children.get(shard)) is not None:
-                await self._asked(shard, child, child.talk.shutdown_requested, LAST_SECONDS)
+                await self._request(shard, child, child.conversation.shutdown_requested, LEASE_MOVING_SECONDS)
 
-    async def end_shard(self, shard: str, at: Position, store: StoreChild) -> bool:
+    async def end_shard(self, shard: str, checkpoint: Position, store: StoreCheckpoint) -> bool:
         """Notify the child that its shard has ended, and end the child.
 
         Returns:
@@ -333,70 +353,72 @@ class Children:
             ChildFault: The child failed, or didn't answer within `timeout_seconds` (`shard_end_seconds` if None).
             ChildNotStarted: No child could be started.
         """
-        async with self._turn(shard):
-            child = await self._begun(shard, at, store)
-            most_seconds = self._shard_end if self._timeout is None else math.inf
-            await self._asked(shard, child, child.talk.shard_ended, most_seconds)
-            await self._end(shard, kindly=True)
-            return child.talk.acknowledged.ended
+        async with self._lock_of(shard):
+            child = await self._get_or_start(shard, checkpoint, store)
+            timeout = self._shard_end_seconds if self._timeout is None else math.inf
+            await self._request(shard, child, child.conversation.shard_ended, timeout)
+            await self._end(shard, gracefully=True)
+            return child.conversation.acknowledged.ended
 
-    async def leave(self, shard: str) -> None:
+    async def lose_lease(self, shard: str) -> None:
         """Notify the child that the lease is lost, after the batch in progress, and end the child."""
-        turn = self._turn(shard)
+        lock = self._lock_of(shard)
         # The queued acquisition keeps its place before the next child of the shard, however long it waits.
-        acquiring = asyncio.ensure_future(turn.acquire())
-        done, _ = await asyncio.wait({acquiring}, timeout=LAST_SECONDS)
+        acquiring = asyncio.ensure_future(lock.acquire())
+        done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
             # Another worker may already process its records, and the next child of this shard waits for its end.
-            log.warning("shard %s, child %d: killed: its lease is gone, and it is at work", shard, child.pid)
+            log.warning(
+                "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
+            )
             child.kill()
         await acquiring
         try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):
-                    await self._asked(shard, child, child.talk.lease_lost, LAST_SECONDS)
-                await self._end(shard, kindly=True)
+                    await self._request(shard, child, child.conversation.lease_lost, LEASE_MOVING_SECONDS)
+                await self._end(shard, gracefully=True)
         finally:
-            turn.release()
+            lock.release()
 
     async def close(self) -> None:
         """End all children, whatever they are doing, and start no others."""
         self._closed = True
-        await asyncio.gather(*(self._end(shard, kindly=True) for shard in tuple(self._children)))
+        await asyncio.gather(*(self._end(shard, gracefully=True) for shard in tuple(self._children)))
         if self._keeper is not None:
-            os.close(self._to_keeper)
+            os.close(self._keeper_pipe)
             await asyncio.to_thread(self._keeper.wait)
             self._keeper = None
 
-    def _kept(self) -> int:
+    def _ensure_keeper(self) -> int:
         """Return our end of the keeper's pipe. If the keeper has died, start another and send it all groups."""
         if self._keeper is None or self._keeper.poll() is not None:
             if self._keeper is not None:
-                os.close(self._to_keeper)
-            reading, self._to_keeper = os.pipe()
+                os.close(self._keeper_pipe)
+            read_end, self._keeper_pipe = os.pipe()
             # In its own session, so that a signal that ends our group doesn't end the keeper first.
             self._keeper = subprocess.Popen(  # noqa: S603  the script above
-                ("/bin/sh", "-c", _KEEPER), stdin=reading, start_new_session=True
+                ("/bin/sh", "-c", _KEEPER), stdin=read_end, start_new_session=True
             )
-            os.close(reading)
+            os.close(read_end)
             for child in self._children.values():
                 self._tell_keeper("+", child.pid)
-        return self._to_keeper
+        return self._keeper_pipe
 
-    def _tell_keeper(self, what: str, group: int) -> None:
+    def _tell_keeper(self, sign: str, group: int) -> None:
         with suppress(BrokenPipeError):  # the next keeper gets all groups
-            os.write(self._to_keeper, f"{what} {group}\n".encode())
+            os.write(self._keeper_pipe, f"{sign} {group}\n".encode())
 
-    def _turn(self, shard: str) -> asyncio.Lock:
-        return self._turns.setdefault(shard, asyncio.Lock())
+    def _lock_of(self, shard: str) -> asyncio.Lock:
+        return self._locks.setdefault(shard, asyncio.Lock())
 
-    async def _begun(self, shard: str, at: Position, store: StoreChild) -> ChildProcess:
+    async def _get_or_start(self, shard: str, checkpoint: Position, store: StoreCheckpoint) -> ChildProcess:
         if (child := self._children.get(shard)) is not None:
             return child
         if self._closed:
-            raise ChildNotStarted("the daemon ends")
+            raise ChildNotStarted("the daemon is shutting down")
         try:
-            keeper = self._kept()
+            keeper = self._ensure_keeper()
             command = (sys.executable, "-ISc", _LAUNCHER, str(keeper), *self._argv)
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper,)
@@ -404,28 +426,28 @@ class Children:
         except OSError as error:
             raise ChildNotStarted(f"{self._argv[0]} cannot be started: {said(error)}") from error
         child = self._children[shard] = ChildProcess(
-            process, Conversation(shard, at, self._most_records), store, self._timeout
+            process, Conversation(shard, checkpoint, self._max_records), store, self._timeout
         )
         log.info("shard %s, child %d: started", shard, child.pid)
         try:
-            await self._asked(shard, child, child.talk.initialize)
+            await self._request(shard, child, child.conversation.initialize)
         except ChildFault as fault:
             raise ChildNotStarted(f"{self._argv[0]} does not answer: {fault}") from fault
         return child
 
-    async def _asked(
-        self, shard: str, child: ChildProcess, say: Callable[[], object], most_seconds: float = math.inf
+    async def _request(
+        self, shard: str, child: ChildProcess, send: Callable[[], object], timeout_seconds: float = math.inf
     ) -> None:
         """Ask a child. If it fails or the wait is canceled, end it before anything else is done for its shard."""
         try:
-            await child.ask(say, most_seconds)
+            await child.request(send, timeout_seconds)
         except BaseException as fault:
-            await asyncio.shield(self._end(shard, kindly=False))
+            await asyncio.shield(self._end(shard, gracefully=False))
             log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
             raise
 
-    async def _end(self, shard: str, *, kindly: bool) -> None:
+    async def _end(self, shard: str, *, gracefully: bool) -> None:
         if (child := self._children.get(shard)) is not None:
-            await child.end(kindly=kindly)
+            await child.end(gracefully=gracefully)
             self._children.pop(shard, None)
             self._tell_keeper("-", child.pid)

@@ -21,7 +21,7 @@ from leasehold.stores.printable import did_you_mean, printable
 DEFAULT = "DefaultCredentialsProvider"
 PROFILE = "ProfileCredentialsProvider"
 ROLE = re.compile("(Kcl)?S(?i:ts)AssumeRole(Session)?CredentialsProvider")
-_OF_THE_CHAIN: Mapping[str, str] = {
+_BOTOCORE_METHODS: Mapping[str, str] = {
     "EnvironmentVariableCredentialsProvider": "env",
     "InstanceProfileCredentialsProvider": "iam-role",
     "ContainerCredentialsProvider": "container-role",
@@ -30,7 +30,7 @@ _OF_THE_CHAIN: Mapping[str, str] = {
 """Classes that correspond to one provider in botocore's default chain, with its name there."""
 # From Java's first SDK. KCL 3.x finds no class of this name, and KCL 2.x treats it as the default chain.
 _OLD_DEFAULT = "DefaultAWSCredentialsProviderChain"
-_KEYS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
+_SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
 
 
 @frozen
@@ -39,9 +39,9 @@ class _Provider:
 
     name: str
     arguments: tuple[str, ...] = ()
-    keys: Mapping[str, str] = field(factory=dict)
+    settings: Mapping[str, str] = field(factory=dict)
 
-    def found(self, chain: botocore.session.Session) -> list[CredentialProvider]:
+    def botocore_providers(self, chain: botocore.session.Session) -> list[CredentialProvider]:
         """Return the equivalent botocore providers. Raises ValueError if the profile does not exist."""
         if self.name == PROFILE:
             chain = botocore.session.Session(profile=self.arguments[0] if self.arguments else None)
@@ -49,8 +49,8 @@ class _Provider:
                 raise ValueError(f"AWS's configuration has no profile {printable(self.arguments[0])!r}")
         if ROLE.fullmatch(self.name):
             role, *name = self.arguments
-            return [assumed_role(chain, role, session_name=name[0] if name else SESSION_NAME, **self.keys)]
-        method = _OF_THE_CHAIN.get(self.name)
+            return [assumed_role(chain, role, session_name=name[0] if name else SESSION_NAME, **self.settings)]
+        method = _BOTOCORE_METHODS.get(self.name)
         chain_providers = chain.get_component("credential_provider").providers
         return [provider for provider in chain_providers if method is None or method == provider.METHOD]
 
@@ -70,8 +70,8 @@ class Credentials:
         if {provider.name for provider in self.providers} <= {DEFAULT}:
             return None
         chain = botocore.session.Session()
-        botocore_providers = [equivalent for provider in self.providers for equivalent in provider.found(chain)]
-        return boto3.Session(botocore_session=with_providers(botocore_providers))
+        providers = [equivalent for provider in self.providers for equivalent in provider.botocore_providers(chain)]
+        return boto3.Session(botocore_session=with_providers(providers))
 
 
 def credentials_of(text: str) -> Credentials:
@@ -83,28 +83,28 @@ def _provider(text: str) -> _Provider:
     class_name, *parts = text.split("|")
     name = class_name.strip().rpartition(".")[2]
     name = DEFAULT if name == _OLD_DEFAULT else name
-    supported = name in {DEFAULT, PROFILE, *_OF_THE_CHAIN} or ROLE.fullmatch(name) is not None
+    supported = name in {DEFAULT, PROFILE, *_BOTOCORE_METHODS} or ROLE.fullmatch(name) is not None
     if not supported:
-        names = (DEFAULT, PROFILE, "StsAssumeRoleCredentialsProvider", *_OF_THE_CHAIN)
+        names = (DEFAULT, PROFILE, "StsAssumeRoleCredentialsProvider", *_BOTOCORE_METHODS)
         raise ValueError(
-            f"{printable(name)!r} can only be had in a JVM{did_you_mean(name, names)}; take {DEFAULT}, or "
+            f"{printable(name)!r} is only available in a JVM{did_you_mean(name, names)}; use {DEFAULT}, or "
             f"{PROFILE}|NAME: a profile may have a role, a login or a credential_process"
         )
     arguments = tuple(part.strip() for part in parts if "=" not in part)
-    keys: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for setting in parts:
         key, separator, value = (part.strip() for part in setting.partition("="))
         if not separator:
             continue
-        meaning = _KEYS.get(key.lower())
-        if meaning is None or not ROLE.fullmatch(name):
+        parameter = _SETTINGS.get(key.lower())
+        if parameter is None or not ROLE.fullmatch(name):
             raise ValueError(f"{name}: {printable(key)!r} has no meaning here")
-        keys[meaning] = value
+        settings[parameter] = value
     if ROLE.fullmatch(name):
         if not arguments:
             raise ValueError(f"{name}: the role's ARN is missing: {name}|ARN|SESSION")
         # `endpoint=URL^REGION` sets both.
-        endpoint, caret, region = keys.get("endpoint", "").partition("^")
+        endpoint, caret, region = settings.get("endpoint", "").partition("^")
         if caret:
-            keys |= {"endpoint": endpoint, "region": region}
-    return _Provider(name, arguments, keys)
+            settings |= {"endpoint": endpoint, "region": region}
+    return _Provider(name, arguments, settings)

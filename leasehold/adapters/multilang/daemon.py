@@ -38,7 +38,7 @@ from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.child"))
 
-LEAVE_SECONDS = 5.0
+LEASE_LOST_SECONDS = 5.0
 """How long to wait after the worker's drain for children whose leases are gone, before their pipes are closed."""
 
 CLOSE_SECONDS = 30.0
@@ -55,12 +55,12 @@ class RecordSearch:
         self._attempts, self._faults = attempts, 0
         self._failed_at: PlaceOrder = (0, 0, 0)
         self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and the last one
-        self._buried = set[PlaceOrder]()
+        self._dead_lettered = set[PlaceOrder]()
 
     def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that are dead letters."""
-        self._buried = {order for order in self._buried if order > checkpoint}
-        remaining = [record for record in records if record.position.order not in self._buried]
+        self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
+        remaining = [record for record in records if record.position.order not in self._dead_lettered]
         if self._suspects is None:
             return [remaining] if remaining else []
         first, last = self._suspects
@@ -89,7 +89,7 @@ class RecordSearch:
 
     def dead_lettered(self, record: Record) -> None:
         """Note that this record was dead-lettered."""
-        self._buried.add(record.position.order)
+        self._dead_lettered.add(record.position.order)
         self._suspects, self._faults = None, 0
 
 
@@ -110,11 +110,11 @@ class ChildHandler:
         *,
         attempts: int = 5,
         dead_letter: DeadLetter | None = None,
-        empty: bool = False,
+        send_empty: bool = False,
         strict: bool = False,
     ) -> None:
         self._children, self._attempts, self._dead_letter = children, attempts, dead_letter
-        self._empty, self._strict = empty, strict
+        self._send_empty, self._strict = send_empty, strict
         self.fault: Exception | None = None
         self._loop: AbstractEventLoop
         self._runner: Runner | None = None
@@ -123,7 +123,7 @@ class ChildHandler:
         self._searches: dict[
             str, RecordSearch
         ] = {}  # kept after a lease is gone: it may come back with the same record
-        self._unheard: dict[str, Future[None]] = {}  # the message of each lease that no call waits for yet
+        self._unawaited: dict[str, Future[None]] = {}  # the message of each lease that no call waits for yet
         self._leaving = set[Future[None]]()
 
     @property
@@ -138,7 +138,7 @@ class ChildHandler:
             final_checkpoint=self._final_checkpoint,
         )
 
-    def begun(self, runner: Runner) -> None:
+    def set_runner(self, runner: Runner) -> None:
         """Set the runner to stop if `strict` and a child fails."""
         self._runner = runner
 
@@ -152,16 +152,16 @@ class ChildHandler:
         self, _kind: type[BaseException] | None, _fault: BaseException | None, _at: TracebackType | None
     ) -> None:
         """Wait for children that were told to leave, and end all others."""
-        wait(tuple(self._leaving), LEAVE_SECONDS)
+        wait(tuple(self._leaving), LEASE_LOST_SECONDS)
         try:
-            self._do(self._children.close()).result(CLOSE_SECONDS)
+            self._submit(self._children.close()).result(CLOSE_SECONDS)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_SECONDS)
             if not self._loop.is_running():
                 self._loop.close()
 
-    def _do(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+    def _submit(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     # Between two batches
@@ -170,44 +170,44 @@ class ChildHandler:
         key, shard = holding.key, holding.lease.shard
         if happening == "initialize":
             self._holdings[key] = holding
-            self._unheard[key] = self._do(self._children.begin(shard, *self._beginning(holding)))
-            self._unheard[key].add_done_callback(self._look)
+            self._unawaited[key] = self._submit(self._children.begin(shard, *self._checkpoint_and_store(holding)))
+            self._unawaited[key].add_done_callback(self._check_message)
             return
         self._final_checkpoints.pop(key, None)
-        self._unheard.pop(key, None)
-        leaving = self._do(self._children.leave(shard))
+        self._unawaited.pop(key, None)
+        leaving = self._submit(self._children.lose_lease(shard))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
         """Send a message for an empty read, unless the last one is not answered yet or has failed."""
-        previous = self._unheard.get(holding.key)
-        if not self._empty or batch.records:
+        previous = self._unawaited.get(holding.key)
+        if not self._send_empty or batch.records:
             return
         if previous is not None and (not previous.done() or previous.cancelled() or previous.exception() is not None):
             return
-        at, store = self._beginning(holding)
-        message = self._children.process(holding.lease.shard, at, (), batch.behind_seconds, store)
-        self._unheard[holding.key] = self._do(message)
-        self._unheard[holding.key].add_done_callback(self._look)
+        checkpoint, store = self._checkpoint_and_store(holding)
+        message = self._children.process(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
+        self._unawaited[holding.key] = self._submit(message)
+        self._unawaited[holding.key].add_done_callback(self._check_message)
 
-    def _beginning(self, holding: Holding) -> tuple[Position, Any]:
+    def _checkpoint_and_store(self, holding: Holding) -> tuple[Position, Any]:
         # Checkpoints are stored in a thread, so that the loop can serve the other children.
-        return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._stored, holding, position)
+        return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
-    async def _heard(self, key: str) -> None:
+    async def _await_message(self, key: str) -> None:
         """Wait for the message that no call has waited for. Raises its fault (rule 1)."""
-        if (unheard := self._unheard.pop(key, None)) is not None:
-            await asyncio.wrap_future(unheard)
+        if (message := self._unawaited.pop(key, None)) is not None:
+            await asyncio.wrap_future(message)
 
-    def _look(self, done: "Future[None]") -> None:
+    def _check_message(self, done: "Future[None]") -> None:
         if not done.cancelled() and (fault := done.exception()) is not None:
             self._failed(fault)
 
     def _failed(self, fault: BaseException) -> None:
         """If `strict`, end the worker because of this fault."""
         if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
-            log.error("the worker ends, since a child has failed: %s", said(fault))
+            log.error("the worker stops, because a child has failed: %s", said(fault))
             self.fault = fault
             if self._runner is not None:
                 self._runner.stop()
@@ -215,15 +215,15 @@ class ChildHandler:
     # Batches, and the final checkpoint
 
     async def _handle(self, delivery: Delivery) -> None:
-        await self._heard(delivery.lease)
+        await self._await_message(delivery.lease)
         holding = self._holdings[delivery.lease]
-        at, store = self._beginning(holding)
+        checkpoint, store = self._checkpoint_and_store(holding)
         search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
-        parts = search.parts(delivery.records, at.order) if self._dead_letter else [delivery.records]
+        parts = search.parts(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
         for part in parts:
-            message = self._children.process(delivery.shard, at, part, delivery.behind_seconds, store)
+            message = self._children.process(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
             try:
-                await asyncio.wrap_future(self._do(message))
+                await asyncio.wrap_future(self._submit(message))
             except (ChildFault, ChildNotStarted) as fault:
                 self._failed(fault)
                 # If a child was killed because its lease is lost, no record is to blame.
@@ -233,16 +233,21 @@ class ChildHandler:
             search.passed(part)
 
     async def _search(
-        self, search: RecordSearch, part: Sequence[Record], delivery: Delivery, fault: ChildFault, letter: DeadLetter
+        self,
+        search: RecordSearch,
+        part: Sequence[Record],
+        delivery: Delivery,
+        fault: ChildFault,
+        dead_letter: DeadLetter,
     ) -> None:
         if (record := search.failed(part)) is None:
             return
-        result = await asyncio.to_thread(letter, delivery.part([record]), fault)
+        result = await asyncio.to_thread(dead_letter, delivery.part([record]), fault)
         if inspect.isawaitable(result):
             await result
         search.dead_lettered(record)
         log.warning(
-            "shard %s: record %s.%s went to the dead letter: it ends each child: %s",
+            "shard %s: record %s.%s was dead-lettered, because it ends every child: %s",
             delivery.lease,
             record.sequence_number,
             record.sub_sequence_number,
@@ -250,33 +255,35 @@ class ChildHandler:
         )
 
     async def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
-        await self._heard(final_checkpoint.lease)
+        await self._await_message(final_checkpoint.lease)
         holding = self._holdings[final_checkpoint.lease]
         shard = holding.lease.shard
         try:
             if final_checkpoint.ended:
                 self._final_checkpoints[holding.key] = final_checkpoint
-                await asyncio.wrap_future(self._do(self._children.end_shard(shard, *self._beginning(holding))))
+                await asyncio.wrap_future(
+                    self._submit(self._children.end_shard(shard, *self._checkpoint_and_store(holding)))
+                )
             else:
-                await asyncio.wrap_future(self._do(self._children.ask_to_leave(shard)))
+                await asyncio.wrap_future(self._submit(self._children.request_shutdown(shard)))
         except (ChildFault, ChildNotStarted) as fault:
             self._failed(fault)
             raise
 
     # Checkpoints
 
-    def _stored(self, holding: Holding, position: Position) -> CheckpointError | None:
+    def _store_checkpoint(self, holding: Holding, position: Position) -> CheckpointError | None:
         """Store a checkpoint that a child requests. Return None, or the name of the error for the child."""
         if holding.lost.is_set():
             return "ShutdownException"
         try:
             stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
         except OutcomeUnknown as fault:  # the child should ask again: it may be stored, or the lease may be lost
-            log.warning("shard %s: a checkpoint is not answered: %s", holding.key, fault)
+            log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
             name = error_name(fault)
-            log.warning("shard %s: a checkpoint is not stored: %s", holding.key, fault)
+            log.warning("shard %s: a checkpoint was not stored: %s", holding.key, fault)
             return name
         return None if stored else "ShutdownException"
 

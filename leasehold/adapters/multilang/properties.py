@@ -23,24 +23,24 @@ from attrs import field, frozen
 
 from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
-from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
 
-FateName = Literal["taken", "nearest", "ignored", "unknown"]
+SupportLevel = Literal["taken", "nearest", "ignored", "unknown"]
 
 POLLING = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
 """If one of these is set, Java polls. Otherwise it reads by enhanced fan-out."""
 
-CADENCE = "leases and shards are looked at in a cadence of its own"
-LEADER = "only Java's leader uses it"
-MIGRATION = "leases of all versions of KCL are understood side by side"
+OWN_SCHEDULE = "leasehold schedules these reads itself"
+ONLY_LEADER = "only Java's leader uses it"
+MIGRATION = "leasehold reads the leases of all KCL versions"
 LIMITS = "the service's own limits are kept"
 
 IGNORED: Mapping[str, str] = {
-    "processingLanguage": "it is text for a user agent",
+    "processingLanguage": "it only appears in the user agent",
     "maxActiveThreads": "children are served by one event loop, without a thread for each",
     **dict.fromkeys(
         (
@@ -56,10 +56,10 @@ IGNORED: Mapping[str, str] = {
             "leaseTableScanTotalSegments",
             "enablePriorityLeaseAssignment",
         ),
-        CADENCE,
+        OWN_SCHEDULE,
     ),
-    "cleanupLeasesUponShardCompletion": "leases of finished shards go once their children are read",
-    "ignoreUnexpectedChildShards": "children are as the service says",
+    "cleanupLeasesUponShardCompletion": "leases of finished shards are deleted once their children are read",
+    "ignoreUnexpectedChildShards": "children are those that the service reports",
     "initialLeaseTableReadCapacity": "a new table is billed on demand",
     "initialLeaseTableWriteCapacity": "a new table is billed on demand",
     **dict.fromkeys(
@@ -69,13 +69,13 @@ IGNORED: Mapping[str, str] = {
         ("metricsLevel", "metricsBufferTimeMillis", "metricsMaxQueueSize", "metricsEnabledDimensions"),
         "nothing is sent to CloudWatch; OTEL_METRICS_EXPORTER says where metrics go",
     ),
-    "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; what is out of range is refused",
+    "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; checkpoints out of range are rejected",
     "shardPrioritization": "parents are read before their children",
     **dict.fromkeys(
         ("clientVersionConfig", "migrateAllEntitiesToLeaseTable", "tableMigrationCompleteBakeTimeSeconds"), MIGRATION
     ),
-    "isGracefulLeaseHandoffEnabled": "leases always move by agreement where the owner answers",
-    "gracefulLeaseHandoffTimeoutMillis": "an heir waits as long as its lease settings say",
+    "isGracefulLeaseHandoffEnabled": "leases always move by agreement if the owner responds",
+    "gracefulLeaseHandoffTimeoutMillis": "the next owner's timeout follows from the lease settings",
     **dict.fromkeys(
         (
             f"{table}{part}"
@@ -90,7 +90,7 @@ IGNORED: Mapping[str, str] = {
                 "Tags",
             )
         ),
-        LEADER,
+        ONLY_LEADER,
     ),
     **dict.fromkeys(
         (
@@ -106,14 +106,14 @@ IGNORED: Mapping[str, str] = {
             "workerMetricsEMAAlpha",
             "staleWorkerMetricsEntryCleanupDuration",
         ),
-        LEADER,
+        ONLY_LEADER,
     ),
     "AwsCredentialsProviderCloudWatch": "nothing is sent to CloudWatch",
 }
 
 CREDENTIALS = ("AwsCredentialsProvider", "AwsCredentialsProviderDynamoDB")
 
-EMPTY = "callProcessRecordsEvenForEmptyRecordList"
+EMPTY_LISTS = "callProcessRecordsEvenForEmptyRecordList"
 
 _TAKEN = (
     "executableName",
@@ -131,7 +131,7 @@ _TAKEN = (
     "failoverTimeMillis",
     "maxLeasesForWorker",
     "maxRecords",
-    EMPTY,
+    EMPTY_LISTS,
     "retrievalMode",
     "fanoutConfig.consumerName",
     "fanoutConfig.consumerArn",
@@ -141,8 +141,8 @@ _TAKEN = (
     "dynamoDbClient.region",
 )
 NEAREST: Mapping[str, str] = {
-    "timeoutInSeconds": "a child that does not answer for so long is killed, and its shard goes on with another",
-    "shutdownGraceMillis": "at the end children have so long to checkpoint",
+    "timeoutInSeconds": "a child that sends nothing for this long is killed and replaced",
+    "shutdownGraceMillis": "how long children may checkpoint when the daemon stops",
     "maxLeasesToStealAtOneTime": "max_steals",
     "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
     "logWarningForTaskAfterMillis": "slow_seconds",
@@ -161,7 +161,7 @@ class Support:
     """A key in the file, and how it is supported."""
 
     key: str
-    fate: FateName
+    level: SupportLevel
     meaning: str = ""
 
 
@@ -176,8 +176,8 @@ class MultiLangSettings:
         credentials: The credentials for the source.
         table_credentials: The credentials for the store.
         options: The options of the worker, as in Python.
-        most_records: The maximum number of records in a message.
-        empty: Whether children also get messages for reads without records.
+        max_records: The maximum number of records in a message.
+        send_empty: Whether children also get messages for reads without records.
         timeout_seconds: Kill a child that doesn't answer for this long; None for never.
         support: How each key is supported, in the order of the file.
     """
@@ -188,15 +188,15 @@ class MultiLangSettings:
     credentials: Credentials
     table_credentials: Credentials
     options: Options
-    most_records: int
-    empty: bool
+    max_records: int
+    send_empty: bool
     timeout_seconds: float | None
     support: tuple[Support, ...]
 
     def table(self) -> str:
         """Return the table that is printed at the start, one key per line, without values, which may be secret."""
         widest = max(len(row.key) for row in self.support)
-        return "\n".join(f"{row.key:<{widest}}  {row.fate:<7}  {row.meaning}".rstrip() for row in self.support)
+        return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
 
 def read_properties(
@@ -217,7 +217,9 @@ def read_properties(
     except OSError as error:
         raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
     except javaproperties.InvalidUEscapeError as error:
-        raise ValueError(f"{path}: {error.escape!r} is no character; write \\u and four digits") from None
+        raise ValueError(
+            f"{path}: {error.escape!r} is not a character; write \\u and four hexadecimal digits"
+        ) from None
     for setting in settings:
         key, separator, value = setting.partition("=")
         if not separator or not key.strip():
@@ -232,51 +234,51 @@ def read_properties(
     return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in values.items()}
 
 
-def understood_properties(given: Mapping[str, str]) -> MultiLangSettings:
+def settings_of(properties: Mapping[str, str]) -> MultiLangSettings:
     """Return the settings in these keys. Raises ValueError for the first key that is missing, wrong or refused."""
-    return _Understanding(given).settings()
+    return _Interpreter(properties).settings()
 
 
 @frozen
-class _Understanding:
+class _Interpreter:
     """Interprets the keys of one file, and collects how each is supported."""
 
-    given: Mapping[str, str]
+    properties: Mapping[str, str]
     support: dict[str, Support] = field(factory=dict)
 
     def settings(self) -> MultiLangSettings:
-        for key in self.given:
+        for key in self.properties:
             self.support[key] = self._support(key)
         name = self._required("applicationName")
         argv = tuple(word for word in self._required("executableName").split(" ") if word)
-        of_stream, of_table = self._credentials()
+        credentials, table_credentials = self._credentials()
         options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
-        options["initial_position"] = self._beginning()
-        if (lease := self._whole("failoverTimeMillis", 1)) is not None:
+        options["initial_position"] = self._initial_position()
+        if (lease := self._integer("failoverTimeMillis", 1)) is not None:
             options["lease_seconds"] = lease / 1000
-        if (grace := self._whole("shutdownGraceMillis", 0)) is not None:
+        if (grace := self._integer("shutdownGraceMillis", 0)) is not None:
             options["drain_seconds"] = grace / 1000
-        if slow := self._whole("logWarningForTaskAfterMillis", 0):
+        if slow := self._integer("logWarningForTaskAfterMillis", 0):
             options["slow_seconds"] = slow / 1000
         options["set"] = {
             name: count
             for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
-            if (count := self._whole(key, 1)) is not None
+            if (count := self._integer(key, 1)) is not None
         }
-        of_tables = {
+        table_options = {
             "region": self._text("dynamoDbClient.region") or self._text("regionName"),
             "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
         }
         return MultiLangSettings(
             argv=argv,
             source=self._source(name),
-            store=_url("dynamodb", self._text("tableName") or name, of_tables),
-            credentials=of_stream,
-            table_credentials=of_table,
+            store=_url("dynamodb", self._text("tableName") or name, table_options),
+            credentials=credentials,
+            table_credentials=table_credentials,
             options=options,
-            most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
-            empty=self._flag(EMPTY),
-            timeout_seconds=self._whole("timeoutInSeconds", 1),
+            max_records=self._integer("maxRecords", 1) or DEFAULT_MAX_RECORDS,
+            send_empty=self._flag(EMPTY_LISTS),
+            timeout_seconds=self._integer("timeoutInSeconds", 1),
             support=tuple(self.support.values()),
         )
 
@@ -287,7 +289,7 @@ class _Understanding:
             return Support(key, "ignored", IGNORED[key])
         if key in _REFUSED:
             if self._flag(key):
-                raise ValueError(f"{key}: set it on the table itself; a table that is made here has it not")
+                raise ValueError(f"{key}: set it on the table itself; leasehold creates tables without it")
             return Support(key, "taken")
         if key in _TAKEN or key in CREDENTIALS:
             return Support(key, "taken")
@@ -296,25 +298,23 @@ class _Understanding:
         if key.startswith("cloudWatchClient."):
             return Support(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
         if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
-            raise ValueError(
-                f"{key}: it calls a method of Java's SDK; botocore's environment variables may do the same"
-            )
+            raise ValueError(f"{key}: it configures Java's SDK; use botocore's environment variables instead")
         return Support(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
 
     def _text(self, key: str) -> str | None:
-        return self.given.get(key, "").strip() or None
+        return self.properties.get(key, "").strip() or None
 
     def _required(self, key: str) -> str:
         if (value := self._text(key)) is None:
-            hint = did_you_mean(key, [name for name, support in self.support.items() if support.fate == "unknown"])
+            hint = did_you_mean(key, [name for name, support in self.support.items() if support.level == "unknown"])
             raise ValueError(f"{key}: it is missing{hint}")
         return value
 
-    def _whole(self, key: str, least: int) -> int | None:
+    def _integer(self, key: str, minimum: int) -> int | None:
         if (value := self._text(key)) is None:
             return None
-        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < least:
-            raise ValueError(f"{key}: {printable(value)!r} is not a whole number from {least} on")
+        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < minimum:
+            raise ValueError(f"{key}: {printable(value)!r} is not a whole number of at least {minimum}")
         return int(value)
 
     def _flag(self, key: str) -> bool:
@@ -323,14 +323,14 @@ class _Understanding:
             raise ValueError(f"{key}: {printable(value)!r} is neither true nor false")
         return value == "true"
 
-    def _beginning(self) -> Position | str:
-        name, seconds = self._text("initialPositionInStream"), self._whole("initialPositionInStreamExtended", 0)
+    def _initial_position(self) -> Position | str:
+        name, seconds = self._text("initialPositionInStream"), self._integer("initialPositionInStreamExtended", 0)
         if seconds is not None:
             if name is not None:
                 raise ValueError(
-                    "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other"
+                    "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
-            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended (in seconds)"))
+            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
         name = (name or "LATEST").upper()
         if name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(
@@ -345,18 +345,18 @@ class _Understanding:
         if arn is not None:
             address = stream_address(arn, None, "streamArn")
             if address.arn is None:
-                raise ValueError(f"streamArn: {printable(arn)!r} is no ARN of a stream")
+                raise ValueError(f"streamArn: {printable(arn)!r} is not the ARN of a stream")
             name = arn
             if region is not None and address.region != region:  # as in the KCL's own sample file
                 name = address.name
-                meaning = f"its stream, but in {region}: regionName says so, as in Java"
+                meaning = f"its stream, but in {region}, because regionName takes precedence, as in Java"
                 self.support["streamArn"] = Support("streamArn", "nearest", meaning)
             region = region or address.region
             if "streamName" in self.support:
-                self.support["streamName"] = Support("streamName", "ignored", "streamArn says which stream")
+                self.support["streamName"] = Support("streamName", "ignored", "streamArn names the stream")
         elif name is None:
             name = self._required("streamName")
-        idle = self._whole("idleTimeBetweenReadsInMillis", 0)
+        idle = self._integer("idleTimeBetweenReadsInMillis", 0)
         consumer = self._consumer(application)
         return _url("kinesis", name, {
             "region": region,
@@ -370,7 +370,7 @@ class _Understanding:
         mode = (self._text("retrievalMode") or "DEFAULT").upper()
         if mode not in {"DEFAULT", "POLLING", "FANOUT"}:
             raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
-        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.given for key in POLLING)):
+        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.properties for key in POLLING)):
             return None
         consumer = self._text("fanoutConfig.consumerArn") or self._text("fanoutConfig.consumerName") or application
         price = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
@@ -382,7 +382,7 @@ class _Understanding:
     def _credentials(self) -> tuple[Credentials, Credentials]:
         """Return the credentials for the stream and for the table, which are the same unless the file names others."""
         credentials: dict[str, Credentials] = {}
-        for name_in_file in self.given:
+        for name_in_file in self.properties:
             # Java matches these keys without regard to case, unlike all others.
             key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
             if key is None or (value := self._text(name_in_file)) is None:

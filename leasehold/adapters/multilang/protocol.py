@@ -9,8 +9,8 @@ between the child may request checkpoints. Each request is answered before the n
     conversation.receive_data(pipe.read())          b"" if the child has closed its pipe
     while event := conversation.next_event(): ...   handle what the child sent; None means to read more
 
-The events are `Answered`, `CheckpointWanted`, `NotUnderstood` and `Broken`. After `CheckpointWanted` there is no other
-event until `checkpoint_stored` or `checkpoint_failed` is called.
+The events are `StatusReceived`, `CheckpointRequested`, `InvalidLine` and `ConversationBroken`. After
+`CheckpointRequested` there is no other event until `checkpoint_stored` or `checkpoint_failed` is called.
 
 Rule 1: `acknowledged` is the checkpoint in the row. Only `checkpoint_stored` moves it, never a status.
 Rule 2: A request must be between the last checkpoint and the greatest delivered position, by (number, sub-sequence
@@ -18,8 +18,8 @@ number), both included. It need not be the position of a delivered record. A req
 delivered position. A request for the current checkpoint is answered without a write.
 Rule 3: At `shardEnded`, a request without a number, or for the last delivered record, means the end of the shard.
 Rule 4: There are no checkpoints during `initialize` and `leaseLost`.
-Rule 5: `leaseLost` and `shardEnded` are the last messages. After the answer to one of them, or after `Broken`, nothing
-is sent, and nothing that arrives is interpreted.
+Rule 5: `leaseLost` and `shardEnded` are the last messages. After the answer to one of them, or after
+`ConversationBroken`, nothing is sent, and nothing that arrives is interpreted.
 
 Children distinguish errors by name. The names are those of the Java classes.
 """
@@ -36,8 +36,8 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import SHARD_END, Position
 
 ChildAction = Literal["initialize", "processRecords", "leaseLost", "shardEnded", "shutdownRequested"]
-FINAL: tuple[ChildAction, ...] = ("leaseLost", "shardEnded")
-NO_CHECKPOINT: tuple[ChildAction, ...] = ("initialize", "leaseLost")
+FINAL_ACTIONS: tuple[ChildAction, ...] = ("leaseLost", "shardEnded")
+WITHOUT_CHECKPOINT: tuple[ChildAction, ...] = ("initialize", "leaseLost")
 
 CheckpointError = Literal[
     "IllegalArgumentException",  # not within the range
@@ -47,13 +47,13 @@ CheckpointError = Literal[
     "ThrottlingException",  # the store throttles, or the outcome is unknown; children try again
 ]
 
-MOST_RECORDS = 10_000
+DEFAULT_MAX_RECORDS = 10_000
 """The default of KCL's `maxRecords`."""
 
-MOST_LINE_BYTES = 2**20
+MAX_LINE_BYTES = 2**20
 """The length above which a line of a child is not a message. The longest message of a library contains two numbers."""
 
-MOST_DIGITS = 200
+MAX_DIGITS = 200
 """The most digits of a sequence number in a request. Kinesis's have 56."""
 
 _KEYS = {
@@ -67,45 +67,45 @@ class ConversationError(Exception):
 
 
 @frozen
-class Answered:
+class StatusReceived:
     """The child has answered this action. After one of FINAL, close its pipe."""
 
     action: ChildAction
 
 
 @frozen
-class CheckpointWanted:
+class CheckpointRequested:
     """The child requests this checkpoint. Store it, then call `checkpoint_stored` or `checkpoint_failed`."""
 
     position: Position
 
 
 @frozen
-class NotUnderstood:
+class InvalidLine:
     """The child wrote a line that is not a message of the protocol, or a status although nothing was asked."""
 
     line: str
-    why: str
+    reason: str
 
 
 @frozen
-class Broken:
+class ConversationBroken:
     """The conversation cannot go on, for this reason."""
 
-    why: str
+    reason: str
 
 
-Event = Answered | CheckpointWanted | NotUnderstood | Broken
+Event = StatusReceived | CheckpointRequested | InvalidLine | ConversationBroken
 
 
 @frozen
-class _Asked:
+class _CheckpointRequest:
     """A request for a checkpoint, as the child wrote it."""
 
     sequence: str | None
     sub: int | None
 
-    def answer(self, error: CheckpointError | None) -> dict[str, Any]:
+    def response(self, error: CheckpointError | None) -> dict[str, Any]:
         """Return the answer, which repeats the request and adds the error."""
         return {
             "action": "checkpoint",
@@ -126,64 +126,67 @@ class Conversation:
     Attributes:
         acknowledged: The checkpoint in the row.
         delivered: The position of the last record that was sent.
-        asking: The action that is not answered yet; None if the next message may be sent.
-        over: Whether the conversation has ended (rule 5).
+        pending_action: The action that is not answered yet; None if the next message may be sent.
+        ended: Whether the conversation has ended (rule 5).
     """
 
-    def __init__(self, shard: str, at: Position, most_records: int = MOST_RECORDS) -> None:
-        self.shard, self._most_records = shard, most_records
-        self.acknowledged = self.delivered = at
-        self.asking: ChildAction | None = None
-        self.over = self._begun = self._closed = False
-        self._ending = False  # whether `shardEnded` was sent
-        self._wanted: tuple[_Asked, Position] | None = None
-        self._out: list[str] = []
-        self._part, self._skipping = b"", False  # the incomplete last line, and whether it is already too long
+    def __init__(self, shard: str, checkpoint: Position, max_records: int = DEFAULT_MAX_RECORDS) -> None:
+        self.shard, self._max_records = shard, max_records
+        self.acknowledged = self.delivered = checkpoint
+        self.pending_action: ChildAction | None = None
+        self.ended = self._initialized = self._closed = False
+        self._shard_ended_sent = False  # whether `shardEnded` was sent
+        self._checkpoint_request: tuple[_CheckpointRequest, Position] | None = None
+        self._outgoing: list[str] = []
+        self._incomplete_line, self._line_too_long = (
+            b"",
+            False,
+        )  # the incomplete last line, and whether it is already too long
         self._lines = deque[bytes]()
 
     # The daemon's messages
 
     def initialize(self) -> None:
         """Send the first message, which contains the checkpoint in the row."""
-        if self._begun:
-            raise ConversationError("initialize: it is the first message, and was sent before")
-        self._begun = True
-        at = self.acknowledged
-        sub = at.sub if at.numbered else 0  # the time of AT_TIMESTAMP is not a sub-sequence number
+        if self._initialized:
+            raise ConversationError("initialize: it was already sent")
+        self._initialized = True
+        checkpoint = self.acknowledged
+        sub = checkpoint.sub if checkpoint.numbered else 0  # the time of AT_TIMESTAMP is not a sub-sequence number
         message = {
             "action": "initialize",
             "shardId": self.shard,
-            "sequenceNumber": at.sequence,
+            "sequenceNumber": checkpoint.sequence,
             "subSequenceNumber": sub,
         }
-        self._ask("initialize", message)
+        self._send_action("initialize", message)
 
     def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
         """Send as many of these records as fit into a message, perhaps none, and return how many were sent."""
-        part = records[: self._most_records]
+        part = records[: self._max_records]
         behind = None if behind_seconds is None else int(behind_seconds * 1000)
         message = {"action": "processRecords", "records": [*map(_record, part)], "millisBehindLatest": behind}
-        self._ask("processRecords", message)
+        self._send_action("processRecords", message)
         if part:
             self.delivered = part[-1].position
         return len(part)
 
     def shutdown_requested(self) -> None:
         """Ask the child for its last checkpoint before the lease moves to another worker."""
-        self._ask("shutdownRequested", {"action": "shutdownRequested"})
+        self._send_action("shutdownRequested", {"action": "shutdownRequested"})
 
     def lease_lost(self) -> None:
         """Notify the child that the lease is lost. The child then closes its pipe."""
-        self._ask("leaseLost", {"action": "leaseLost"})
+        self._send_action("leaseLost", {"action": "leaseLost"})
 
     def shard_ended(self) -> None:
         """Notify the child that all records of the shard were sent, and ask for the checkpoint that ends it."""
-        self._ask("shardEnded", {"action": "shardEnded"})
-        self._ending = True
+        self._send_action("shardEnded", {"action": "shardEnded"})
+        self._shard_ended_sent = True
 
     def data_to_send(self) -> bytes:
         """Return the bytes to write to the child since the last call."""
-        data, self._out = "".join(self._out), []
+        data, self._outgoing = "".join(self._outgoing), []
         return data.encode("utf-8", "replace")
 
     # The child's messages
@@ -195,99 +198,99 @@ class Conversation:
             return
         # Children end a line with LF, CR or both. If a CR and its LF arrive separately, the result is an extra empty
         # line, which is skipped.
-        *lines, tail = (self._part + data).replace(b"\r", b"\n").split(b"\n")
+        *lines, tail = (self._incomplete_line + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
-            if not self._skipping and line.strip():
+            if not self._line_too_long and line.strip():
                 self._lines.append(line)
-            self._skipping = False
-        if len(tail) > MOST_LINE_BYTES and not self._skipping:
+            self._line_too_long = False
+        if len(tail) > MAX_LINE_BYTES and not self._line_too_long:
             self._lines.append(tail)  # too long: reported once, and the rest of the line is skipped
-            self._skipping = True
-        self._part = b"" if self._skipping else tail
+            self._line_too_long = True
+        self._incomplete_line = b"" if self._line_too_long else tail
 
     def next_event(self) -> Event | None:
         """Return the child's next message, or None if more must be read or a checkpoint is not yet stored."""
-        while self._lines and not self.over and self._wanted is None:
+        while self._lines and not self.ended and self._checkpoint_request is None:
             event = self._event(self._lines.popleft())
             if event is not None:
                 return event
-        if self._closed and not self.over and self._wanted is None:
-            self.over = True
-            return Broken("it has closed its standard output")
+        if self._closed and not self.ended and self._checkpoint_request is None:
+            self.ended = True
+            return ConversationBroken("it has closed its standard output")
         return None
 
     def checkpoint_stored(self) -> None:
         """Answer the request: the row contains the requested checkpoint."""
-        request, position = self._taken()
+        request, position = self._take_request()
         self.acknowledged = position
-        self._say(request.answer(None))
+        self._send(request.response(None))
 
     def checkpoint_failed(self, error: CheckpointError) -> None:
         """Answer the request: the checkpoint was not stored, for this reason. The child decides what to do."""
-        request, _ = self._taken()
-        self._say(request.answer(error))
+        request, _ = self._take_request()
+        self._send(request.response(error))
 
     # How both are handled
 
-    def _ask(self, action: ChildAction, message: dict[str, Any]) -> None:
-        if self.over or not self._begun:
-            raise ConversationError(f"{action}: the conversation {'is over' if self.over else 'has not begun'}")
-        if self.asking is not None:
-            raise ConversationError(f"{action}: {self.asking} is not answered yet")
-        self.asking = action
-        self._say(message)
+    def _send_action(self, action: ChildAction, message: dict[str, Any]) -> None:
+        if self.ended or not self._initialized:
+            raise ConversationError(f"{action}: the conversation {'is over' if self.ended else 'has not begun'}")
+        if self.pending_action is not None:
+            raise ConversationError(f"{action}: {self.pending_action} is not answered yet")
+        self.pending_action = action
+        self._send(message)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         # Node treats these two as line ends. They only occur in strings, where JSON allows the escapes.
-        self._out.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
+        self._outgoing.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
 
-    def _taken(self) -> tuple[_Asked, Position]:
-        if self._wanted is None:
-            raise ConversationError("checkpoint: none is asked for")
-        wanted, self._wanted = self._wanted, None
-        return wanted
+    def _take_request(self) -> tuple[_CheckpointRequest, Position]:
+        if self._checkpoint_request is None:
+            raise ConversationError("checkpoint: none is requested")
+        request, self._checkpoint_request = self._checkpoint_request, None
+        return request
 
     def _event(self, line: bytes) -> Event | None:
         try:
             message = _message(line)
         except ValueError as error:
-            return NotUnderstood(line.decode("utf-8", "replace"), str(error))
-        if isinstance(message, _Asked):
+            return InvalidLine(line.decode("utf-8", "replace"), str(error))
+        if isinstance(message, _CheckpointRequest):
             return self._checkpoint(message)
-        if self.asking is None:
+        if self.pending_action is None:
             # Java would take it as the answer to its next message, and then run ahead of the child.
-            return NotUnderstood(line.decode(), "a status, and nothing was asked")
-        if message != self.asking:
-            self.over = True
-            return Broken(f"it answered {message}, and {self.asking} was asked")
-        answered, self.asking = self.asking, None
-        self.over = answered in FINAL
-        return Answered(answered)
+            return InvalidLine(line.decode(), "a status, although no action is pending")
+        if message != self.pending_action:
+            self.ended = True
+            return ConversationBroken(f"it sent a status for {message}, although {self.pending_action} is pending")
+        action, self.pending_action = self.pending_action, None
+        self.ended = action in FINAL_ACTIONS
+        return StatusReceived(action)
 
-    def _checkpoint(self, request: _Asked) -> CheckpointWanted | None:
+    def _checkpoint(self, request: _CheckpointRequest) -> CheckpointRequested | None:
         """Answer a request that needs no write, or return the event that asks for one."""
-        if not self._begun or self.asking in NO_CHECKPOINT:
-            self._say(request.answer("InvalidStateException"))
+        if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
+            self._send(request.response("InvalidStateException"))
             return None
         last, number, sub = self.delivered, request.sequence, request.sub or 0
         position: Position | None = None  # stays None if the request is out of range
         if number is None:
-            position = SHARD_END if self._ending else last
-        elif number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS and sub >= 0:
+            position = SHARD_END if self._shard_ended_sent else last
+        elif number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and sub >= 0:
             requested = Position(str(int(number)), sub)
-            if self._ending and requested.order == last.order:
+            if self._shard_ended_sent and requested.order == last.order:
                 position = SHARD_END
             elif self.acknowledged.order <= requested.order <= last.order:
                 position = requested
         if position is None:
-            self._say(request.answer("IllegalArgumentException"))
+            self._send(request.response("IllegalArgumentException"))
             return None
         if position.order == self.acknowledged.order:
-            self._say(request.answer(None))
+            self._send(request.response(None))
             return None
-        self._wanted = request, position
-        return CheckpointWanted(position)
+        self._checkpoint_request = request, position
+        return CheckpointRequested(position)
 
 
 def _record(record: Record) -> dict[str, Any]:
@@ -302,27 +305,27 @@ def _record(record: Record) -> dict[str, Any]:
     }
 
 
-def _message(line: bytes) -> _Asked | str:
+def _message(line: bytes) -> _CheckpointRequest | str:
     """Parse a line as a request for a checkpoint, or as the action that a status answers. Raises ValueError."""
-    if len(line) > MOST_LINE_BYTES:
-        raise ValueError(f"longer than {MOST_LINE_BYTES} bytes")
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
     try:
         document = json.loads(line.decode())
     except (ValueError, RecursionError):
-        raise ValueError("no JSON") from None
+        raise ValueError("not JSON") from None
     action = document.get("action") if isinstance(document, dict) else None
     keys = _KEYS.get(action) if isinstance(action, str) else None
     if keys is None:
-        raise ValueError("no status and no checkpoint")
+        raise ValueError("neither a status nor a checkpoint")
     if unknown := document.keys() - keys:
         raise ValueError(f"the unknown key {min(unknown)!r}")
     if action == "status":
         return _as_string(document, "responseFor") or ""
     number, sub = _as_string(document, "sequenceNumber"), _as_string(document, "subSequenceNumber")
     try:
-        return _Asked(number, None if sub is None else int(sub))
+        return _CheckpointRequest(number, None if sub is None else int(sub))
     except ValueError:
-        raise ValueError("subSequenceNumber is not a whole number") from None
+        raise ValueError("subSequenceNumber is not an integer") from None
 
 
 def _as_string(message: dict[str, Any], key: str) -> str | None:
@@ -332,4 +335,4 @@ def _as_string(message: dict[str, Any], key: str) -> str | None:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(f"{key} is neither a text nor a whole number")
+    raise ValueError(f"{key} is neither a string nor an integer")

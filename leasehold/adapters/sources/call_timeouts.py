@@ -152,7 +152,7 @@ class CallTimeouts:
                 response = getattr(self._clients.with_timeout(timeout), operation)(**parameters)
             except self._clients.timeout_error as error:
                 message = f"{self._clients.service} did not answer within {timeout:g} s"
-                message += f"; the next call is given {self.timed_out(operation, timeout):g} s"
+                message += f"; the timeout of the next call is {self.timed_out(operation, timeout):g} s"
                 if not (self._retries_first_call and self.lengthened):
                     raise SourceUnavailable(message) from error
                 log.warning("%s", message)
@@ -209,7 +209,7 @@ class CallTimeouts:
 
 
 def _log_lost(fault: BaseException) -> None:
-    log.error("an answer was lost on its way: %s", said(fault))
+    log.error("the thread of a call failed, and its response is lost: %s", said(fault))
 
 
 def datetime_of(position: Position) -> datetime:
@@ -222,7 +222,7 @@ def datetime_of(position: Position) -> datetime:
         return datetime.fromtimestamp(position.sub / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         raise SourceError(
-            f"its checkpoint is AT_TIMESTAMP {position.sub} ms, which is no time; set it with `leasehold reset`"
+            f"its checkpoint is AT_TIMESTAMP {position.sub} ms, which is not a time; set it with `leasehold reset`"
         ) from None
 
 

@@ -56,8 +56,8 @@ def change_of(data: bytes) -> Change:
             created=None if created is None else datetime.fromtimestamp(created, UTC),
             by=identity.get("PrincipalId") or identity.get("principalId") or "",
         )
-    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError("this record's data is no change of an item of DynamoDB") from odd
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError("this record's data is not a change of a DynamoDB item") from error
 
 
 _MILLISECONDS = 10**11

@@ -109,7 +109,7 @@ def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
 
 
 @define
-class _RunSeen:
+class _RunState:
     """The current batch of a run, and the highest row of each part and edition."""
 
     batch: int
@@ -118,57 +118,57 @@ class _RunSeen:
     def has(self, tag: Tag) -> bool:
         return tag.batch == self.batch and tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)
 
-    def note(self, part: str, edition: str, row: int) -> None:
+    def add(self, part: str, edition: str, row: int) -> None:
         editions = self.parts.setdefault(part, {})
         editions[edition] = max(row, editions.pop(edition, -1))
         for entries, limit in ((editions, EDITIONS), (self.parts, PARTS)):
             if len(entries) > limit:
                 del entries[next(iter(entries))]
 
-    def hand_over(self, others: Iterable["_RunSeen"]) -> None:
+    def copy_rows_to(self, others: Iterable["_RunState"]) -> None:
         """Record these rows for the other runs at the same batch, before this run forgets them or is forgotten."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
                     for edition, row in editions.items():
-                        other.note(part, edition, row)
+                        other.add(part, edition, row)
 
-    def copy(self) -> "_RunSeen":
-        return _RunSeen(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
+    def copy(self) -> "_RunState":
+        return _RunState(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
 
 
-_RunsSeen = dict[int, _RunSeen]
+_RunStates = dict[int, _RunState]
 """The runs of a query by number, in the order in which they wrote last."""
-_Queries = dict[str, _RunsSeen]
+_Queries = dict[str, _RunStates]
 """The queries by name, in the order in which they wrote last."""
 
 
-def _is_duplicate(runs: _RunsSeen, tag: Tag) -> bool:
+def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
     own = runs.get(tag.run)
     if own is not None and (tag.batch < own.batch or own.has(tag)):  # R2, R1
         return True
     return (own is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
 
 
-def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
+def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
     """Record a row for one piece of the hash keys; `spans` tells whether the row's span includes the piece."""
     own = runs.get(tag.run)
     if own is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
             del runs[number]  # R3
-        own = _RunSeen(tag.batch)
+        own = _RunState(tag.batch)
     elif tag.batch > own.batch:
-        own.hand_over(run for run in runs.values() if run is not own)
+        own.copy_rows_to(run for run in runs.values() if run is not own)
         own.batch, own.parts = tag.batch, {}
     if spans and own.batch == tag.batch:
-        own.note(tag.part, tag.edition, tag.row)
+        own.add(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
         runs.pop(tag.run, None)
         for number in [number for number, run in runs.items() if run.batch + BATCHES < own.batch]:
             del runs[number]
         runs[tag.run] = own
         if len(runs) > RUNS:
-            runs.pop(next(iter(runs))).hand_over(runs.values())
+            runs.pop(next(iter(runs))).copy_rows_to(runs.values())
 
 
 @define
@@ -180,13 +180,13 @@ class SeenRows:
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, and what was read of its records.
-        at: The position of the record that changed the state last.
+        position: The position of the record that changed the state last.
     """
 
     pieces: list[tuple[int, _Queries]] = field(factory=lambda: [(HASH_KEYS[1], {})])
-    at: Position | None = None
-    _text: str | None = field(default=None, eq=False)
-    _until: dict[tuple[str, int], int] = field(factory=dict, eq=False)
+    position: Position | None = None
+    _token: str | None = field(default=None, eq=False)
+    _undecided_until: dict[tuple[str, int], int] = field(factory=dict, eq=False)
     _possible_duplicates: int = field(default=0, eq=False)
 
     def __bool__(self) -> bool:
@@ -212,10 +212,10 @@ class SeenRows:
                 "query %s: run %d writes batch %d although another run was at %d: all its rows are kept, perhaps twice"
             )
             log.warning(text, tag.query, tag.run, tag.batch, latest)
-            self._until = {**self._until, (tag.query, tag.run): latest}
-        if self._until and tag.batch <= self._until.get((tag.query, tag.run), -1):
+            self._undecided_until = {**self._undecided_until, (tag.query, tag.run): latest}
+        if self._undecided_until and tag.batch <= self._undecided_until.get((tag.query, tag.run), -1):
             self._possible_duplicates += 1
-        self.note(tag, position)
+        self.add(tag, position)
         return False
 
     def take_possible_duplicates(self) -> int:
@@ -223,16 +223,16 @@ class SeenRows:
         possible_duplicates, self._possible_duplicates = self._possible_duplicates, 0
         return possible_duplicates
 
-    def note(self, tag: Tag, position: Position) -> None:
+    def add(self, tag: Tag, position: Position) -> None:
         """Record a new row. Its number counts for the hash keys of its span (W1), its batch for all hash keys (W2)."""
-        self.at, self._text = position, None
+        self.position, self._token = position, None
         first, last = tag.span
         for bound in (first - 1, last):
             self._cut(bound)
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
             # After the cuts at both ends, a piece lies in the span entirely or not at all.
-            _note(runs, tag, spans=first <= bound <= last)
+            _add_row(runs, tag, spans=first <= bound <= last)
             queries[tag.query] = runs
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
@@ -255,19 +255,20 @@ class SeenRows:
     def copy(self) -> Self:
         """Return an independent copy."""
         pieces = [(last, _copied(queries)) for last, queries in self.pieces]
-        return type(self)(pieces, self.at, self._text, self._until, self._possible_duplicates)
+        return type(self)(pieces, self.position, self._token, self._undecided_until, self._possible_duplicates)
 
     @property
     def token(self) -> str:
         """The token for a position with this state; "" if no record had a tag."""
-        if self._text is None:
-            self._text = ""
-            if self.at is not None and self:
+        if self._token is None:
+            self._token = ""
+            if self.position is not None and self:
                 pieces = [
-                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _text_of(queries) for last, queries in self.pieces
+                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _queries_text(queries)
+                    for last, queries in self.pieces
                 ]
-                self._text = f"{_FORM} {self.at.sequence}.{self.at.sub} {' '.join(pieces)}"
-        return self._text
+                self._token = f"{_PREFIX} {self.position.sequence}.{self.position.sub} {' '.join(pieces)}"
+        return self._token
 
     @classmethod
     def of(cls, start: Position) -> Self:
@@ -275,8 +276,8 @@ class SeenRows:
 
         It is nothing if the token contains no state, or the state of a later position.
         """
-        _, form, rest = start.token.partition(f"{_FORM} ")
-        if not form:
+        _, separator, rest = start.token.partition(f"{_PREFIX} ")
+        if not separator:
             return cls()
         location, *pieces = rest.split(" ")
         sequence, _, sub = location.partition(".")
@@ -292,25 +293,25 @@ class SeenRows:
         return cls(pieces_read, at) if complete and at.order <= start.order else cls()
 
 
-_FORM = "had1"
+_PREFIX = "had1"
 
 
 def own_token(token: str) -> str:
     """Return the part of a token that the source itself put there: the offset for Event Hubs, "" for Kinesis."""
-    own, form, _ = token.partition(f"{_FORM} ")
+    own, separator, _ = token.partition(f"{_PREFIX} ")
     # Only the space between the two parts is ours: an offset belongs to the service, whatever it ends with.
-    return own.removesuffix(" ") if form else token
+    return own.removesuffix(" ") if separator else token
 
 
 def _copied(queries: _Queries) -> _Queries:
     return {name: {number: run.copy() for number, run in runs.items()} for name, runs in queries.items()}
 
 
-def _text_of(queries: _Queries) -> str:
-    return ";".join(_text_of_run(name, number, run) for name, runs in queries.items() for number, run in runs.items())
+def _queries_text(queries: _Queries) -> str:
+    return ";".join(_run_text(name, number, run) for name, runs in queries.items() for number, run in runs.items())
 
 
-def _text_of_run(name: str, number: int, run: _RunSeen) -> str:
+def _run_text(name: str, number: int, run: _RunState) -> str:
     parts = (f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items())
     return ",".join((name, str(number), str(run.batch), *parts))
 
@@ -322,11 +323,11 @@ def _queries_of(text: str) -> _Queries:
         parts = dict[str, dict[str, int]]()
         for part, edition, row in (entry.split("=") for entry in rows):
             parts.setdefault(part, {})[edition] = int(row)
-        queries.setdefault(name, {})[int(number)] = _RunSeen(int(batch), parts)
+        queries.setdefault(name, {})[int(number)] = _RunState(int(batch), parts)
     return queries
 
 
-def inherited(parents: Sequence[Lease]) -> str:
+def inherited_token(parents: Sequence[Lease]) -> str:
     """Return the token with which the child of these shards starts (R4), or "" if they have no state.
 
     It is "" also if there are two parents and one of them has no known hash range.
@@ -354,7 +355,7 @@ def inherited(parents: Sequence[Lease]) -> str:
     return SeenRows(pieces, TRIM_HORIZON).token
 
 
-Note = tuple[Tag, Position]
+NewRow = tuple[Tag, Position]
 """A new record's tag and position."""
 
 
@@ -363,34 +364,34 @@ class Trail(NamedTuple):
 
     Attributes:
         before: The state before the first row.
-        annotations: What each row added to the state, including what the dropped rows just before it added.
+        new_rows: What each row added to the state, including what the dropped rows just before it added.
     """
 
     before: SeenRows
-    annotations: Sequence[tuple[Note, ...]]
+    new_rows: Sequence[tuple[NewRow, ...]]
 
     def token(self, row: int) -> str:
         """Return the token of this row's position."""
         return self._until(row + 1).token
 
-    def behind(self, row: int) -> "Trail":
+    def from_row(self, row: int) -> "Trail":
         """Return the trail of the rows from this one on."""
-        return Trail(self._until(row), self.annotations[row:])
+        return Trail(self._until(row), self.new_rows[row:])
 
-    def where(self, kept: Sequence[bool | None]) -> "Trail":
-        """Return the trail of the rows whose entry in `kept` is true."""
-        filtered, pending = list[tuple[Note, ...]](), tuple[Note, ...]()
-        for keep, annotations in zip(kept, self.annotations, strict=True):
-            pending += annotations
+    def filtered(self, selected: Sequence[bool | None]) -> "Trail":
+        """Return the trail of the rows whose entry in `selected` is true."""
+        rows, pending = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
+        for keep, new_rows in zip(selected, self.new_rows, strict=True):
+            pending += new_rows
             if keep:
-                filtered.append(pending)
+                rows.append(pending)
                 pending = ()
-        return Trail(self.before, filtered)
+        return Trail(self.before, rows)
 
     def _until(self, row: int) -> SeenRows:
         seen = self.before.copy()
-        for tag, position in chain.from_iterable(self.annotations[:row]):
-            seen.note(tag, position)
+        for tag, position in chain.from_iterable(self.new_rows[:row]):
+            seen.add(tag, position)
         return seen
 
 
@@ -403,6 +404,6 @@ class Tokens(NamedTuple):
         """Return the token of this row's position."""
         return self.values[row]
 
-    def behind(self, row: int) -> "Tokens":
+    def from_row(self, row: int) -> "Tokens":
         """Return the tokens of the rows from this one on."""
         return Tokens(self.values[row:])

@@ -49,7 +49,7 @@ log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
 
 STREAMS = AwsService("DynamoDB Streams", "dynamodb")
 PAGE = 100
-DIGITS = 21, 40
+NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
 EMPTY_AT_TIP = 3
 """How many consecutive empty responses mean the tip of a shard. A single one also occurs between two records."""
@@ -102,12 +102,12 @@ class ChangePoller(Poller):
             client, stream, shard, start, None, rewind=rewind, pace=pace, timeouts=timeouts, max_records=max_records
         )
         self._since = self._start.sub / 1000 if self._start.sequence == "AT_TIMESTAMP" else None
-        self._empty = 0
+        self._empty_in_a_row = 0
 
     def _new_iterator(self) -> str:
-        shortest, longest = DIGITS
+        shortest, longest = NUMBER_DIGITS
         if self._last_read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
-            self._trimmed(None)  # no record can have this number, and boto3 would reject it
+            self._restart_or_raise(None)  # no record can have this number, and boto3 would reject it
         try:
             return super()._new_iterator()
         except (ClientError, ParamValidationError) as error:
@@ -116,53 +116,55 @@ class ChangePoller(Poller):
                 raise
             self._start = TRIM_HORIZON
             iterator = super()._new_iterator()
-            log.info("shard %s: there is no iterator at a time, reading it from its beginning", self._shard)
+            log.info(
+                "shard %s: the service has no iterator for a time; reading from the beginning of the shard", self._shard
+            )
             return iterator
 
     def _rewind_from(self, error: ClientError) -> None:
         if code_of(error) != "TrimmedDataAccessException":
             raise error
-        self._trimmed(error)
+        self._restart_or_raise(error)
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
         if code_of(error) == "TrimmedDataAccessException":
-            self._trimmed(error)
+            self._restart_or_raise(error)
             return True
         return super()._needs_new_iterator(error)
 
-    def _trimmed(self, error: ClientError | None) -> None:
+    def _restart_or_raise(self, error: ClientError | None) -> None:
         """Start at the oldest record if no record was read before or `rewind` is set; otherwise raise Trimmed."""
         number = self._last_read or (self._start.sequence if self._start.numbered else None)
         if number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
         self._start, self._last_read, self._skip_through = TRIM_HORIZON, None, None
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, number or "its start")
+        log.warning("shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, number or "its start")
 
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new = records = tuple(map(record_of, response["Records"]))
-        done, since = self._skip_through, self._since
+        skip_through, since = self._skip_through, self._since
         # All records after the first one past the start are past it, too.
-        if done is not None:
-            new = tuple(dropwhile(lambda record: record.position.order <= done, new))
+        if skip_through is not None:
+            new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
         if since is not None:
             new = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new))
         if records:
             self._log_gap(records[0].sequence_number)
         next_iterator = response.get("NextShardIterator") or None
-        self._empty = 0 if records else self._empty + 1
-        at_tip = next_iterator is None or self._empty >= EMPTY_AT_TIP
+        self._empty_in_a_row = 0 if records else self._empty_in_a_row + 1
+        at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
         behind = 0.0 if at_tip else None
         if records:
             # The age of the last record by the service's clock, which is in the response.
             now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
             behind = None if now is None or arrived is None else max(0.0, now - arrived)
-        more = behind is not None and behind > BEHIND_SECONDS
+        has_more = behind is not None and behind > BEHIND_SECONDS
         batch = Batch(
             records=new,
             read_to=Position(records[-1].sequence_number) if records else None,
             behind_seconds=behind,
-            wait_seconds=self._pause(idle=not records, behind=more),
+            wait_seconds=self._pause(idle=not records, behind=has_more),
             ended=next_iterator is None,
         )
         if new:
@@ -184,25 +186,25 @@ def record_of(row: Mapping[str, Any]) -> Record:
     details = row["dynamodb"]
     number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
-        raise ValueError(f"a record has {number!r} for a sequence number")
+        raise ValueError(f"a record has the invalid sequence number {number!r}")
     # Checked here, so that code that reads the data (such as Spark's columns) need not check again.
     valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
     if not valid:
-        raise ValueError(f"record {number} has another eventName or userIdentity than the service gives")
+        raise ValueError(f"record {number} has an invalid eventName or userIdentity")
     return Record(
-        text_of(row).encode(),
+        canonical_json(row).encode(),
         number,
-        partition_key=text_of(details["Keys"]),
+        partition_key=canonical_json(details["Keys"]),
         arrived=None if created is None else created.timestamp(),
     )
 
 
-def text_of(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Return `value` as JSON; equal values have equal strings."""
-    return json.dumps(value, default=_written, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, default=_json_value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _written(value: object) -> object:
+def _json_value(value: object) -> object:
     match value:
         case bytes() | bytearray():
             return b64encode(value).decode()
@@ -210,7 +212,7 @@ def _written(value: object) -> object:
             seconds = value.timestamp()
             return int(seconds) if seconds.is_integer() else seconds
         case _:
-            raise TypeError(f"{type(value).__name__} is no value of DynamoDB's")
+            raise TypeError(f"{type(value).__name__} is not a DynamoDB type")
 
 
 def _latest_arrival(record: Record) -> float:
@@ -279,7 +281,7 @@ class TableStream(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        self._find()
+        self._find_stream()
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
             rows: list[Any] = []
             after: dict[str, str] = {}
@@ -319,10 +321,10 @@ class TableStream(PolledStream):
 
     def _request_name(self) -> str:
         if not self._arn:
-            self._find()
+            self._find_stream()
         return self._arn
 
-    def _find(self) -> None:
+    def _find_stream(self) -> None:
         """Look up the table's current stream, which changes when the stream is disabled and enabled again."""
         if is_arn(self.name):
             return
@@ -331,10 +333,10 @@ class TableStream(PolledStream):
             arn = table.get("LatestStreamArn")
         if not arn:
             raise SourceError(
-                f"table {self.name!r} has no stream: enable one with NEW_AND_OLD_IMAGES, or whichever images are needed"
+                f"table {self.name!r} has no stream: enable one with NEW_AND_OLD_IMAGES, or the images that you need"
             )
         if self._arn and arn != self._arn:
-            log.warning("table %s has another stream now: %s, and no longer %s", self.name, arn, self._arn)
+            log.warning("table %s has a new stream: %s instead of %s", self.name, arn, self._arn)
         self._arn = arn
 
 
@@ -360,12 +362,12 @@ def region_of(name: str, options: Mapping[str, str]) -> str | None:
     """Return the region of this table or ARN; None for the environment's. Raises ValueError if it is neither."""
     if not is_arn(name):
         if "/" in name or "," in name:
-            raise ValueError("source URL: it wants one table: dynamodb-streams://TABLE, or the ARN of a stream")
+            raise ValueError("source URL: it must name one table: dynamodb-streams://TABLE, or the ARN of a stream")
         return options.get("region")
     parts = name.split(":", 5)
     if len(parts) < 6 or parts[2] != "dynamodb" or parts[5].count("/") != 3 or "/stream/" not in parts[5]:  # noqa: PLR2004  its form
         raise ValueError(
-            "source URL: the ARN is no stream's; it is arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
+            "source URL: this is not the ARN of a stream; write arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
         )
     return options.get("region") or parts[3]
 
@@ -379,14 +381,16 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     """
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
-    poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
+    poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     max_records = max_records_of(options, ChangePoller.max_records)
     opened_session = session_of(options, "source URL", session)
-    clients = StreamsClients(lambda limit: create_client("dynamodbstreams", region, endpoint, limit, opened_session))
-    tables = TableClients(lambda limit: create_client("dynamodb", region, endpoint, limit, opened_session))
+    clients = StreamsClients(
+        lambda timeout: create_client("dynamodbstreams", region, endpoint, timeout, opened_session)
+    )
+    tables = TableClients(lambda timeout: create_client("dynamodb", region, endpoint, timeout, opened_session))
     with translate_errors(name, STREAMS):
         clients.with_timeout(clients.timeouts[0])  # raises now if no region is known
     return TableStream(
-        clients, name, tables, rewind="if_trimmed" in options, poll_seconds=poll, max_records=max_records
+        clients, name, tables, rewind="if_trimmed" in options, poll_seconds=poll_seconds, max_records=max_records
     )

@@ -586,9 +586,9 @@ def open_url(
         raise ValueError(f"store URL: {location!r} is not a table name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
-        raise ValueError("store URL: option 'protect' wants on; a table that is there already is not changed by it")
+        raise ValueError("store URL: option 'protect' must be on; a table that is there already is not changed by it")
     if options.get("wire", "boto3") != "boto3":
-        raise ValueError("store URL: option 'wire' wants boto3; without it calls go past boto3 where they can")
+        raise ValueError("store URL: option 'wire' must be boto3; without it calls go past boto3 where they can")
     return DynamoStore(
         location,
         region=options.get("region"),
@@ -611,6 +611,6 @@ def prefix_of(options: Mapping[str, str]) -> str:
     prefix = options.get("prefix", "")
     if len(prefix) > PREFIX_LENGTH_MAX or not prefix.isprintable():
         raise ValueError(
-            f"store URL: option 'prefix' wants at most {PREFIX_LENGTH_MAX} characters, all of them to be seen"
+            f"store URL: option 'prefix' must be at most {PREFIX_LENGTH_MAX} characters, all of them printable"
         )
     return prefix

@@ -122,7 +122,7 @@ def client_of(location: str, endpoint: str | None, request_seconds: float | None
         url = endpoint or f"https://{account}.blob.core.windows.net"
         if not url.startswith("https://"):
             raise ValueError(
-                f"store URL: option 'endpoint' wants https:// for an identity; else set {CONNECTION_STRING}"
+                f"store URL: option 'endpoint' must be https:// for an identity; else set {CONNECTION_STRING}"
             )
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
@@ -149,7 +149,7 @@ def _layout(options: Mapping[str, str]) -> Layout:
         raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
     start = options.get("start", "TRIM_HORIZON")
     if start not in _STARTS:
-        raise ValueError(f"store URL: option 'start' wants one of {', '.join(_STARTS)}")
+        raise ValueError(f"store URL: option 'start' must be one of {', '.join(_STARTS)}")
     return EventHubLayout(*one_hub(options), start=_STARTS[start])
 
 
@@ -158,7 +158,7 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
         raise ValueError(
-            "store URL: option 'eventhub' wants <fully qualified namespace>/<hub>, and no prefix beside it"
+            "store URL: option 'eventhub' must be <fully qualified namespace>/<hub>, without option 'prefix'"
         )
     return full_namespace(namespace), hub, options.get("group", "$Default")
 

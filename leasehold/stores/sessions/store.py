@@ -670,7 +670,7 @@ def in_layout(store: Store, requested: str | None) -> Store:
         StoreError: If the table has both layouts, or not the one asked for.
     """
     if requested not in {None, "sessions"}:
-        raise ValueError("store URL: option 'layout' wants sessions; without it the table is in the usual layout")
+        raise ValueError("store URL: option 'layout' must be sessions; without it the table is in the usual layout")
     if not isinstance(store, KeepsCells):
         return store
     sessions, usual = store.layouts(requested=requested is not None)

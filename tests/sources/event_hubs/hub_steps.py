@@ -10,7 +10,7 @@ from attrs import Factory, define
 from azure.eventhub import EventData, EventHubConsumerClient
 from waiters import until
 
-from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MOST, EventHubsSource, PartitionReader, open_url
+from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MAX, EventHubsSource, PartitionReader, open_url
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs
@@ -79,7 +79,7 @@ def collected(reader: PartitionReader, wanted: int) -> list[Record]:
 
 def fault(reader: PartitionReader) -> Batch:
     """Return the empty batch by which a reader reports a temporary fault."""
-    return until(lambda: (batch := reader.read()).wait_seconds > IDLE_SECONDS_MOST and not batch.records and batch)  # type: ignore[no-any-return]
+    return until(lambda: (batch := reader.read()).wait_seconds > IDLE_SECONDS_MAX and not batch.records and batch)  # type: ignore[no-any-return]
 
 
 def texts(records: Iterable[Record]) -> list[str]:

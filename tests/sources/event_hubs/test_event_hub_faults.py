@@ -28,9 +28,9 @@ from leasehold.adapters.sources.event_hubs.access import (
     Access,
     AsyncCredential,
     by_connection_string,
-    explained,
+    translate_error,
 )
-from leasehold.adapters.sources.event_hubs.poller import Background, EventPosition, open_url, starting
+from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, EventPosition, event_position, open_url
 from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
@@ -47,8 +47,8 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
         ("place", {}, "write eventhubs://namespace/hub"),
         ("place/hub/more", {}, "write eventhubs://namespace/hub"),
         ("place/hub", {"group": ""}, "single quotes"),
-        ("place/hub", {"transport": "udp"}, "transport is one of amqp, websockets"),
-        ("place/hub", {"prefetch": "0"}, "prefetch is a number from 1 to 10000"),
+        ("place/hub", {"transport": "udp"}, "'transport' must be one of amqp, websockets"),
+        ("place/hub", {"prefetch": "0"}, "'prefetch' must be a number from 1 to 10000"),
         ("other/hub", {}, "is for namespace 'place.servicebus.windows.net'"),
         ("place/another", {}, "is for event hub 'hub', not 'another'"),
     ],
@@ -85,7 +85,7 @@ def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.Monk
 )
 def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
     """Errors end up in logs, and a mistyped key is still mostly the key."""
-    with pytest.raises(ValueError, match="no Event Hubs connection string") as raised:
+    with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
         by_connection_string(secret, "place", "hub", "$Default")
     assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
 
@@ -102,14 +102,14 @@ def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
 )
 def test_the_offset_is_preferred_where_there_is_one(position: Position, start: EventPosition) -> None:
     """Some SDKs have written `no offset` into checkpoints; as an offset it would read nothing."""
-    assert starting(position) == start
+    assert event_position(position) == start
 
 
 @pytest.mark.parametrize("position", [LATEST, SHARD_END])
 def test_a_reader_never_starts_at_a_moving_place(position: Position) -> None:
     """LATEST is resolved first, so that a restart does not skip events that arrived in between."""
     with pytest.raises(ValueError, match=position.sequence):
-        starting(position)
+        event_position(position)
 
 
 class _Said(EventHubError):
@@ -121,10 +121,10 @@ class _Said(EventHubError):
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (_Said("resource-limit-exceeded"), SourceUnavailable, "give this fleet a consumer group of its own"),
+        (_Said("resource-limit-exceeded"), SourceUnavailable, "use a separate consumer group for this fleet"),
         (_Said("server-busy"), SourceUnavailable, "what the service said"),
         (ConnectionLostError("gone"), SourceUnavailable, "gone"),
-        (_Said("link:stolen"), SourceUnavailable, "lease lost, or contended"),
+        (_Said("link:stolen"), SourceUnavailable, "the lease is lost, or two fleets share the group"),
         (_Said("not-found"), SourceError, "no such hub or consumer group '\\$Default'"),
         (_Said("argument-error"), SourceError, "leasehold reset"),
         (_Said("unauthorized-access"), SourceError, "check the key"),
@@ -135,7 +135,7 @@ class _Said(EventHubError):
 )
 def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
     """Temporary faults are retried; lasting ones stop the shard."""
-    explanation = explained(error, ACCESS, "3")
+    explanation = translate_error(error, ACCESS, "3")
     assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
     with pytest.raises(SourceError, match=said):
         raise explanation
@@ -163,7 +163,7 @@ def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() ->
     refused = _Credential(ClientAuthenticationError("no such identity"))
     with pytest.raises(AuthenticationError, match="no such identity") as raised:
         asyncio.run(AsyncCredential(refused).get_token("scope"))
-    explanation = explained(raised.value, Access("place", "hub", "$Default"))
+    explanation = translate_error(raised.value, Access("place", "hub", "$Default"))
     assert "role 'Azure Event Hubs Data Receiver'" in str(explanation)
 
 
@@ -269,7 +269,7 @@ def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -
     now = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
     properties = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
-    monkeypatch.setattr(source, "Background", lambda: SimpleNamespace(ask=lambda work: work.close() or properties))
+    monkeypatch.setattr(source, "BackgroundLoop", lambda: SimpleNamespace(run=lambda work: work.close() or properties))
     monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
     hub = source.EventHubsSource(ACCESS)
     assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
@@ -277,16 +277,16 @@ def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
     """A timeout frees the worker's turn and cancels the task of the request."""
-    asking = Background()
+    asking = BackgroundLoop()
     work = asyncio.sleep(3600)
     with pytest.raises(SourceUnavailable, match=r"did not answer within 0\.02 s"):
-        asking.ask(work, 0.02)
+        asking.run(work, 0.02)
     until(lambda: inspect.getcoroutinestate(work) == inspect.CORO_CLOSED)
     asking.close()
 
 
 def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    asking, waited = Background(), list[float]()
+    asking, waited = BackgroundLoop(), list[float]()
     silent: Future[None] = Future()
 
     def result(seconds: float) -> None:
@@ -296,7 +296,7 @@ def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(silent, "result", result)
     monkeypatch.setattr(asking, "start", lambda _work: silent)
     with pytest.raises(SourceUnavailable, match="did not answer within 30 s"):
-        asking.ask(cast("Any", None))
+        asking.run(cast("Any", None))
     assert (waited, silent.cancelled()) == ([30.0], True)
     asking.close()
 
@@ -313,7 +313,7 @@ def test_closing_waits_for_what_lets_go() -> None:
             await asyncio.sleep(0.05)
             left.set()
 
-    closing = Background()
+    closing = BackgroundLoop()
     closing.start(slow())
     assert begun.wait(20.0)
     closing.close()
@@ -332,7 +332,7 @@ def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.Mo
         finally:
             await asyncio.Event().wait()
 
-    closing, work = Background(), unanswered()
+    closing, work = BackgroundLoop(), unanswered()
     closing.start(work)
     assert begun.wait(20.0)
     closing.close()
@@ -353,7 +353,7 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
                 await asyncio.Event().wait()
 
     before = set(threading.enumerate())
-    closing = Background()
+    closing = BackgroundLoop()
     (thread,) = set(threading.enumerate()) - before
     closing.start(stubborn())
     assert begun.wait(20.0)
@@ -378,7 +378,7 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
 def test_a_fault_reads_the_same_at_each_try(text: str, shown: str) -> None:
     """Addresses of objects and tracking ids are left out, so that a fault that lasts is logged once."""
     access = Access("ns", "hub", "$Default")
-    assert str(explained(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
+    assert str(translate_error(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
 
 
 def test_a_failed_connection_adds_no_lines_about_objects_that_the_client_forgot(
@@ -392,7 +392,7 @@ def test_a_failed_connection_adds_no_lines_about_objects_that_the_client_forgot(
             loop.call_exception_handler({"message": message, cause: object()})
         loop.call_exception_handler({"message": "a task was lost"})
 
-    background = Background()
+    background = BackgroundLoop()
     background.start(report()).result(30.0)
     background.close()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == ["a task was lost"]

@@ -135,7 +135,7 @@ def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pyt
     assert caplog.messages == []
     assert texts(collected(here.reader(first.position), 1)) == ["d"]
     assert caplog.messages == [
-        f"event hub {here.hub!r}, partition 0: 2 events behind number 0 are gone, past retention"
+        f"event hub {here.hub!r}, partition 0: 2 events after number 0 have expired and are lost"
     ]
     with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
         properties = client.get_partition_properties("0")

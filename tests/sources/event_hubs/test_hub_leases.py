@@ -39,9 +39,7 @@ def test_a_table_of_another_group_is_refused_and_left_alone(here: Here) -> None:
     store, first = MemoryStore(), f"{here.hubs.namespace}/{here.hub}/$default"
     made = turn(here, store)
     assert [(lease.key, lease.stream) for lease in made.leases] == [("0", first), ("1", first)]
-    message = (
-        f"lease '0': the hub and group it names is {first}, not {here.hubs.namespace}/{here.hub}/second: give each"
-    )
+    message = f"lease '0': it belongs to hub and group {first}, not {here.hubs.namespace}/{here.hub}/second: use a"
     with pytest.raises(SourceError) as raised:
         turn(here, store, group="second")
     assert str(raised.value).startswith(message.replace("$Default", "$default"))
@@ -53,7 +51,7 @@ def test_a_table_of_shards_is_no_table_of_partitions(here: Here) -> None:
     """A fleet that uses the wrong table takes no leases that it cannot read."""
     store = MemoryStore()
     store.write(CreateLease(Lease("shardId-000000000000")))
-    with pytest.raises(SourceError, match="lease 'shardId-000000000000': the hub and group it names is none"):
+    with pytest.raises(SourceError, match="lease 'shardId-000000000000': it belongs to hub and group none"):
         turn(here, store)
 
 

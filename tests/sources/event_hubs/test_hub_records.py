@@ -6,7 +6,7 @@ import pytest
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
-from leasehold.adapters.sources.event_hubs.records import record
+from leasehold.adapters.sources.event_hubs.records import record_of_event
 from leasehold.errors import SourceError
 
 NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
@@ -29,16 +29,16 @@ def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData
 )
 def test_an_event_with_any_body_is_a_record(body: dict[str, Any], data: bytes) -> None:
     """An event with bytes in an AMQP value does not stop its partition."""
-    assert record(event(**body)).data == data
+    assert record_of_event(event(**body)).data == data
 
 
 def test_a_key_and_a_time_of_another_kind_stop_nothing() -> None:
     """The same holds for keys with arbitrary bytes."""
-    odd = record(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
+    odd = record_of_event(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
     assert (odd.partition_key, odd.arrived, odd.position.token) == ("\\xff", None, "4096")
 
 
 def test_an_event_without_a_number_is_refused() -> None:
     """It could not be checkpointed, and checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
-        record(event({b"x-opt-sequence-number": None}, data_body=[b""]))
+        record_of_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))

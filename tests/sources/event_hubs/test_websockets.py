@@ -10,7 +10,7 @@ from azure.eventhub._pyamqp.aio import _connection_async
 from hub_steps import Here, collected, texts
 
 from leasehold.adapters.sources.event_hubs.access import http_proxy_of
-from leasehold.adapters.sources.event_hubs.poller import Background, open_url
+from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold_lab.standins.node import HOST, free_port
 
@@ -35,14 +35,14 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
         going.close()
         return socket
 
-    port, loop = free_port(), Background()
+    port, loop = free_port(), BackgroundLoop()
     application = web.Application()
     application.router.add_get(PATH, carry)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
-    loop.ask(runner.setup())
-    loop.ask(web.TCPSite(runner, HOST, port).start())
+    loop.run(runner.setup())
+    loop.run(web.TCPSite(runner, HOST, port).start())
     yield port, protocols
-    loop.ask(runner.cleanup())
+    loop.run(runner.cleanup())
     loop.close()
 
 
@@ -113,6 +113,28 @@ def test_the_environments_proxy_is_read_with_its_credentials(
     monkeypatch.setenv("NO_PROXY", "other.servicebus.windows.net")
     assert http_proxy_of("ns.servicebus.windows.net", "") == settings
     assert http_proxy_of("other.servicebus.windows.net", "") is None
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "direct"),
+    [
+        ("*", True),
+        (" other , .servicebus.windows.net", True),
+        ("servicebus.windows.net", True),
+        ("NS.ServiceBus.Windows.net", True),
+        ("ns.servicebus.windows.net:443", True),
+        (".windows.net:443", True),
+        ("ns.servicebus.windows.net:80", False),
+        ("bus.windows.net", False),
+        ("10.0.0.0/8", False),
+    ],
+)
+def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no_proxy: str, *, direct: bool) -> None:
+    """It may name a host, a domain, or one of their ports."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert (http_proxy_of("ns.servicebus.windows.net", "") is None) == direct
 
 
 @pytest.mark.parametrize("proxy", ["http://proxy:port", "socks5://proxy:1", "http://:80"])

@@ -13,7 +13,7 @@ from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.balancer.model import HashRange
 
 _PATIENCE_SECONDS = 60
@@ -63,13 +63,13 @@ def produce(
     shards: tuple[int, ...],
     rate: float,
     pending: int,
-) -> tuple[str, Faulty, list[Writing], Producer]:
+) -> tuple[str, Faulty, list[RecordFuture], Producer]:
     """Send all rows, changing the shard count at even intervals."""
     stream = f"flights-{uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards[0])
     _active(client, stream)
     faulty = Faulty(client, rate)
-    writings: list[Writing] = []
+    writings: list[RecordFuture] = []
     changes: list[Thread] = []
     producer = Producer(faulty, stream, Settings(share=16.0, linger_seconds=0.02), pending_records=pending)  # type: ignore[arg-type]  # it stands in for a client
     with producer:
@@ -113,7 +113,7 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
             iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
 
 
-def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, writings: list[Writing]) -> Verdict:
+def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, writings: list[RecordFuture]) -> Verdict:
     """Compare the stored records with those that were sent."""
     seen: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0

@@ -6,7 +6,7 @@ from attrs import define, evolve, field
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Unit
+from leasehold.adapters.sources.kinesis.producer.core import Unit, UnitWritten
 from leasehold.balancer.model import HASH_KEYS, Shard
 
 
@@ -18,7 +18,7 @@ class Stream:
     logs: dict[str, list[tuple[str, bytes, str]]] = field(factory=dict)
     written: int = 0
 
-    def write(self, unit: Unit) -> Placed:
+    def write(self, unit: Unit) -> UnitWritten:
         """Store a Kinesis record where its hash key falls."""
         [shard] = [
             each.id
@@ -27,7 +27,7 @@ class Stream:
         ]
         self.written += 1
         self.logs.setdefault(shard, []).append((str(self.written), unit.data, unit.partition_key))
-        return Placed(shard, str(self.written))
+        return UnitWritten(shard, str(self.written))
 
     @property
     def open(self) -> list[Shard]:

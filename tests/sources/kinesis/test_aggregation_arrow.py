@@ -26,7 +26,7 @@ Row = tuple[int, int, str | None, str | None, bytes]
 def measuring() -> Iterator[None]:
     """Enable the measuring code, although it is not compiled here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregation_arrow, "_MEASURING", True)
+        patch.setattr(aggregation_arrow, "_USE_SPANS", True)
         yield
 
 
@@ -67,7 +67,7 @@ def test_odd_records_among_common_ones_are_not_lost_or_moved(
     measured: bool, misplaced: Misplaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One odd record does not change the rest of its batch."""
-    monkeypatch.setattr(aggregation_arrow, "_MEASURING", measured)
+    monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)
     common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].sealed()
     odd = [case for case in cases() if len(case.data) < 10_000]
     for case in odd:

@@ -26,7 +26,7 @@ ARRIVED = 1_767_312_000.25
 
 def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up the time zone takes more than half of boto3's time for a record."""
-    monkeypatch.setattr(clients, "Wire", None)
+    monkeypatch.setattr(clients, "CborHooks", None)
     record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
     body = {"Records": [{**record, "ApproximateArrivalTimestamp": ARRIVED}], "NextShardIterator": "i-2"}
 
@@ -124,9 +124,9 @@ def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, secon
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"if_trimmed": "LATEST"}, "option 'if_trimmed' wants TRIM_HORIZON"),
-        ({"wire": "xml"}, "option 'wire' wants cbor, json or boto3"),
-        ({"misplaced": "both"}, "option 'misplaced' wants keep or drop"),
+        ({"if_trimmed": "LATEST"}, "option 'if_trimmed' must be TRIM_HORIZON"),
+        ({"wire": "xml"}, "option 'wire' must be cbor, json or boto3"),
+        ({"misplaced": "both"}, "option 'misplaced' must be keep or drop"),
     ],
 )
 def test_a_word_that_an_option_does_not_know_is_refused(options: dict[str, str], says: str) -> None:

@@ -267,7 +267,7 @@ def test_a_connection_that_falls_silent_is_given_up_without_ado(
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [("KMSAccessDeniedException", "may not read stream 'orders'"), ("KMSDisabledException", "KMSDisabledException")],
+    [("KMSAccessDeniedException", "cannot read stream 'orders'"), ("KMSDisabledException", "KMSDisabledException")],
 )
 def test_a_lasting_fault_stops_the_shard_with_a_sentence(staged: Callable[..., Stage], code: str, says: str) -> None:
     """A disabled key, say, is reported as an error instead of being retried."""
@@ -400,7 +400,7 @@ def test_a_reader_says_at_its_end_what_was_dropped(
     reader._dropped.repeated(3)  # noqa: SLF001  as a response does
     with caplog.at_level("INFO", "leasehold.kinesis"):
         reader.close()
-    assert "shard s-0: 3 records that a Spark sink had sent again were left out" in caplog.text
+    assert "shard s-0: 3 duplicates from a Spark sink were dropped" in caplog.text
 
 
 def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(staged: Callable[..., Stage]) -> None:
@@ -495,7 +495,7 @@ def test_a_right_that_a_consumer_lacks_is_named(staged: Callable[..., Stage], as
     operations = Registry([""]).operations() | {asked: lambda _: Refusal("AccessDeniedException")}
     consumer = staged(**operations).consumer("app")
     for _ in range(4):
-        with pytest.raises(SourceError, match=f"for want of kinesis:{asked}"):
+        with pytest.raises(SourceError, match=f"because they lack kinesis:{asked}"):
             consumer.arn()
         consumer._next_check = 0.0  # noqa: SLF001  the next check is due
 
@@ -530,7 +530,7 @@ def test_where_there_is_no_room_for_a_consumer_shards_are_polled_with_one_warnin
     warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     # The other warning is that this service speaks JSON.
     assert [text for text in warnings if "CBOR" not in text] == warnings[:1]
-    assert warnings[0].startswith("stream orders takes no consumer 'app', so its shards are polled: ")
+    assert warnings[0].startswith("stream orders has no room for consumer 'app', so its shards are polled: ")
 
 
 def test_a_consumer_that_was_deregistered_is_registered_anew(staged: Callable[..., Stage]) -> None:
@@ -550,8 +550,8 @@ def test_a_consumer_that_was_deregistered_is_registered_anew(staged: Callable[..
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("kinesis://orders?region=eu-west-1&consumer=a/b", "option 'consumer' wants letters, digits"),
-        (f"kinesis://orders,returns?region=eu-west-1&consumer={ARN}", "an ARN is one stream's alone"),
+        ("kinesis://orders?region=eu-west-1&consumer=a/b", "option 'consumer' must be letters, digits"),
+        (f"kinesis://orders,returns?region=eu-west-1&consumer={ARN}", "an ARN belongs to one stream"),
     ],
 )
 def test_a_consumer_that_cannot_be_is_named(url: str, says: str) -> None:

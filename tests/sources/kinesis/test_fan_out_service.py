@@ -130,4 +130,4 @@ def test_a_stream_that_takes_no_more_consumers_is_polled(
     until(lambda: read(reader, seen) or len(seen) >= 5, "it was polled")
     messages = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
     assert (seen, len(messages)) == (sent, 1)
-    assert messages[0].startswith(f"stream {stream} takes no consumer 'app', so its shards are polled: ")
+    assert messages[0].startswith(f"stream {stream} has no room for consumer 'app', so its shards are polled: ")

@@ -30,5 +30,5 @@ def test_max_records_within_the_services_limit_is_taken(text: str, most: int) ->
 @pytest.mark.parametrize("text", ["0", "-1", "11", "1e1", "ten", "\u0664", "1" * 5000])
 def test_max_records_beyond_the_services_limit_is_refused(text: str) -> None:
     """The error names the option and the limit."""
-    with pytest.raises(ValueError, match=r"option 'max_records' wants 1 to 10, "):
+    with pytest.raises(ValueError, match=r"option 'max_records' must be 1 to 10, "):
         max_records_of({"max_records": text}, 10)

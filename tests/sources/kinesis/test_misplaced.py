@@ -19,7 +19,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     Reason,
     UserRecord,
     deaggregate,
-    kept_whole,
+    locate_records,
 )
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of, parse_hash_key
@@ -86,9 +86,9 @@ def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash
 def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
     """Compiled code neither returns records of other shards nor renumbers the rest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_PLACING", True)
+        patch.setattr(decode, "_LOCATE", True)
         data = packed(rows)[0].sealed()
-        whole = kept_whole(data, "7", None, hash_range)
+        whole = locate_records(data, "7", None, hash_range)
         assert whole is None or len(whole) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)
 
 
@@ -217,7 +217,7 @@ def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
     for options, wanted in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
         assert vars(open_source(url + options))["_misplaced"] == wanted
     for options in ("&misplaced=Drop", "&misplaced=yes"):
-        with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' wants keep or drop; "):
+        with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' must be keep or drop; "):
             open_source(url + options)
 
 
@@ -267,8 +267,8 @@ def test_a_dropped_record_is_said_once_and_counted(
     reader = opened(1000, misplaced=misplaced)
     for _ in range(3):
         reader.read()
-    why = "out-of-range, their aggregate came to another shard than theirs"
-    first = f"shard s-0: {dropped} user records of 1 dropped: {why}; more are counted until its reading ends"
+    why = "out-of-range, because their aggregate went to another shard"
+    first = f"shard s-0: {dropped} user records of 1 dropped: {why}; more are counted until the reader closes"
     assert caplog.messages == [first]
     reader.close()
     reader.close()

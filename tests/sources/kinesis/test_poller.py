@@ -290,7 +290,7 @@ def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, cap
     answer(stub, "i-1", "i-2", row(3), row(9))  # the sequence numbers of a recreated stream may be lower
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
     assert told(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
-    assert "s-0: 5 is not there any more, starting at TRIM_HORIZON" in caplog.text
+    assert "s-0: 5 no longer exists; starting at TRIM_HORIZON" in caplog.text
 
 
 @pytest.mark.parametrize("rewind", [False, True])
@@ -302,14 +302,14 @@ def test_a_place_refused_in_the_midst_of_a_shard_is_no_trimmed_checkpoint(stub: 
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=rewind)
     assert [told(reader.read().records) for _ in range(2)] == [[("6", 0, b"data")], []]
-    with pytest.raises(SourceError, match="refused a request"):
+    with pytest.raises(SourceError, match="rejected a request"):
         reader.read()
 
 
 def test_another_wrong_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
     """An invalid request of our own does not rewind the shard."""
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "no such type")
-    with pytest.raises(SourceError, match="refused a request"):
+    with pytest.raises(SourceError, match="rejected a request"):
         Poller(client(stub), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, rewind=True).read()
 
 
@@ -320,7 +320,9 @@ def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCa
     answer(stub, "i-2", "i-3", row(12))
     reader = poller(stub, Position("5"))
     assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
-    warning = "shard s-0: the record of its checkpoint, 5, was trimmed; reading goes on at 9, and what lay between"
+    warning = (
+        "shard s-0: the record of its checkpoint, 5, was trimmed; reading continues at 9, and any records in between"
+    )
     assert [record.message.startswith(warning) for record in caplog.records] == [True]
 
 
@@ -385,7 +387,7 @@ def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[s
         ("ResourceNotFoundException", "stream 'orders': .*; check its name, account and region"),
         ("UnrecognizedClientException", "credentials for stream 'orders' are not accepted .*renew or replace them"),
         ("ExpiredToken", r"credentials for stream 'orders' are not accepted \(ExpiredToken\): renew or replace them"),
-        ("AccessDeniedException", "these credentials may not read stream 'orders'"),
+        ("AccessDeniedException", "these credentials cannot read stream 'orders'"),
     ],
 )
 def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: str) -> None:
@@ -399,8 +401,8 @@ def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: s
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("PutRecords", "write to stream 'orders', for want of kms:GenerateDataKey of the stream's key: no"),
-        ("GetRecords", "read stream 'orders', for want of kms:Decrypt of the stream's key: no"),
+        ("PutRecords", "write to stream 'orders', because they lack kms:GenerateDataKey of the stream's key: no"),
+        ("GetRecords", "read stream 'orders', because they lack kms:Decrypt of the stream's key: no"),
     ],
 )
 def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
@@ -408,7 +410,7 @@ def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
     refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, asked)
     with pytest.raises(SourceError) as caught, translate_errors("orders"):
         raise refused
-    assert str(caught.value) == f"these credentials may not {says}"
+    assert str(caught.value) == f"these credentials cannot {says}"
 
 
 def test_missing_credentials_are_said_in_a_sentence() -> None:
@@ -534,13 +536,13 @@ def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) 
     ("url", "says"),
     [
         ("kafka://orders", "unknown scheme 'kafka'; choose one of .*kinesis"),
-        ("kinesis://orders?if_trimmed=LATEST", "option 'if_trimmed' wants TRIM_HORIZON"),
-        ("kinesis://orders?poll_seconds=0.1", "option 'poll_seconds' wants 0.2 to 60"),
-        ("kinesis://orders?poll_seconds=often", "option 'poll_seconds' wants 0.2 to 60"),
-        ("kinesis://orders?wire=xml", "option 'wire' wants cbor, json or boto3"),
+        ("kinesis://orders?if_trimmed=LATEST", "option 'if_trimmed' must be TRIM_HORIZON"),
+        ("kinesis://orders?poll_seconds=0.1", "option 'poll_seconds' must be 0.2 to 60"),
+        ("kinesis://orders?poll_seconds=often", "option 'poll_seconds' must be 0.2 to 60"),
+        ("kinesis://orders?wire=xml", "option 'wire' must be cbor, json or boto3"),
         ("kinesis://", "it names no stream; write kinesis://NAME"),
         ("kinesis://orders?regoin=x", "unknown option 'regoin'; choose among .*region"),
-        ("kinesis://orders?region=", "option 'region' wants one value"),
+        ("kinesis://orders?region=", "option 'region' must have one value"),
         ("kinesis://key:secret@orders", "credentials do not belong in it; use the environment"),
     ],
 )
@@ -577,7 +579,7 @@ def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: 
     unread, read = reader.read(), reader.read()
     assert (unread.records, unread.read_to, unread.ended) == ((), None, False)
     assert unread.fault == (
-        "an answer of Kinesis for stream 'orders' cannot be read: ValueError: checkpoint: 'none' is neither one of "
+        "a response of Kinesis for stream 'orders' cannot be read: ValueError: checkpoint: 'none' is neither one of "
         "['AT_TIMESTAMP', 'LATEST', 'SHARD_END', 'TRIM_HORIZON'] nor a decimal sequence number"
     )
     assert [record.sequence_number for record in read.records] == ["4", "5"]
@@ -603,7 +605,7 @@ def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pyte
     """Only losses are warned about, and the message at the end counts only those not yet reported."""
     whole = UserRecords((), (), (), (), Reason.AGGREGATED)
     cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
-    dropped, lost = DropCounter("s-0"), "out-of-range, their aggregate came to another shard than theirs"
+    dropped, lost = DropCounter("s-0"), "out-of-range, because their aggregate went to another shard"
     with caplog.at_level("INFO", "leasehold"):
         for number, users in enumerate((whole, cut, more)):
             dropped.add(str(number), users)
@@ -611,7 +613,7 @@ def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pyte
         dropped.close()
         dropped.close()
     assert caplog.messages == [
-        f"shard s-0: 2 user records of 1 dropped: {lost}; more are counted until its reading ends",
-        "shard s-0: 4 records that a Spark sink had sent again were left out",
+        f"shard s-0: 2 user records of 1 dropped: {lost}; more are counted until the reader closes",
+        "shard s-0: 4 duplicates from a Spark sink were dropped",
         "shard s-0: 3 more user records dropped: out-of-range",
     ]

@@ -96,16 +96,16 @@ def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> 
 def test_a_stream_that_spreads_its_records_is_refused(client: KinesisClient, stream: str) -> None:
     """Consumers would silently drop nearly every aggregate of such a stream."""
     auto = altered(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
-    with pytest.raises(SourceError, match="spreads its records itself"):
+    with pytest.raises(SourceError, match="distributes its records itself"):
         Producer(auto, stream)
 
 
 def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str) -> None:
     large = altered(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
     with Producer(client, stream) as one, Producer(large, stream) as two:
-        with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream takes 1048576"):
+        with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream accepts 1048576"):
             one.put(bytes((1 << 20) - 1), "ab")
-        with pytest.raises(ValueError, match="the stream takes 2097152"):
+        with pytest.raises(ValueError, match="the stream accepts 2097152"):
             two.put(bytes(2 << 20), "a")
         assert one.put(bytes((1 << 20) - 1), "a").result(30).sub_sequence_number == 0
 

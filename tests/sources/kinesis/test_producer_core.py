@@ -16,15 +16,15 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Delivered,
     Entry,
-    Placed,
-    Refused,
     Result,
+    Retryable,
     Settings,
     ShardMap,
     Unit,
     UnitOutcome,
+    UnitWritten,
     Unknown,
-    mapped,
+    shard_map_of,
 )
 from leasehold.balancer.model import HASH_KEYS, Shard
 
@@ -45,7 +45,7 @@ ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
 def a_map(stream: Stream) -> ShardMap:
-    found = mapped(stream.shards)
+    found = shard_map_of(stream.shards)
     assert found is not None
     return found
 
@@ -67,7 +67,7 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         self.listing = a_map(self.stream)
-        self.core = Core(self.listing, Settings(least_bytes=self.least))
+        self.core = Core(self.listing, Settings(min_bytes=self.least))
 
     def put(self, key: int) -> None:
         """Put a record with this key."""
@@ -92,14 +92,14 @@ class World:
         if self.under_way:
             which, faults = choice
             for place, unit in enumerate(self.under_way.pop(which % len(self.under_way))):
-                self.results += self.core.answered(unit, self._outcome(unit, faults[place % 4]), self.now)
+                self.results += self.core.unit_completed(unit, self._outcome(unit, faults[place % 4]), self.now)
 
     def _outcome(self, unit: Unit, fault: str) -> UnitOutcome:
         if fault == "none":
             return self.stream.write(unit)
         if fault == "throttled":
-            return Refused("ProvisionedThroughputExceededException")
-        self.lost |= {entry.ticket for entry in unit.entries}
+            return Retryable("ProvisionedThroughputExceededException")
+        self.lost |= {entry.serial_number for entry in unit.entries}
         if fault == "lost but written":
             self.stream.write(unit)
         if fault == "lost and written late":
@@ -114,7 +114,7 @@ class World:
     def map(self, fresh: bool) -> None:
         """Deliver a listing; an old one was taken at the time of the last fresh one."""
         self.listing = a_map(self.stream) if fresh else self.listing
-        self.results += self.core.mapped(self.listing, self.now)
+        self.results += self.core.update_map(self.listing, self.now)
 
     def finish(self) -> None:
         """Let nothing fail any more, and check that everything arrives."""
@@ -180,7 +180,7 @@ def test_a_record_waits_for_company_and_no_longer() -> None:
 
 
 def test_a_full_aggregate_does_not_wait() -> None:
-    core = a_core(linger_seconds=60.0, least_bytes=1000)
+    core = a_core(linger_seconds=60.0, min_bytes=1000)
     results = [core.put(an_entry(ticket)) for ticket in range(12)]
     assert results == [True, *[False] * 8, True, False, False]
     assert len(core.request(0.0)) == 1
@@ -188,14 +188,14 @@ def test_a_full_aggregate_does_not_wait() -> None:
 
 def test_aggregates_grow_with_the_round_trip() -> None:
     """A shard has one request at a time, so a distant one needs larger aggregates to reach its full rate."""
-    core = a_core(least_bytes=1000, linger_seconds=0.0)
+    core = a_core(min_bytes=1000, linger_seconds=0.0)
     sizes = []
     for now in (0.0, 10.0):
         for ticket in range(2000):
             core.put(an_entry(ticket, now=now))
         [unit] = core.request(now)
         sizes.append(unit.size)
-        core.answered(unit, Placed("s0", "1"), now + 0.05)
+        core.unit_completed(unit, UnitWritten("s0", "1"), now + 0.05)
     assert sizes[0] <= 1000
     assert 50_000 < sizes[1] <= 0.05 * (1 << 20)
 
@@ -206,7 +206,7 @@ def test_a_shard_s_rate_is_kept() -> None:
     for ticket in range(2):
         core.put(an_entry(ticket, size=3 << 20))
     [unit] = core.request(0.0)
-    core.answered(unit, Placed("s0", "1"), 0.1)
+    core.unit_completed(unit, UnitWritten("s0", "1"), 0.1)
     assert core.request(1.9) == ()
     assert core.due() == 2.0 + (unit.size - (3 << 20)) / (1 << 20)
     assert len(core.request(core.due())) == 1
@@ -219,7 +219,7 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
     shards = [
         Shard(f"s{at}", hash_range=(at * step, last if at == count - 1 else (at + 1) * step - 1)) for at in range(count)
     ]
-    shard_map = mapped(shards)
+    shard_map = shard_map_of(shards)
     assert shard_map is not None
     core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
@@ -229,11 +229,11 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
         units = core.request(now)
         served.update(unit.shard for unit in units)
         for unit in units:
-            core.answered(unit, Placed(unit.shard, str(turn)), now + 0.05)
+            core.unit_completed(unit, UnitWritten(unit.shard, str(turn)), now + 0.05)
     assert (len(served), min(served.values())) == (count, 2)
 
 
-@pytest.mark.parametrize(("outcome", "unknown"), [(Refused("x"), False), (Unknown("x"), True)])
+@pytest.mark.parametrize(("outcome", "unknown"), [(Retryable("x"), False), (Unknown("x"), True)])
 def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
     """A record in a request that was sent is never reported as timed out."""
     core = a_core(on_late="fail", linger_seconds=0.0)
@@ -241,10 +241,10 @@ def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome
     core.put(one)
     core.put(two)
     [unit] = core.request(0.0)
-    assert core.late(9.0) == ()
-    core.answered(unit, outcome, 9.0)
-    [late] = core.late(9.0)
-    assert (late.entries, late.unknown, core.late(9.0)) == ((one,), unknown, ())
+    assert core.expire(9.0) == ()
+    core.unit_completed(unit, outcome, 9.0)
+    [late] = core.expire(9.0)
+    assert (late.entries, late.unknown, core.expire(9.0)) == ((one,), unknown, ())
     assert [unit.entries for unit in core.request(20.0)] == [(two,)]
 
 
@@ -252,7 +252,7 @@ def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
     """Records are kept if the caller did not allow timeouts."""
     core = a_core(linger_seconds=0.0)
     core.put(an_entry(0, expires=5.0))
-    assert core.late(9.0) == ()
+    assert core.expire(9.0) == ()
     assert len(core.request(9.0)) == 1
 
 
@@ -267,13 +267,13 @@ def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
 )
 def test_a_listing_with_a_hole_is_no_map(shards: list[Shard]) -> None:
     """Such a listing would predict records onto a shard that does not accept them."""
-    assert mapped(shards) is None
+    assert shard_map_of(shards) is None
 
 
 def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
     """Two shards never claim the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
-    shard_map = mapped([Shard("p", hash_range=HASH_KEYS), *children])
+    shard_map = shard_map_of([Shard("p", hash_range=HASH_KEYS), *children])
     assert shard_map is not None
     assert [shard_map.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

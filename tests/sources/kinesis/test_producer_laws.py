@@ -26,13 +26,13 @@ from leasehold.adapters.producing import open_producer
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.producer import producer as module
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError
 
 SECONDS = 30.0
 
 
-def outcomes(writings: list[Writing]) -> list[str]:
+def outcomes(writings: list[RecordFuture]) -> list[str]:
     """Wait for each record; return the class of its error, or an empty string."""
     errors = []
     for writing in writings:
@@ -392,7 +392,7 @@ def in_fork(call: Callable[[], object]) -> str:
     return result
 
 
-DOORS: dict[str, Callable[[Producer, Writing], object]] = {
+DOORS: dict[str, Callable[[Producer, RecordFuture], object]] = {
     "put": lambda producer, _: producer.put(b"b", "k"),
     "flush": lambda producer, _: producer.flush(),
     "close": lambda producer, _: producer.close(),

@@ -14,10 +14,17 @@ from produced_flights import stored
 from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, listening
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire
+from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, Unit, UnitOutcome, Unknown
+from leasehold.adapters.sources.kinesis.producer.core import (
+    Retryable,
+    Settings,
+    Unit,
+    UnitOutcome,
+    UnitWritten,
+    Unknown,
+)
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
 from leasehold.errors import SourceError
 
@@ -31,7 +38,7 @@ KEYS = ("k", "\u00e9\u4e2d\U0001f600", "k" * 256)
 DATAS = (b"", b"\xff\x00", bytes(range(256)) * 4096)
 UNITS = [Unit("s-0", (), data, key, number) for number, (data, key) in enumerate(zip(DATAS, KEYS, strict=True))]
 THERE = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessage": None}
-PLACED: list[UnitOutcome] = [Placed("s-0", "7")]
+PLACED: list[UnitOutcome] = [UnitWritten("s-0", "7")]
 
 
 def in_cbor(told: object, status: int = 200) -> Answer:
@@ -108,7 +115,7 @@ def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
     requests.shards()
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json", "json", "json", "json"]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
@@ -117,7 +124,7 @@ def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCa
     requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json"]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 def test_a_throttled_listing_proves_nothing() -> None:
@@ -126,7 +133,7 @@ def test_a_throttled_listing_proves_nothing() -> None:
     client = client_of("eu-west-1", None, 1)
     spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
     requests = KinesisPutClient(client, "orders")
-    with pytest.raises(SourceError, match="slow down"):
+    with pytest.raises(SourceError, match="throttled a request"):
         requests.shards()
     assert requests.put(UNITS[1:2]) == PLACED
     requests.shards()
@@ -144,7 +151,7 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
     assert requests.put(UNITS) == requests.put(UNITS) == PLACED * 3
     assert spoken.forms == ["cbor", "cbor", "json", "json"]
     assert spoken.asked[2] == spoken.asked[3]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
@@ -184,7 +191,7 @@ def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> N
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
-    assert requests.put(UNITS) == [*PLACED, Refused("ProvisionedThroughputExceededException"), *PLACED]
+    assert requests.put(UNITS) == [*PLACED, Retryable("ProvisionedThroughputExceededException"), *PLACED]
     assert spoken.forms == ["cbor", "cbor"]
 
 
@@ -196,7 +203,7 @@ def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> 
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
     )
     for _ in range(2):
-        assert requests.put(UNITS[1:2]) == [Refused("ProvisionedThroughputExceededException")]
+        assert requests.put(UNITS[1:2]) == [Retryable("ProvisionedThroughputExceededException")]
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor"] * 4
 
@@ -206,7 +213,7 @@ def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     config = Config(retries={"mode": "standard", "total_max_attempts": 3})
     client = boto3.client("kinesis", region_name="eu-west-1", config=config)
-    PutWire(client, cbor=True)
+    ProducerCborHooks(client, cbor=True)
     throttled = in_cbor({"__type": "ProvisionedThroughputExceededException"}, 400)
     spoken = attached(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
     requests = KinesisPutClient(client, "orders")
@@ -257,7 +264,7 @@ def test_without_the_libraries_boto3_writes_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Platforms without a wheel for the CBOR library can still write."""
-    monkeypatch.setattr(put_client, "PutWire", None)
+    monkeypatch.setattr(put_client, "ProducerCborHooks", None)
     requests, spoken = speaking(in_json(SHARDS), in_json(written()))
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["json", "json"]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
-from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, locate_records
 from leasehold.adapters.sources.kinesis.poller import DropCounter, Unpacker, columns_of
 from leasehold.adapters.sources.kinesis.records import (
     MARK_BYTES,
@@ -39,7 +39,7 @@ MILLISECONDS = 1_767_312_000_123
 def placing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run each test with eager unpacking of aggregates and with lazy reading, which is compiled code otherwise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_PLACING", request.param)
+        patch.setattr(decode, "_LOCATE", request.param)
         yield
 
 
@@ -168,7 +168,7 @@ def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...
 
 def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the same records, read lazily; None if lazy reading does not apply."""
-    records = kept_whole(data, "7", 1.5, hash_range)
+    records = locate_records(data, "7", 1.5, hash_range)
     return None if records is None else cast("tuple[Record, ...]", tuple(records))
 
 
@@ -180,7 +180,7 @@ def test_a_record_read_where_it_lies_is_the_one_of_deaggregate() -> None:
 
 
 def test_numbers_of_three_bytes_are_not_taken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_PLACING", True)
+    monkeypatch.setattr(decode, "_LOCATE", True)
     size = sealed(keys("a") + b"\x1a\x85\x80\x08\x00\x1a\x80\x80" + bytes(1 << 14))
     key = sealed(keys("") * ((1 << 14) + 1) + b"\x1a\x06\x08\x80\x80\x1a\x01x")
     for data in (size, key):
@@ -196,7 +196,7 @@ def test_common_aggregates_are_read_where_they_lie(
     rows: list[tuple[str, None, bytes]], hash_range: HashRange | None
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_PLACING", True)
+        patch.setattr(decode, "_LOCATE", True)
         data = packed(list(rows))[0].sealed()
         assert placed(data, hash_range) == told_at_once(data, hash_range)
         assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None

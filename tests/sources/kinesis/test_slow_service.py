@@ -32,8 +32,8 @@ from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
-from leasehold.adapters.sources.kinesis.producer.core import Placed, Unknown
-from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QUICK, KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.core import UnitWritten, Unknown
+from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS, QUICK_RESPONSES, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
@@ -170,7 +170,10 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
-    said = "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; the next call is given {:g} s"
+    said = (
+        "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; "
+        "the timeout of the next call is {:g} s"
+    )
     assert [record.message for record in caplog.records][:2] == [
         said.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
     ]
@@ -244,7 +247,10 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
     for limit, longer in zip(POLL_TIMEOUTS, (*POLL_TIMEOUTS[1:], 30.0), strict=True):
         with pytest.raises(SourceUnavailable) as caught:
             source.shards()
-        assert str(caught.value) == f"Kinesis did not answer within {limit:g} s; the next call is given {longer:g} s"
+        assert (
+            str(caught.value)
+            == f"Kinesis did not answer within {limit:g} s; the timeout of the next call is {longer:g} s"
+        )
 
 
 def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
@@ -265,17 +271,17 @@ def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
 def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     """Longer timeouts keep a producer from sending the same records again and again."""
     service = SlowService()
-    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_SECONDS)), "orders")
+    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put(unit) for _ in range(4)] == [
         *[[Unknown("ReadTimeoutError")]] * 2,
-        *[[Placed("s-0", "5")]] * 2,
+        *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS
-    for _ in range(QUICK + 1):
+    for _ in range(QUICK_RESPONSES + 1):
         producer.put(unit)
-    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK, 10.0]
+    assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK_RESPONSES, 10.0]
     service.delay = 12.0
     assert producer.shards() is not None
     assert service.times("list_shards") == [10.0, 20.0]
@@ -444,8 +450,8 @@ def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one
     assert service.times("subscribe_to_shard") == [15.0, 30.0, 30.0, 15.0]
     assert SUBSCRIPTION_TIMEOUTS == (15.0, 30.0)
     assert [each.message for each in caplog.records] == [
-        "shard s-0: nothing came for 15 s; the next is given 30 s",
-        "shard s-0: nothing came for 30 s; the next is given 30 s",
+        "shard s-0: no event for 15 s; the timeout of the next subscription is 30 s",
+        "shard s-0: no event for 30 s; the timeout of the next subscription is 30 s",
     ]
 
 

@@ -21,7 +21,9 @@ def test_a_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
     address = stream_address(ARN, None, "source URL")
     assert (address.name, address.arn, address.region) == ("orders", ARN, "eu-west-1")
     assert stream_address(ARN, "eu-west-1", "source URL") == address
-    with pytest.raises(ValueError, match=r"source URL: the ARN is of region eu-west-1, and 'us-east-1'"):
+    with pytest.raises(
+        ValueError, match=r"source URL: the ARN is in region eu-west-1, but option 'region' is 'us-east-1'"
+    ):
         stream_address(ARN, "us-east-1", "source URL")
     for wrong in (ARN + "/", ARN.replace("kinesis", "dynamodb"), ARN.replace(":stream/", ":"), "arn:aws:kinesis"):
         with pytest.raises(ValueError, match="source URL: write a stream's ARN as"):

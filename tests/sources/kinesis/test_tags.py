@@ -72,7 +72,7 @@ def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes,
     entry = Entry(0, data, key, hash_of(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
     queue.append(entry)
     unit = queue.pack(1)
-    assert unit.size <= entry.alone == len(data) + len(key) + framing_of(context)
+    assert unit.size <= entry.single_record_size == len(data) + len(key) + framing_of(context)
     assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
 
 

@@ -83,8 +83,8 @@ def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> No
     """A new field in a response does not force the slower parser."""
     added = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
     assert same(added) == same(PLAIN)
-    assert hooks.plain_answer_of(cbor2.dumps(added)) == hooks.plain_answer_of(cbor2.dumps(PLAIN)) is not None
-    assert hooks.plain_answer_of(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
+    assert hooks.parse_response(cbor2.dumps(added)) == hooks.parse_response(cbor2.dumps(PLAIN)) is not None
+    assert hooks.parse_response(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
 
 
 def test_every_crafted_aggregate_gives_the_same_records() -> None:
@@ -206,7 +206,7 @@ def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
     assert spoken.forms == ["cbor", "json", "json"]
     assert spoken.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
     assert [record.message for record in caplog.records if "from now on" in record.message] != []
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
@@ -216,7 +216,7 @@ def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
     client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
     assert ask(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json"]
-    assert caplog.text.count("asked in JSON from now on") == 1
+    assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
@@ -249,7 +249,7 @@ def test_without_the_libraries_boto3_reads_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Platforms without a wheel for the CBOR library can still read."""
-    monkeypatch.setattr(clients, "Wire", None)
+    monkeypatch.setattr(clients, "CborHooks", None)
     with caplog.at_level(logging.WARNING):
         client, spoken = quick(in_json(PLAIN))
     (record,) = read(client).records
@@ -261,5 +261,5 @@ def test_without_the_libraries_boto3_reads_by_itself(
 def test_an_error_that_cannot_be_read_is_said(way: Way) -> None:
     """An unreadable error response is reported by its status."""
     client, _ = quick(Answer(b"\xff", CBOR, 400), way=way)
-    with pytest.raises(SourceError, match="refused a request for stream 'orders': 400"):
+    with pytest.raises(SourceError, match="rejected a request for stream 'orders': 400"):
         read(client)

@@ -43,7 +43,7 @@ def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     """Return the rows and the rest of a response as cbor2 parses it. Raises ValueError or Unreadable."""
     with patch.object(forms, "SCAN", new=None):
-        rows, answer = forms._apart(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
+        rows, answer = forms._split(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
     return as_columns(rows), answer
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(damage: list[tup
     try:
         found = taken(body)
     except (cbor2.CBORDecodeError, ValueError):
-        with pytest.raises((forms.Unreadable, TypeError)):  # cbor2 fails on the whole body as well
+        with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 fails on the whole body as well
             by_cbor2(body)
         return
     if found is not None:
@@ -147,13 +147,13 @@ def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatc
 def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
     one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
     monkeypatch.setattr(forms, "SCAN", SCAN)
-    assert forms.answer_of(b"\xa2" + one + none, cbor=True) == ([], b"{}")
+    assert forms.split_response(b"\xa2" + one + none, cbor=True) == ([], b"{}")
 
 
 def test_a_row_looks_as_boto3_has_it() -> None:
     """Callers of the client find boto3's fields, and the response is freed once it is columns."""
     with patch.object(forms, "SCAN", SCAN):
-        rows, _ = forms.answer_of(BODY, cbor=True)
+        rows, _ = forms.split_response(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
     assert [rows[at] for at in range(len(rows))] == [in_seconds] * 3
     assert (columns_of(cast("Any", rows)).numbers, len(rows)) == (

@@ -380,26 +380,28 @@ class StreamClient:
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream reports the shard as gone."""
-        return bool(self.ask("source.gone", lambda: self._source.gone(shard)))
+        return bool(self.ask("source.gone", lambda: self._source.gone(shard), shard=shard))
 
     def latest(self, lease: Lease) -> Position:
         """Return the position that LATEST means now, which moves on."""
-        position: Position = self.ask("source.latest", lambda: self._source.latest(lease))
+        position: Position = self.ask("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
         return position
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """Return a reader at the other end of the same network."""
-        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start))
-        return DistantReader(self, reader)
+        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
+        return DistantReader(self, reader, lease.shard)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def ask(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Send a request to the stream, which answers it halfway through."""
+    def ask(
+        self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
+    ) -> Any:  # noqa: ANN401  the call's own
+        """Send a request to the stream, about a shard unless it is "". The stream answers it halfway through."""
 
         def send() -> Any:  # noqa: ANN401  likewise
-            self._caller.wait_if_deaf()
+            self._caller.wait_if_deaf(shard)
             self._travel()
             answer = action()
             self._travel()
@@ -428,8 +430,8 @@ class StreamClient:
 class DistantReader:
     """A reader of the stream whose reads take time."""
 
-    def __init__(self, client: StreamClient, reader: Reader) -> None:
-        self._client, self._reader = client, reader
+    def __init__(self, client: StreamClient, reader: Reader, shard: str) -> None:
+        self._client, self._reader, self._shard = client, reader, shard
         self._timeouts = CallTimeouts(client.clients)
 
     def read(self) -> Batch:
@@ -447,12 +449,14 @@ class DistantReader:
     def read_once(self) -> Batch:
         """Return the next records, or as a lie the empty response of a service that throttles."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
-        batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
+        batch: Batch = self._client.ask(
+            "reader.read", self._reader.read, {"untrue": lambda: throttled}, shard=self._shard
+        )
         return batch
 
     def close(self) -> None:
         """Close the reader."""
-        self._client.ask("reader.close", self._reader.close)
+        self._client.ask("reader.close", self._reader.close, shard=self._shard)
 
 
 class _TimedReading:

@@ -172,8 +172,10 @@ class Process:
         self._tasks.sleep(seconds)
         self.wait_while_paused()
 
-    def wait_if_deaf(self) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response from the stream now."""
+    def wait_if_deaf(self, shard: str) -> None:
+        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
+        if self.member.deaf_to and shard not in self.member.deaf_to:
+            return
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self.member.deaf):
             self.wait(self.member.gives_up_seconds)
             raise SourceUnavailable("the stream does not respond")

@@ -326,8 +326,8 @@ class Caller(Protocol):
     def wait(self, seconds: float) -> None:
         """Let virtual time pass. Raises Killed if the process died meanwhile."""
 
-    def wait_if_deaf(self) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response from the stream now."""
+    def wait_if_deaf(self, shard: str) -> None:
+        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
 
     def pause(self, seconds: float) -> None:
         """Stand still with all its tasks."""

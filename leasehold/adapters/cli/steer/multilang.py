@@ -19,7 +19,7 @@ from leasehold.adapters.consuming import consumption, dead_letter_of
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
-from leasehold.adapters.multilang.properties import read_properties, understood_properties
+from leasehold.adapters.multilang.properties import read_properties, settings_of
 from leasehold.adapters.options import Options, options_of
 from leasehold.adapters.signals import replace_handler
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
@@ -55,16 +55,18 @@ def command(
         path = cast("Path", file or properties_file)
         properties = read_properties(path, set_ or (), os.environ if environment else None)
         drop_output()
-        settings = understood_properties(properties)
+        settings = settings_of(properties)
         print(settings.table(), file=sys.stderr)
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
-        children = Children(settings.argv, most_records=settings.most_records, timeout_seconds=settings.timeout_seconds)
+        children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
         letter = options["dead_letter"]
         if isinstance(letter, str):
             letter = dead_letter_of(letter, settings.source, settings.store, dashed)
         attempts = options_of(Options)["attempts"].checked(options["attempts"], "--attempts")
-        handler = ChildHandler(children, attempts=attempts, dead_letter=letter, empty=settings.empty, strict=strict)
+        handler = ChildHandler(
+            children, attempts=attempts, dead_letter=letter, send_empty=settings.send_empty, strict=strict
+        )
         described = consumption(
             settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, dashed
         )
@@ -77,7 +79,7 @@ def command(
         signals = list[int]()
 
         def begun(runner: Runner) -> None:
-            handler.begun(runner)
+            handler.set_runner(runner)
             _note_signals(signals)
 
         with handler, described.joined() as joined:

@@ -7,8 +7,8 @@ from azure.core.exceptions import AzureError
 from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.ops.doctor.attempts import RightAttempt, RightsTrial
-from leasehold.adapters.sources.event_hubs.access import Access, Contended, explained
-from leasehold.adapters.sources.event_hubs.poller import Background, EventHubsSource, open_url
+from leasehold.adapters.sources.event_hubs.access import Access, Contended, translate_error
+from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, EventHubsSource, open_url
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 from leasehold.stores.objects.event_hubs_layout import BEGINNING
@@ -53,11 +53,11 @@ class _ExaminedHub:
 
     def received(self) -> str:
         access, partition = self._source.access, self._partition
-        background = Background()
+        background = BackgroundLoop()
         try:
-            background.ask(_link(access, partition), LINK_SECONDS)
+            background.run(_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
-            fault = explained(error, access, partition)
+            fault = translate_error(error, access, partition)
             if isinstance(fault, Contended):
                 return f"group {access.group} may; a worker reads partition {partition} now, and was not disturbed"
             raise fault from error

@@ -39,8 +39,8 @@ class AsyncCredential:
         """Return a token. Raises the client's AuthenticationError, which the client does not wrap."""
         try:
             return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
-        except ClientAuthenticationError as refused:
-            raise AuthenticationError(str(refused.message)) from refused
+        except ClientAuthenticationError as error:
+            raise AuthenticationError(str(error.message)) from error
 
     async def close(self) -> None:
         """Do nothing, because the credential belongs to the source and not to one client."""
@@ -105,7 +105,9 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
         ValueError: If the address cannot be parsed. The message never repeats it, because the environment's may contain
             a password.
     """
-    address = proxy or ("" if proxy_bypass(host) else getproxies().get("https", ""))
+    # NO_PROXY may name a port, and the client connects to 443 unless the host has one.
+    target = host if ":" in host else f"{host}:443"
+    address = proxy or ("" if proxy_bypass(target) else getproxies().get("https", ""))
     if not address:
         return None
     try:
@@ -142,7 +144,7 @@ def by_connection_string(
         properties = None
     # The text before an @ or after a ? may be secret, and a message below contains the namespace.
     if properties is None or set("@?#") & set(properties.fully_qualified_namespace):
-        raise ValueError(f"{CONNECTION_STRING}: it is no Event Hubs connection string")
+        raise ValueError(f"{CONNECTION_STRING}: this is not an Event Hubs connection string")
     if properties.fully_qualified_namespace.lower() != namespace.lower():
         other = properties.fully_qualified_namespace
         raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for namespace {other!r}, not {namespace!r}")
@@ -170,7 +172,7 @@ class Contended(SourceUnavailable):
     """Another reader took over the partition's link: either we lost the lease, or that reader has none."""
 
 
-def explained(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
+def translate_error(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
     """Translate an error of the client into one that says what to do; SourceUnavailable if trying again may help.
 
     Rejected credentials become a TransientRejection, because a token may be about to be renewed, or a role was only
@@ -181,38 +183,43 @@ def explained(error: BaseException, access: Access, partition: str | None = None
         return error
     if isinstance(error, AuthenticationError):
         if _EXPIRED in str(error):
-            return SourceUnavailable(f"{where}: its token has expired by this machine's clock; the next one is fetched")
-        return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
+            return SourceUnavailable(
+                f"{where}: its token has expired by this machine's clock; a new one will be requested"
+            )
+        return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
         return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
         return SourceError(f"{where}: {_first_line(error)}")
-    condition = (error.error if isinstance(error, EventHubError) else None) or ""
+    code = (error.error if isinstance(error, EventHubError) else None) or ""
     message = _first_line(error)
-    match condition:
+    match code:
         case "link:stolen":
-            return Contended(f"{where}: another reader of group {access.group!r} took it: lease lost, or contended")
+            return Contended(
+                f"{where}: another reader of group {access.group!r} took it over: "
+                "the lease is lost, or two fleets share the group"
+            )
         case "not-found":
             return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({message})")
+            return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
-            hint = "if the hub was made anew, set the checkpoints back with `leasehold reset`"
-            return Trimmed(f"{where}: the starting position is refused; {hint} ({message})")
+            hint = "if the hub was recreated, set the checkpoints back with `leasehold reset`"
+            return Trimmed(f"{where}: the starting position was rejected; {hint} ({message})")
         case "resource-limit-exceeded":
-            hint = f"give this fleet a consumer group of its own, as others read in {access.group!r} too"
+            hint = f"use a separate consumer group for this fleet, because others read in {access.group!r}, too"
             return SourceUnavailable(f"{where}: too many readers; {hint} ({message})")
         case _:
             return SourceUnavailable(f"{where}: {message}")
 
 
-def _sign_in(access: Access) -> str:
+def _credential_hint(access: Access) -> str:
     if access.secret:
         return f"check the key in {CONNECTION_STRING}, which must allow listening, and this machine's clock"
     return "this identity needs the role 'Azure Event Hubs Data Receiver'"
 
 
-_NEW_EACH_TIME = re.compile(
+_VARYING_PARTS = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
@@ -222,4 +229,4 @@ logged at each attempt."""
 
 def _first_line(error: BaseException) -> str:
     text = (str(error) or type(error).__name__).splitlines()[0]
-    return _NEW_EACH_TIME.sub("", text) or type(error).__name__
+    return _VARYING_PARTS.sub("", text) or type(error).__name__

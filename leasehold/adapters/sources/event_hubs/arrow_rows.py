@@ -43,11 +43,11 @@ def rows_of(partition: str, records: Sequence[Record]) -> pa.RecordBatch:
         [own_token(record.token) for record in records],
         [int(record.sequence_number) for record in records],
         [None if record.arrived is None else round(record.arrived * 1e6) for record in records],
-        [_text(row.get(PUBLISHER)) for row in annotations],
+        [_text(annotation.get(PUBLISHER)) for annotation in annotations],
         [record.partition_key for record in records],
         [_map(record.event.properties or {}) for record in records],
-        [_text(row.get(DEVICE)) for row in annotations],
-        [_map({name: row[name] for name in row.keys() - IN_COLUMNS}) for row in annotations],
+        [_text(annotation.get(DEVICE)) for annotation in annotations],
+        [_map({name: annotation[name] for name in annotation.keys() - IN_COLUMNS}) for annotation in annotations],
     )
     arrays = [pa.array(column, field.type) for column, field in zip(values, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

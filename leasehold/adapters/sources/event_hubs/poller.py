@@ -1,7 +1,7 @@
 """An event hub as a source of records: its partitions, and a reader for each that never waits.
 
 Event loop. A source runs all calls to the client's asynchronous interface on one event loop in its own thread
-(`Background`). That interface is public, needs one thread for all partitions of a worker, and delivers events every
+(`BackgroundLoop`). That interface is public, needs one thread for all partitions of a worker, and delivers events every
 50 ms. The blocking interface needs two threads per partition and one more of the SDK, and holds events back until as
 many have arrived as were to be prefetched. We don't use the client's own balancing and checkpoint stores. On the loop,
 a `PartitionReceiver` keeps the events from its link in a small inbox. A `PartitionReader` takes them from there, drops
@@ -13,10 +13,10 @@ the link was opening, and a takeover is reported at once. The caller then finds 
 is still ours.
 
 Silent links. A link without events may be quiet or dead: if a service or a network hangs, the link does not end. The
-client's own timeout (`idle_timeout`) ignores the empty frames of the service, so it would end quiet links. Therefore a
-silent link counts as read only for `HEARD_SECONDS` after we last heard from the service. After `ASK_SECONDS` of silence
-we request the last sequence number of the partition over a separate connection. If we have that event, all is well. If
-the link does not deliver it within `LATE_SECONDS`, the link is reopened.
+client's own timeout (`idle_timeout`) ignores the empty frames of the service, so it would end quiet links. Therefore,
+after `PROBE_SECONDS` of silence, we request the last sequence number of the partition over a separate connection. If we
+have that event, all is well. If there is no response within `LATE_SECONDS`, that is a fault. If the link does not
+deliver the event within `DELIVERY_SECONDS`, the link is reopened.
 
 In a URL the default consumer group is `$Default`. A shell replaces that by a variable unless the URL is in single
 quotes: `'eventhubs://namespace/hub?group=$Default'`. The option may also be left out.
@@ -52,10 +52,10 @@ from leasehold.adapters.sources.event_hubs.access import (
     Contended,
     by_connection_string,
     by_identity,
-    explained,
     http_proxy_of,
+    translate_error,
 )
-from leasehold.adapters.sources.event_hubs.records import record, tag_of
+from leasehold.adapters.sources.event_hubs.records import record_of_event, tag_of
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_of
 from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
@@ -72,14 +72,14 @@ _COLUMNS = "leasehold.adapters.sources.event_hubs.arrow_rows"
 """Imported only when columns are requested, because it needs pyarrow, which is an extra."""
 log = escaped(logging.getLogger("leasehold.event_hubs"))
 
-ANSWER_SECONDS = 30.0
+RESPONSE_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
-_FAULTS = (EventHubError, AzureError, ValueError, ImportError, OSError)
+_CLIENT_ERRORS = (EventHubError, AzureError, ValueError, ImportError, OSError)
 
 T = TypeVar("T")
 
 
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Report what went wrong on the loop, as asyncio does.
 
     Leave out that aiohttp's objects were not closed: the client forgets them whenever a connection over WebSockets
@@ -89,12 +89,12 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-class Background:
+class BackgroundLoop:
     """Runs coroutines on an event loop in a thread, which ends at `close` or with the process."""
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
-        self._loop.set_exception_handler(_report)
+        self._loop.set_exception_handler(_handle_loop_exception)
         self._fault: BaseException | None = None
         self._thread = spawn("leasehold-event-hubs", self._run, self._failed)
 
@@ -109,7 +109,7 @@ class Background:
             raise SourceError(f"the thread of the Event Hubs client has ended: {said(self._fault)}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def ask(self, work: Coroutine[Any, Any, T], seconds: float = ANSWER_SECONDS) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = RESPONSE_SECONDS) -> T:
         """Run `work` and wait for its result.
 
         Raises:
@@ -117,12 +117,12 @@ class Background:
         """
         future = self.start(work)
         try:
-            return future.result(seconds)
+            return future.result(timeout)
         except TimeoutError:
             future.cancel()
-            raise SourceUnavailable(f"Event Hubs did not answer within {seconds:g} s") from None
+            raise SourceUnavailable(f"Event Hubs did not answer within {timeout:g} s") from None
 
-    def soon(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Schedule this call on the loop, unless it is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
@@ -131,7 +131,7 @@ class Background:
         """Cancel all tasks, wait a bounded time for them, and end the thread."""
         if self._loop.is_closed():
             return
-        self.soon(self._loop.stop)
+        self.call_soon(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
     def _failed(self, fault: BaseException) -> None:
@@ -153,11 +153,11 @@ class Background:
 class EventPosition:
     """A starting position for the client: an offset (str), a sequence number (int) or a time."""
 
-    at: str | int | datetime
+    value: str | int | datetime
     inclusive: bool = False
 
 
-def starting(position: Position) -> EventPosition:
+def event_position(position: Position) -> EventPosition:
     """Return the start of a reader that has done everything up to `position`.
 
     If there is an offset, it is used rather than the sequence number, because it is the service's own token, whose
@@ -194,7 +194,7 @@ class PartitionReceiver:
 
     def __init__(
         self,
-        background: Background,
+        background: BackgroundLoop,
         access: Access,
         partition: str,
         start: EventPosition,
@@ -206,11 +206,11 @@ class PartitionReceiver:
         self._epoch, self._prefetch = epoch, prefetch
         self._inbox: deque[list[Record]] = deque()
         # Each counter is written by one thread only, so neither needs a lock.
-        self._came = self._taken = 0
-        self._room: asyncio.Event | None = None
+        self._received = self._taken = 0
+        self._not_full: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
-        self._closed = self._stuck = False
+        self._closed = self._is_waiting = False
         self._work: Future[None] = background.start(self._run())
 
     def take(self) -> list[Record]:
@@ -220,7 +220,7 @@ class PartitionReceiver:
         # The client delivers up to about fifty events at a time. Take all of them, which costs one wake-up of the loop.
         records = list(chain.from_iterable(self._inbox.popleft() for _ in range(len(self._inbox))))
         self._taken += len(records)
-        self._make_room()
+        self._wake_if_waiting()
         return records
 
     @property
@@ -234,19 +234,19 @@ class PartitionReceiver:
         """Give up the link, without waiting for it to close."""
         self._closed = True
         self._work.cancel()
-        self._make_room()
+        self._wake_if_waiting()
 
     async def _run(self) -> None:
-        self._room = asyncio.Event()
+        self._not_full = asyncio.Event()
         try:
             async with self._access.client() as client:
                 receiving = client.receive_batch(
-                    self._arrived,
+                    self._on_events,
                     partition_id=self._partition,
                     owner_level=self._epoch,
                     prefetch=self._prefetch,
                     max_batch_size=self._prefetch,
-                    starting_position=self._start.at,
+                    starting_position=self._start.value,
                     starting_position_inclusive=self._start.inclusive,
                     on_error=self._failed,
                 )
@@ -255,28 +255,28 @@ class PartitionReceiver:
         except Exception as error:  # noqa: BLE001  the reader handles whatever ends a receiver
             self._fault = self._fault or error
 
-    async def _arrived(self, _context: object, events: list[EventData]) -> None:
+    async def _on_events(self, _context: object, events: list[EventData]) -> None:
         # Create the records here, while the events are in the CPU cache; this thread is busy in any case.
-        self._inbox.append([record(event) for event in events])
-        self._came += len(events)
+        self._inbox.append([record_of_event(event) for event in events])
+        self._received += len(events)
         # While this waits, the client receives no more than its credit. So memory is bounded if a handler is slow, and
         # only its own partition waits.
-        while self._room is not None and self._full:
-            self._room.clear()
-            self._stuck = True
+        while self._not_full is not None and self._full:
+            self._not_full.clear()
+            self._is_waiting = True
             if self._full:  # `take` may have emptied the inbox just before the flag was set
-                await self._room.wait()
-            self._stuck = False
+                await self._not_full.wait()
+            self._is_waiting = False
 
     @property
     def _full(self) -> bool:
         # After `close` nothing empties the inbox, and the task of a broken link would wait forever.
-        return 2 * (self._came - self._taken) >= self._prefetch and not self._closed
+        return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
 
-    def _make_room(self) -> None:
+    def _wake_if_waiting(self) -> None:
         # Waking the loop needlessly would cost as much as the events of a small batch.
-        if self._room is not None and self._stuck:
-            self._background.soon(self._room.set)
+        if self._not_full is not None and self._is_waiting:
+            self._background.call_soon(self._not_full.set)
 
     async def _failed(self, _context: object, error: Exception) -> None:
         self._fault = error
@@ -285,19 +285,22 @@ class PartitionReceiver:
             self._receiving.cancel()
 
 
-IDLE_SECONDS, IDLE_SECONDS_MOST = 0.05, 0.5
-FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
+IDLE_SECONDS, IDLE_SECONDS_MAX = 0.05, 0.5
+FAULT_SECONDS, FAULT_SECONDS_MAX = 1.0, 30.0
 
-HEARD_SECONDS = 8.0
-"""How long a silent link counts as read after we last heard from the service. It is short, so that the status shows a
-fault soon."""
+SILENT_SECONDS = 8.0
+"""How long a link may fail to deliver an event that the service has before that counts as a fault."""
 
-ASK_SECONDS = 20.0
-"""After this much silence we ask the service about the partition: one request at a time per idle partition."""
+PROBE_SECONDS = 5.0, 20.0
+"""How long after an event, and how long after a response without one, we ask the service about the partition. There is
+one request at a time per idle partition."""
 
-LATE_SECONDS = 2 * ANSWER_SECONDS
+LATE_SECONDS = 2.0
+"""After this time a request that is not answered counts as a fault. An idle partition that is well has none."""
+
+DELIVERY_SECONDS = 2 * RESPONSE_SECONDS
 """How long a link may fail to deliver an event that the service has, before it is reopened. Opening a link takes about
-twice as long as the response that names the event, which may take `ANSWER_SECONDS`."""
+twice as long as the response that names the event, which may take `RESPONSE_SECONDS`."""
 
 CONTENDED_SECONDS = 10.0
 """How long to wait before taking a link back. A worker needs less to learn that it has lost its lease."""
@@ -312,7 +315,7 @@ class PartitionReader:
 
     def __init__(
         self,
-        background: Background,
+        background: BackgroundLoop,
         access: Access,
         partition: str,
         start: Position,
@@ -323,51 +326,54 @@ class PartitionReader:
     ) -> None:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
-        self._opening: float | None = None
+        self._opened_at: float | None = None
         self._position, self._seen = start, SeenRows.of(start)
-        self._last = int(start.sequence) if start.numbered else -1
-        self._idle = IDLE_SECONDS
-        self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MOST, random.uniform)
+        self._last_number = int(start.sequence) if start.numbered else -1
+        self._pause = IDLE_SECONDS
+        self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MAX, random.uniform)
         self._behind: float | None = None
-        self._refused = ""
-        self._heard = self._asked_at = clock()
-        self._told = self._heard  # opening the link does not count as a response
-        self._asked: Future[int] | None = None
-        self._owed: tuple[int, float] | None = None
-        self._feed: PartitionReceiver | None = self._opened()
+        self._probe_error = ""
+        self._last_response = self._probed_at = clock()
+        self._reported_response = self._last_response  # opening the link does not count as a response
+        self._probe: Future[int] | None = None
+        self._idle = False
+        self._undelivered: tuple[int, float] | None = None
+        self._receiver: PartitionReceiver | None = self._open_receiver()
 
     def read(self) -> Batch:
         """Return the events that have arrived since the last read. Raises SourceError if trying again cannot help."""
-        self._feed = feed = self._feed or self._opened()
-        records = feed.take()
+        self._receiver = receiver = self._receiver or self._open_receiver()
+        records = receiver.take()
         if records:
             return self._batch(records)
-        fault = feed.fault
-        return self._waiting() if fault is None else self._again(fault)
+        fault = receiver.fault
+        return self._empty_batch() if fault is None else self._reopen_after(fault)
 
     def close(self) -> None:
         """Give up the link."""
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
-        if self._feed is not None:
-            self._feed.close()
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
+        if self._receiver is not None:
+            self._receiver.close()
 
-    def _opened(self) -> PartitionReceiver:
-        self._opening = self._clock()
-        start = starting(self._position)
+    def _open_receiver(self) -> PartitionReceiver:
+        self._opened_at = self._clock()
+        start = event_position(self._position)
         return PartitionReceiver(
             self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch
         )
 
-    def _batch(self, came: list[Record]) -> Batch:
+    def _batch(self, arrived_records: list[Record]) -> Batch:
         # Events done before can only come first, because the numbers of a partition increase.
-        records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last, came))
+        records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last_number, arrived_records))
         if records:
             # The service numbers the events of a partition without gaps, and starts at the oldest one it still has.
-            missing = int(records[0].sequence_number) - self._last - 1
-            if self._last >= 0 and missing > 0:
-                log.error("%s: %d events behind number %d are gone, past retention", self._where, missing, self._last)
+            missing = int(records[0].sequence_number) - self._last_number - 1
+            if self._last_number >= 0 and missing > 0:
+                log.error(
+                    "%s: %d events after number %d have expired and are lost", self._where, missing, self._last_number
+                )
             last = records[-1]
             # Drop duplicates from Spark sinks, and add the state of deduplication to the tokens of the others.
             new = list[Record]()
@@ -377,16 +383,17 @@ class PartitionReader:
                     new.append(item._replace(token=f"{item.token} {self._seen.token}") if self._seen else item)
             records = tuple(new)
             token = f"{last.token} {self._seen.token}" if self._seen else last.token
-            self._last, self._position = int(last.sequence_number), evolve(last.position, token=token)
-        self._idle = IDLE_SECONDS
+            self._last_number, self._position = int(last.sequence_number), evolve(last.position, token=token)
+        self._pause = IDLE_SECONDS
         # The age of the last event read, by this machine's clock.
-        arrived = came[-1].arrived
+        arrived = arrived_records[-1].arrived
         self._behind = None if arrived is None else max(0.0, time.time() - arrived)
-        self._hear(self._clock())
+        self._note_response(self._clock())
+        self._idle = False
         self._backoff.reset()
         in_columns = partial(call_rows_of, _COLUMNS, self._partition)
-        opening, self._opening = self._opening, None
-        unlinked = 0.0 if opening is None else self._clock() - opening
+        opened_at, self._opened_at = self._opened_at, None
+        unlinked = 0.0 if opened_at is None else self._clock() - opened_at
         return Batch(
             records,
             self._position,
@@ -401,38 +408,42 @@ class PartitionReader:
     def _where(self) -> str:
         return f"event hub {self._access.hub!r}, partition {self._partition}"
 
-    def _waiting(self) -> Batch:
+    def _empty_batch(self) -> Batch:
         now = self._clock()
-        if self._asked is None and now - max(self._heard, self._asked_at) > ASK_SECONDS:
-            self._asked, self._asked_at = self._background.start(self._last_enqueued()), now
-        if self._asked is not None and (self._asked.done() or now - self._asked_at > ANSWER_SECONDS):
+        if self._probe is None and now - max(self._last_response, self._probed_at) > PROBE_SECONDS[self._idle]:
+            self._probe, self._probed_at = self._background.start(self._last_enqueued()), now
+        if self._probe is not None and (self._probe.done() or now - self._probed_at > RESPONSE_SECONDS):
             # If there is no response, keep the link, because a slow service may be about to open it.
-            request, self._asked = self._asked, None
-            if request.cancel():
-                error: BaseException | None = TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
+            probe, self._probe = self._probe, None
+            if probe.cancel():
+                error: BaseException | None = TimeoutError(f"no answer within {RESPONSE_SECONDS:g} s")
             else:
-                error = request.exception()
+                error = probe.exception()
             if error is not None:
-                self._refused = str(explained(error, self._access, self._partition))
-                log.warning("%s", self._refused)
-            elif request.result() > self._last:
-                self._owed = self._owed or (request.result(), now)
+                self._probe_error = str(translate_error(error, self._access, self._partition))
+                log.warning("%s", self._probe_error)
+            elif probe.result() > self._last_number:
+                self._undelivered = self._undelivered or (probe.result(), now)
             else:
-                self._hear(now)
+                self._note_response(now)
+                self._idle = True
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link has delivered everything
-        if self._owed is not None and now - self._owed[1] > LATE_SECONDS:
-            return self._again(ConnectionError(f"its link brings nothing, and event {self._owed[0]} is there"))
-        wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)
-        silence, fault = now - self._heard, ""
-        if silence > HEARD_SECONDS:
-            fault = f"{self._refused or self._where}: nothing was heard of it for {silence:.0f} s"
-        previous, self._told = self._told, self._heard
+        if self._undelivered is not None and now - self._undelivered[1] > DELIVERY_SECONDS:
+            return self._reopen_after(
+                ConnectionError(f"its link delivers nothing, although event {self._undelivered[0]} is there")
+            )
+        pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
+        silence, fault = now - self._last_response, ""
+        late = self._probe is not None and now - self._probed_at > LATE_SECONDS
+        if late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
+            fault = f"{self._probe_error or self._where}: no response for {silence:.0f} s"
+        previous, self._reported_response = self._reported_response, self._last_response
         behind = None if self._behind is None or fault else 0.0
-        return Batch((), None, behind, wait, fault=fault, answered=self._heard > previous)
+        return Batch((), None, behind, pause, fault=fault, answered=self._last_response > previous)
 
-    def _hear(self, now: float) -> None:
-        self._heard, self._refused, self._owed = now, "", None
+    def _note_response(self, now: float) -> None:
+        self._last_response, self._probe_error, self._undelivered = now, "", None
 
     async def _last_enqueued(self) -> int:
         """Return the number of the last event that the link must deliver; -1 if there is none, or we cannot know."""
@@ -442,10 +453,10 @@ class PartitionReader:
         unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
         return -1 if unknown else int(properties["last_enqueued_sequence_number"])
 
-    def _again(self, fault: BaseException) -> Batch:
-        error = explained(fault, self._access, self._partition)
+    def _reopen_after(self, fault: BaseException) -> Batch:
+        error = translate_error(fault, self._access, self._partition)
         self.close()
-        self._feed = self._owed = None
+        self._receiver = self._undelivered = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
         contended = isinstance(error, Contended)
@@ -457,12 +468,12 @@ class PartitionReader:
 
 DEFAULT_GROUP = "$Default"
 PREFETCH = 1000
-PREFETCH_MOST = 10_000
+MAX_PREFETCH = 10_000
 TRANSPORTS = ("amqp", "websockets")
 
-_STRANGE = (
-    "lease {!r}: the hub and group it names is {}, not {}: "
-    "give each group of each hub a table, a container or a prefix of its own"
+_WRONG_STREAM = (
+    "lease {!r}: it belongs to hub and group {}, not {}: "
+    "use a separate table, container or prefix for each group of each hub"
 )
 
 
@@ -477,8 +488,8 @@ class EventHubsSource:
 
     def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
         self.access, self._prefetch, self._exclusive = access, prefetch, exclusive
-        self._background = Background()
-        self._made: datetime | None = None
+        self._background = BackgroundLoop()
+        self._created: datetime | None = None
 
     @property
     def stream(self) -> str:
@@ -488,7 +499,7 @@ class EventHubsSource:
     def reads(self, lease: Lease) -> bool:
         """Return True. Raises SourceError for a lease of another hub or group, whose partitions have the same ids."""
         if lease.stream != self.stream:
-            raise SourceError(_STRANGE.format(lease.key, lease.stream or "none", self.stream))
+            raise SourceError(_WRONG_STREAM.format(lease.key, lease.stream or "none", self.stream))
         return True
 
     def shards(self) -> tuple[Shard, ...]:
@@ -498,14 +509,14 @@ class EventHubsSource:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        properties = self._ask(lambda client: client.get_eventhub_properties())
-        self._made = properties["created_at"]
+        properties = self._call(lambda client: client.get_eventhub_properties())
+        self._created = properties["created_at"]
         ids = sorted(properties["partition_ids"], key=lambda each: (len(each), each))
         return tuple(Shard(partition, stream=self.stream) for partition in ids)
 
     def incarnation(self) -> str:
         """Return the namespace, hub and group, and the hub's creation time as of the last listing."""
-        return "" if self._made is None else f"{self.stream}:{int(self._made.timestamp())}"
+        return "" if self._created is None else f"{self.stream}:{int(self._created.timestamp())}"
 
     def gone(self, shard: str) -> bool:
         """Return whether the hub has no such partition: it may be another hub of this name, with fewer."""
@@ -537,17 +548,17 @@ class EventHubsSource:
         return Settled(Position(str(number)), enqueued.timestamp())
 
     def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
-        return self._ask(lambda client: client.get_partition_properties(partition), partition)
+        return self._call(lambda client: client.get_partition_properties(partition), partition)
 
-    def _ask(self, question: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has a result of its own
-        async def asked() -> Mapping[str, Any]:
+    def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has a result of its own
+        async def call() -> Mapping[str, Any]:
             async with self.access.client() as client:
-                return await question(client)
+                return await request(client)
 
         try:
-            return self._background.ask(asked())
-        except _FAULTS as error:
-            raise explained(error, self.access, *about) from error
+            return self._background.run(call())
+        except _CLIENT_ERRORS as error:
+            raise translate_error(error, self.access, *about) from error
 
     def open(self, lease: Lease, start: Position) -> PartitionReader:
         """Return a reader that starts just after `start`, with the lease's epoch as its owner level."""
@@ -574,31 +585,37 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
         ValueError: If the place, an option, or the connection string is wrong.
         SourceError: If there is no connection string, and azure-identity is not installed.
     """
-    namespace, slash, hub = place.partition("/")
-    if not (namespace and slash and hub) or "/" in hub:
+    namespace, separator, hub = place.partition("/")
+    if not (namespace and separator and hub) or "/" in hub:
         raise ValueError("eventhubs URL: write eventhubs://namespace/hub")
     group = options.get("group", DEFAULT_GROUP)
     if not group:
-        raise ValueError("eventhubs URL: 'group' is empty; in a shell, $Default wants single quotes around the URL")
+        raise ValueError(
+            "eventhubs URL: option 'group' is empty; in a shell, put the URL in single quotes because of $Default"
+        )
     transport = options.get("transport", "amqp")
     if transport not in TRANSPORTS:
-        raise ValueError(f"eventhubs URL: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    prefetch = decimal(text := options.get("prefetch", str(PREFETCH)), PREFETCH_MOST)
+        raise ValueError(f"eventhubs URL: option 'transport' must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
+    prefetch = decimal(text := options.get("prefetch", str(PREFETCH)), MAX_PREFETCH)
     if not prefetch:
-        raise ValueError(f"eventhubs URL: prefetch is a number from 1 to {PREFETCH_MOST}, not {text!r}")
-    location = full_namespace(namespace), hub, group
+        raise ValueError(f"eventhubs URL: option 'prefetch' must be a number from 1 to {MAX_PREFETCH}, not {text!r}")
+    address = full_namespace(namespace), hub, group
     proxy = options.get("proxy", "")
     if proxy and "@" in proxy:
-        raise ValueError("eventhubs URL: proxy: credentials do not belong in it; set HTTPS_PROXY in the environment")
+        raise ValueError(
+            "eventhubs URL: option 'proxy' must not contain credentials; set HTTPS_PROXY in the environment instead"
+        )
     if proxy and transport != "websockets":
-        raise ValueError("eventhubs URL: proxy goes with transport=websockets: AMQP itself passes no HTTP proxy")
+        raise ValueError(
+            "eventhubs URL: option 'proxy' needs transport=websockets, because plain AMQP cannot use an HTTP proxy"
+        )
     if transport == "websockets":
-        http_proxy_of(location[0], proxy)  # reports a bad address now instead of at the first connection
+        http_proxy_of(address[0], proxy)  # reports a bad address now instead of at the first connection
     connection: dict[str, Any] = {"websockets": transport == "websockets", "proxy": proxy}
     if secret := os.environ.get(CONNECTION_STRING):
-        return EventHubsSource(by_connection_string(secret, *location, **connection), prefetch)
+        return EventHubsSource(by_connection_string(secret, *address, **connection), prefetch)
     try:
-        return EventHubsSource(by_identity(*location, **connection), prefetch)
+        return EventHubsSource(by_identity(*address, **connection), prefetch)
     except ModuleNotFoundError as missing:
         message = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
         raise SourceError(message) from missing

@@ -11,7 +11,7 @@ NUMBER, KEY, ENQUEUED = b"x-opt-sequence-number", b"x-opt-partition-key", b"x-op
 OFFSET = b"x-opt-offset"
 
 
-def record(event: EventData) -> Record:
+def record_of_event(event: EventData) -> Record:
     """Convert an event into a record, which also contains the event.
 
     Nothing else that a sender wrote makes it raise, because reading would then stop at this event forever.
@@ -28,9 +28,9 @@ def record(event: EventData) -> Record:
         annotations.get(OFFSET),
     )
     if type(number) is not int or not 0 <= number < 1 << 63:
-        raise SourceError(f"an event has {number!r} for a sequence number")
+        raise SourceError(f"an event has the invalid sequence number {number!r}")
     return Record(
-        body(event),
+        body_of(event),
         str(number),
         partition_key=_text(key),
         arrived=milliseconds / 1000 if isinstance(milliseconds, int | float) else None,
@@ -54,7 +54,7 @@ def tag_of(event: EventData | None) -> Tag | None:
     return tags_of([value])[0] if isinstance(value, bytes) else None
 
 
-def body(event: EventData) -> bytes:
+def body_of(event: EventData) -> bytes:
     """Return the bytes of an event, or the text of an AMQP value or sequence, which has no bytes."""
     message = event.raw_amqp_message
     if message.body_type is AmqpMessageBodyType.DATA:
@@ -66,7 +66,7 @@ def body(event: EventData) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _text(noted: object) -> str | None:
-    if isinstance(noted, bytes):
-        return noted.decode(errors="backslashreplace")
-    return None if noted is None else str(noted)
+def _text(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return None if value is None else str(value)

@@ -15,9 +15,9 @@ from leasehold.stores.deadlines import bound_client
 from leasehold.stores.printable import escaped
 
 try:
-    from leasehold.adapters.sources.kinesis.cbor.hooks import Wire, read_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import CborHooks, read_directly
 except ImportError:  # then boto3 parses the responses
-    Wire = None  # type: ignore[assignment,misc]  # slower
+    CborHooks = None  # type: ignore[assignment,misc]  # slower
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
@@ -75,10 +75,10 @@ def reading_client(
     client: KinesisClient = create_client("kinesis", region, endpoint, read_seconds, session)
     if arn is not None:
         name_stream_by_arn(client, arn)
-    if Wire is None:
+    if CborHooks is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        hooks = Wire(client, cbor=wire != "json")
+        hooks = CborHooks(client, cbor=wire != "json")
         if wire == "cbor":
             read_directly(client, hooks, arn)
     return client

@@ -156,7 +156,7 @@ class StreamConsumer:
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(
-                "source URL: option 'consumer' wants letters, digits, '_', '.' and '-', or a consumer's ARN"
+                "source URL: option 'consumer' must be letters, digits, '_', '.' and '-', or a consumer's ARN"
             )
         self.name = name
         self._stream, self._clock = stream, clock
@@ -210,7 +210,7 @@ class StreamConsumer:
                     raise
                 self._rejections += 1
                 if self._rejections == MAX_REJECTIONS:
-                    message = "stream %s takes no consumer %r, so its shards are polled: %s"
+                    message = "stream %s has no room for consumer %r, so its shards are polled: %s"
                     log.warning(message, self._stream, self.name, rejected)
                 return
         if description["ConsumerStatus"] == "ACTIVE":
@@ -228,7 +228,7 @@ INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
 _SUBSCRIBE = "subscribe_to_shard"
 _TAKEN_OVER = (
     "another subscription of consumer {!r} to shard {} began less than five seconds ago or took over; "
-    "two fleets want two consumers"
+    "separate fleets need separate consumers"
 )
 
 
@@ -284,7 +284,7 @@ class FanOut(Poller):
         try:
             self._arn = self._consumer.arn()
         except NotActiveYet as not_active:
-            log.info("shard %s waits: %s", self._shard, not_active)
+            log.info("shard %s: not subscribed yet: %s", self._shard, not_active)
             return None
         if self._arn is None:
             return super()._request()
@@ -344,9 +344,14 @@ class FanOut(Poller):
             case ReadTimeoutError():
                 timeout = self._subscription_timeouts.timeout(_SUBSCRIBE)
                 next_timeout = self._subscription_timeouts.timed_out(_SUBSCRIBE, timeout)  # rule 4
-                log.info("shard %s: nothing came for %g s; the next is given %g s", self._shard, timeout, next_timeout)
+                log.info(
+                    "shard %s: no event for %g s; the timeout of the next subscription is %g s",
+                    self._shard,
+                    timeout,
+                    next_timeout,
+                )
             case HTTPError() | ParserError() | ResponseParserError() as fault:
-                raise SourceUnavailable(f"shard {self._shard}: its subscription broke off: {fault}") from fault
+                raise SourceUnavailable(f"shard {self._shard}: its subscription failed: {fault}") from fault
             case ClientError() as fault if code_of(fault) == "ResourceInUseException":
                 # If it had begun, another reader took over. If it was rejected at once, try again when rule 2 allows.
                 if subscription.subscribed_at is not None:

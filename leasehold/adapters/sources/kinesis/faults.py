@@ -108,7 +108,7 @@ def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterat
     try:
         yield
     except (*PARSE_ERRORS, ValueError) as error:
-        message = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(error)}"
+        message = f"a response of {service.name} for stream {stream!r} cannot be read: {said(error)}"
         raise SourceUnavailable(message) from error
 
 
@@ -124,7 +124,7 @@ def _translated(error: ClientError, stream: str, service: AwsService) -> SourceE
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
-        return SourceUnavailable(f"{service.name} asks to slow down on stream {stream!r}: {code}")
+        return SourceUnavailable(f"{service.name} throttled a request for stream {stream!r}: {code}")
     if code in TRANSIENT or status >= SERVER_ERROR:
         return SourceUnavailable(f"{service.name} failed on stream {stream!r}: {code} {text}")
     if code == "ResourceNotFoundException":
@@ -138,9 +138,9 @@ def _translated(error: ClientError, stream: str, service: AwsService) -> SourceE
         if code == "KMSAccessDeniedException":
             right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
         verb = "write to" if writes else "read"
-        return SourceError(f"these credentials may not {verb} stream {stream!r}, for want of {right}: {text}")
+        return SourceError(f"these credentials cannot {verb} stream {stream!r}, because they lack {right}: {text}")
     kind = SourceError if code in PERMANENT else TransientRejection
-    return kind(f"{service.name} refused a request for stream {stream!r}: {code} {text}")
+    return kind(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
 
 
 TIP_SECONDS = 0.5
@@ -186,7 +186,9 @@ def max_records_of(options: Mapping[str, str], limit: int) -> int | None:
     if (text := options.get("max_records")) is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= limit):  # noqa: PLR2004  digits
-        raise ValueError(f"source URL: option 'max_records' wants 1 to {limit}, the records that one request asks for")
+        raise ValueError(
+            f"source URL: option 'max_records' must be 1 to {limit}, the most records that one request may return"
+        )
     return int(text)
 
 
@@ -198,6 +200,6 @@ def poll_seconds_of(text: str) -> float:
         pause = 0.0
     if not QUOTA_SECONDS <= pause <= 60:  # noqa: PLR2004  a minute
         raise ValueError(
-            "source URL: option 'poll_seconds' wants 0.2 to 60, for five requests a second are a shard's quota"
+            "source URL: option 'poll_seconds' must be 0.2 to 60, because a shard allows five requests per second"
         )
     return pause

@@ -43,7 +43,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     Reason,
     UserRecords,
     deaggregate,
-    kept_whole,
+    locate_records,
 )
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
 from leasehold.adapters.sources.kinesis.faults import (
@@ -97,9 +97,9 @@ class DropCounter:
         if users.reason not in self._logged:
             self._logged[users.reason] = users.dropped
             explanation = (
-                ", their aggregate came to another shard than theirs" if users.reason is Reason.OUT_OF_RANGE else ""
+                ", because their aggregate went to another shard" if users.reason is Reason.OUT_OF_RANGE else ""
             )
-            message = "shard %s: %d user records of %s dropped: %s%s; more are counted until its reading ends"
+            message = "shard %s: %d user records of %s dropped: %s%s; more are counted until the reader closes"
             log.warning(message, self._shard, users.dropped, number, users.reason, explanation)
 
     def repeated(self, count: int) -> None:
@@ -109,7 +109,7 @@ class DropCounter:
     def close(self) -> None:
         """Log the counts that were not logged yet."""
         if self._repeated:
-            message = "shard %s: %d records that a Spark sink had sent again were left out"
+            message = "shard %s: %d duplicates from a Spark sink were dropped"
             log.info(message, self._shard, self._repeated)
             self._repeated = 0
         for reason, count in (self._counts - self._logged).items():
@@ -206,7 +206,7 @@ class Unpacker:
         data, number, arrived = rows.datas[index], rows.numbers[index], rows.arrived[index]
         rows.datas[index] = b""
         plain = self.skip_through is None and not self.seen
-        located = kept_whole(data, number, arrived, self._hash_range) if plain else None
+        located = locate_records(data, number, arrived, self._hash_range) if plain else None
         if located is not None:
             self._parts.append(located)
             self.subs = len(located)
@@ -290,13 +290,14 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
 
 FAULT_SECONDS = 0.4, 10.0
 MAX_RECORDS = 10_000
-NO_RESPONSE = "the stream has sent nothing, not even how far behind this is"
-RESPONSE_IS_PENDING = "the stream has not answered the last request yet"
+NO_RESPONSE = "the stream has sent neither records nor how far behind this reader is"
+RESPONSE_IS_PENDING = "the stream has not responded to the last request yet"
 LIMIT_DIVISOR = 8  # divides the number of records requested after a timeout
 
 TRIMMED_TEXT = (
-    "shard {} of stream {!r}: its checkpoint {} is not there any more: trimmed, or of an earlier stream of this name; "
-    "set it with `leasehold reset`, or add if_trimmed=TRIM_HORIZON to the source URL to begin with the oldest record"
+    "shard {} of stream {!r}: its checkpoint {} no longer exists: it was trimmed, or belongs to an earlier stream of "
+    "this name; set it with `leasehold reset`, or add if_trimmed=TRIM_HORIZON to the source URL to start at the oldest "
+    "record"
 )
 
 
@@ -423,7 +424,7 @@ class Poller:
                 if not self._needs_new_iterator(error):
                     raise
         self._iterator = None
-        log.info("shard %s: its iterator expired, taking a new one", self._shard)
+        log.info("shard %s: its iterator expired; requesting a new one", self._shard)
         return None
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
@@ -449,7 +450,7 @@ class Poller:
         if not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
         trimmed_number, self._start, self._skip_through = self._start.sequence, TRIM_HORIZON, None
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, trimmed_number)
+        log.warning("shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, trimmed_number)
 
     def _starting_position(self) -> "StartingPositionTypeDef":
         if self._last_read is not None:
@@ -497,8 +498,8 @@ class Poller:
     def _log_gap(self, first: str) -> None:
         # If the record AT the checkpoint was trimmed, the service starts with a later one.
         if self._last_read is None and self._start.numbered and int(first) > int(self._start.sequence):
-            gap = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
-            log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, gap)
+            gap = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading continues at {first}"
+            log.warning("shard %s: %s, and any records in between are lost", self._shard, gap)
 
     def _pause(self, *, idle: bool, behind: bool = False) -> float:
         return self._pace.next_pause(idle=idle, behind=behind)

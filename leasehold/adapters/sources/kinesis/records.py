@@ -32,7 +32,7 @@ with suppress(ImportError):  # without the compiled module, records take twice a
 if TYPE_CHECKING:  # the stubs are not installed for users, and `places` needs librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
 
-    from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords
+    from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords
 
 
 class RowColumns:
@@ -114,7 +114,7 @@ class RowViews:
 _make_record = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
 """Makes a record of all its fields. `Record` itself takes twice as long, because of its keywords and defaults."""
 
-RecordsPart = Union["RecordColumns", "PlacedRecords"]
+RecordsPart = Union["RecordColumns", "LocatedRecords"]
 """A run of adjacent user records."""
 
 

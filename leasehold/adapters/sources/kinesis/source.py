@@ -210,8 +210,8 @@ class KinesisSource(PolledStream):
                     self._identity_due = self._clock() + self._identity_backoff.next()
                 raise
         if self._partitioned_by_key is None:
-            reason = "for want of kinesis:DescribeStreamSummary"
-            consequence = "and the stream is not told from one that is made anew under its name"
+            reason = "because these credentials lack kinesis:DescribeStreamSummary"
+            consequence = "and a recreated stream of the same name is not noticed"
             log.warning("stream %s: aggregates are filtered by hash range, %s, %s", self.name, consequence, reason)
             self._partitioned_by_key = True
         return ""
@@ -245,7 +245,7 @@ class KinesisSource(PolledStream):
         """
         if self._partitioned_by_key is None:
             if self._clock() < self._identity_due:
-                raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary is asked again in a moment")
+                raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary will be called again in a moment")
             if self._identity_backoff.faults:  # after a fault one shard asks, and the others wait for its response
                 self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
@@ -272,18 +272,18 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         ValueError: If an option is wrong.
     """
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
+        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
     if (wire := options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError(
-            "source URL: option 'wire' wants cbor, json or boto3; without it records are asked for in CBOR"
+            "source URL: option 'wire' must be cbor, json or boto3; without it, records are requested in CBOR"
         )
     if (misplaced := options.get("misplaced", "keep")) not in get_args(Misplaced):
         raise ValueError(
-            "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"
+            "source URL: option 'misplaced' must be keep or drop; without it, the records of this shard are kept"
         )
     if (aggregates := options.get("aggregates", "records")) not in {"records", "whole"}:
         raise ValueError(
-            "source URL: option 'aggregates' wants records or whole; without it their user records are handed over"
+            "source URL: option 'aggregates' must be records or whole; without it, handlers get the user records"
         )
     poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     stream = stream_address(name, options.get("region"), "source URL")

@@ -50,7 +50,7 @@ def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
         raise ValueError(f"{where}: write a stream's ARN as arn:aws:kinesis:REGION:ACCOUNT:stream/NAME")
     if region is not None and region != match["region"]:
         raise ValueError(
-            f"{where}: the ARN is of region {match['region']}, and {region!r} is given beside it; leave the region out"
+            f"{where}: the ARN is in region {match['region']}, but option 'region' is {region!r}; remove that option"
         )
     return StreamAddress(match["name"], text, match["region"])
 

@@ -78,8 +78,8 @@ class KinesisStreams:
             except SourceError:
                 continue  # the listing below raises the error again
             if identity != previous:
-                consequence = "whose leases begin at the initial position; those of %s are read no longer"
-                message = f"stream %s was made anew: %s is another stream, {consequence}"
+                consequence = "whose leases start at the initial position; %s is no longer read"
+                message = f"stream %s was recreated: %s is another stream, {consequence}"
                 log.warning(message, source.name, identity, previous)
                 with self._lock:
                     renamed = {identity if key == previous else key: value for key, value in self._sources.items()}
@@ -125,7 +125,7 @@ class KinesisStreams:
 
     def _source(self, stream: str) -> KinesisSource:
         if stream not in self._sources:
-            raise SourceError(f"stream {stream!r} is not read here")
+            raise SourceError(f"stream {stream!r} is not one of the streams of this source")
         return self._sources[stream]
 
     def _resolve(self) -> list[SourceError]:
@@ -150,7 +150,7 @@ class _StreamReader:
     def read(self) -> Batch:
         """Read once. Raises SourceError after the stream was removed."""
         if not self._streams.reads(Lease("", stream=self._stream)):
-            raise SourceError(f"stream {self._stream!r} is no longer read here")
+            raise SourceError(f"stream {self._stream!r} was removed from this source")
         batch = self._reader.read()
         return evolve(batch, children=tuple(_qualified(self._stream, child) for child in batch.children))
 
@@ -175,7 +175,11 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
     if len(names) == 1:
         return open_one(name, options, session=session)
     if "" in names or len(set(names)) < len(names):
-        raise ValueError("source URL: several streams want different names with commas in between: kinesis://a,b")
+        raise ValueError(
+            "source URL: the names of several streams must differ and be separated by commas: kinesis://a,b"
+        )
     if options.get("consumer", "").startswith("arn:"):
-        raise ValueError("source URL: option 'consumer' wants a name for several streams: an ARN is one stream's alone")
+        raise ValueError(
+            "source URL: option 'consumer' must be a name for several streams, because an ARN belongs to one stream"
+        )
     return KinesisStreams(open_one(stream_name, options, session=session) for stream_name in names)

@@ -9,8 +9,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import Note, Trail
-from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
+from leasehold.adapters.sources.deduplication import NewRow, Trail
+from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_deaggregated
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS_FROM
@@ -31,7 +31,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
+def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Make columns of records without aggregates, with no object for each. Arrow copies them out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
@@ -39,20 +39,20 @@ def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _shown(views.datas, body, pa.binary()),
+        _values(views.datas, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
-        _shown(views.keys, body, pa.string()),
+        _values(views.keys, body, pa.string()),
         pa.nulls(count, pa.string()),
-        _shown(views.numbers, body, pa.string()),
+        _values(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
         micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _shown(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """Return the values that views show: bytes, or strings that are known to be valid."""
+def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+    """Return the values that the views point to: bytes, or strings that are known to be valid."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, which would check every byte once more: these are known to be valid.
@@ -67,7 +67,7 @@ class ArrowPoller(Poller):
         plain = self._skip_through is None and not self._seen
         if plain and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # Nothing is dropped or de-aggregated, so make columns of the response as it is.
-            batch = viewed_rows(self._stream, self._shard, records)
+            batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
         # Most responses of a quiet stream are empty, and making columns of nothing costs as much as a request.
@@ -113,7 +113,7 @@ class ArrowPoller(Poller):
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Make columns of records, and return them with the position of the last record, even if it was dropped."""
-        users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
+        users, others = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
         # Dropped records count as seen, otherwise a tail of nothing else could never be checkpointed.
         sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
@@ -153,7 +153,7 @@ class ArrowPoller(Poller):
         }
         # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
         before, seen = self._seen, self._seen.copy()
-        is_new, annotations = list[bool](), list[tuple[Note, ...]]()
+        is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
@@ -161,10 +161,10 @@ class ArrowPoller(Poller):
             new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
             is_new.append(new)
             if new:
-                annotations.append(() if tag is None else ((tag, position),))
+                new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(annotations))
-        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, annotations)
+        self._dropped.repeated(len(is_new) - len(new_rows))
+        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
         """Drop the rows before the start."""

@@ -30,7 +30,7 @@ _DIGEST_BYTES = 16
 _FRAME = len(MAGIC) + _DIGEST_BYTES
 _BODY = slice(len(MAGIC), -_DIGEST_BYTES)
 _LIMIT = 1 << 31
-_MEASURING = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
+_USE_SPANS = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
 
 SCHEMA = pa.schema(
     [
@@ -66,10 +66,10 @@ def user_record_batch(
     Raises:
         ValueError: If the records or their keys are 2 GiB or more, which exceeds Arrow's offsets.
     """
-    return rows_and_others(records, partition_keys, hash_range, misplaced)[0]
+    return rows_and_deaggregated(records, partition_keys, hash_range, misplaced)[0]
 
 
-def rows_and_others(
+def rows_and_deaggregated(
     records: Sequence[bytes],
     partition_keys: Sequence[str | None] | None,
     hash_range: HashRange | None,
@@ -81,24 +81,26 @@ def rows_and_others(
     """
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
-    measured, indexes = _measured(records, hash_range)
+    located, indexes = _rows_of_spans(records, hash_range)
     keys: Sequence[str | None] = partition_keys or [None] * len(records)
-    others = {
+    deaggregated = {
         index: deaggregate(records[index], keys[index], None, hash_range, misplaced=misplaced) for index in indexes
     }
-    if measured is None:
-        return _rows(others), others
-    if not others:
-        return measured, others
-    both = pa.concat_batches([measured, _rows(others)])
-    return both.take(pa.array(np.argsort(both["record"].to_numpy(), kind="stable"))), others
+    if located is None:
+        return _rows(deaggregated), deaggregated
+    if not deaggregated:
+        return located, deaggregated
+    batch = pa.concat_batches([located, _rows(deaggregated)])
+    return batch.take(pa.array(np.argsort(batch["record"].to_numpy(), kind="stable"))), deaggregated
 
 
-def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
+def _rows_of_spans(
+    records: Sequence[bytes], hash_range: HashRange | None
+) -> tuple[pa.RecordBatch | None, Sequence[int]]:
     """Return the rows of all aggregates in the common form, and the indexes of all other records."""
-    everything = range(len(records))
-    if not _MEASURING:
-        return None, everything
+    all_indexes = range(len(records))
+    if not _USE_SPANS:
+        return None, all_indexes
     # Check all digests first: alternating would start the search for spans with cold caches each time.
     sealed = [
         data.startswith(MAGIC)
@@ -114,14 +116,14 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     ]
     # A key outside the range is rare, so then all records go through `deaggregate`.
     if len(others) == len(records) or not _inside(spans, records, hash_range):
-        return None, everything
+        return None, all_indexes
     if (size := len(spans.keys)) >= _LIMIT:
         raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_LIMIT - 1} fit")
-    rows = len(spans.places) >> 2
+    rows = len(spans.record_indexes) >> 2
     key_ends, keys = pa.py_buffer(spans.key_ends.getvalue()), pa.py_buffer(spans.keys.getvalue())
     views = [pa.py_buffer(spans.data.getvalue()), *map(pa.py_buffer, records)]
     columns = [
-        _column(pa.int32(), rows, pa.py_buffer(spans.places.getvalue())),
+        _column(pa.int32(), rows, pa.py_buffer(spans.record_indexes.getvalue())),
         _column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
         _column(pa.string(), rows, key_ends, keys),
         _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
@@ -145,13 +147,13 @@ def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, *buffers])
 
 
-def _rows(taken_apart: Mapping[int, UserRecords]) -> pa.RecordBatch:
+def _rows(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
     """Return the rows of the records that went through `deaggregate`."""
-    results = taken_apart.values()
+    results = deaggregated.values()
     rows = list(chain.from_iterable(users.rows for users in results))
     subs = [np.asarray(users.subs, np.int32) for users in results]
     columns = [
-        pa.array(np.repeat(np.array([*taken_apart], np.int32), [*map(len, results)])),
+        pa.array(np.repeat(np.array([*deaggregated], np.int32), [*map(len, results)])),
         pa.array(np.concatenate([np.zeros(0, np.int32), *subs])),
         *(pa.array([row[column] for row in rows], SCHEMA.field(2 + column).type) for column in range(3)),
     ]

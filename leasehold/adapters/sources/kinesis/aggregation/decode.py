@@ -22,17 +22,17 @@ from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, par
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
-    from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
+    from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
 except ImportError:  # librt is missing, or is not the version that it was compiled for
-    PlacedRecords = placed = None  # type: ignore[assignment,misc]  # then every aggregate is taken apart at once
+    LocatedRecords = locate = None  # type: ignore[assignment,misc]  # then every aggregate is taken apart at once
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record. The message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_PLACING = COMPILED and placed is not None  # uncompiled, it takes longer than taking everything apart
+_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than taking everything apart
 
-WireRecord = tuple[str | None, str | None, bytes]
+UserRecordRow = tuple[str | None, str | None, bytes]
 """Partition key, explicit hash key or None, data. The partition key is None only for a record passed on unchanged."""
 
 
@@ -106,7 +106,7 @@ class UserRecords:
     tags: Sequence[Tag | None] = ()
 
     @property
-    def rows(self) -> tuple[WireRecord, ...]:
+    def rows(self) -> tuple[UserRecordRow, ...]:
         """The user records as (partition key, explicit hash key, data), in a new tuple each time."""
         return tuple(zip(self.keys, self.hash_keys, self.datas, strict=True))
 
@@ -154,17 +154,17 @@ def deaggregate(
     """
     message = _message(data)
     if isinstance(message, Message):
-        users = _kept(message, hash_range, misplaced)
+        users = _kept_records(message, hash_range, misplaced)
     else:
         users = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
     if strict and users.reason in MALFORMED:
-        raise MalformedAggregate(f"{users.reason}: begins like an aggregated record, but is not a sound one")
+        raise MalformedAggregate(f"{users.reason}: this record starts like an aggregate, but is malformed")
     return users
 
 
-def kept_whole(
+def locate_records(
     data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
-) -> "PlacedRecords | None":
+) -> "LocatedRecords | None":
     """Return all user records of an aggregate, located but not copied, if `deaggregate` would drop none of them.
 
     Args:
@@ -176,19 +176,19 @@ def kept_whole(
     Returns:
         The records, or None if the quick check does not show that all of them are kept.
     """
-    if not _PLACING or not data.startswith(MAGIC):
+    if not _LOCATE or not data.startswith(MAGIC):
         return None
-    located = placed(data, len(MAGIC), len(data) - _DIGEST_BYTES)
-    if located is None or not _are_inside(located[0], hash_range) or not _is_sound(data):
+    located = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
+    if located is None or not _are_inside(located[0], hash_range) or not _digest_matches(data):
         return None
-    return PlacedRecords(data, *located, number=number, arrived=arrived)
+    return LocatedRecords(data, *located, number=number, arrived=arrived)
 
 
 def _message(data: bytes) -> Message | Reason:
     """Return the message in the record, or the reason why the record is passed on."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
-    if not _is_sound(data):
+    if not _digest_matches(data):
         return Reason.BAD_MD5
     try:
         return read(data, len(MAGIC), len(data) - _DIGEST_BYTES)
@@ -196,13 +196,13 @@ def _message(data: bytes) -> Message | Reason:
         return Reason.BAD_PROTO
 
 
-def _is_sound(data: bytes) -> bool:
+def _digest_matches(data: bytes) -> bool:
     """Return whether the digest is that of the message."""
     body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
-def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
+def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
     """Return the rows up to the first one at which KCL stops, without those outside the range."""
     rows, reason = len(message.datas), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
@@ -211,17 +211,17 @@ def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) 
         reason = Reason.BAD_INDEX
     elif not rows:
         reason = Reason.EMPTY
-    if hash_range is not None and not _surely_inside(message, hash_range):
-        subs, reason = _inside(message, hash_range, misplaced, reason)
+    if hash_range is not None and not _provably_inside(message, hash_range):
+        subs, reason = _select_inside(message, hash_range, misplaced, reason)
         message.keep(subs)
         tags = [tags[sub] for sub in subs] if tags else []
     columns = message.row_keys, message.row_hash_keys, message.datas
     return UserRecords(*columns, subs, reason, message.total - len(subs), tags)
 
 
-def _surely_inside(message: Message, hash_range: HashRange) -> bool:
+def _provably_inside(message: Message, hash_range: HashRange) -> bool:
     """Return whether the tables alone show that no row is outside; so each key is hashed once, not once per row."""
-    if any(_stop("", hash_key, hash_range) for hash_key in message.hash_keys):
+    if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     hashed = message.hash_keys and None not in message.row_hash_keys
     return bool(hashed) or _are_inside(message.keys, hash_range)
@@ -235,15 +235,15 @@ def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     return all(first <= digest_of(key.encode()) <= last for key in keys)
 
 
-def _inside(
+def _select_inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
     """Return the indexes of the rows to keep, and the reason why others are not: a malformed message, or the range."""
     # Cached per pair of keys, because an aggregate may use one very long hash key a million times.
-    stop = cache(partial(_stop, hash_range=hash_range))
+    drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
     kept: list[int] = []
     for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
-        match stop(*keys):
+        match drop_reason(*keys):
             case Reason.BAD_HASH_KEY as malformed:
                 return kept, malformed
             case None:
@@ -255,7 +255,7 @@ def _inside(
     return kept, reason
 
 
-def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
+def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
     value = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
     if value is None:
         return Reason.BAD_HASH_KEY

@@ -6,29 +6,29 @@ The code is plain typed Python on purpose, because the wheel compiles this file,
 import hashlib
 from typing import Final
 
-from leasehold.adapters.sources.kinesis.aggregation.wire import OURS
+from leasehold.adapters.sources.kinesis.aggregation.wire import TAG_KEY
 
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _FRAME: Final = 20  # bytes of magic and digest
 _OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key decides the shard
-_MORE: Final = 0x80  # set in every byte of a varint but the last
+_CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
 
 
-def _built(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     parts = bytearray()
-    while number >= _MORE:
-        parts.append(number & 0x7F | _MORE)
+    while number >= _CONTINUATION_BIT:
+        parts.append(number & 0x7F | _CONTINUATION_BIT)
         number >>= 7
     parts.append(number)
     return bytes(parts)
 
 
 # The lengths and indices of ordinary records, built once.
-_SMALL: Final = [_built(number) for number in range(1 << 11)]
+_SMALL_VARINTS: Final = [_encode_varint(number) for number in range(1 << 11)]
 
 
 def _varint(number: int) -> bytes:
-    return _SMALL[number] if number < len(_SMALL) else _built(number)
+    return _SMALL_VARINTS[number] if number < len(_SMALL_VARINTS) else _encode_varint(number)
 
 
 def _entry(tag: bytes, text: str) -> bytes:
@@ -66,14 +66,14 @@ class Aggregate:
         self._hash_key_table: list[bytes] = []
         self._records: list[bytes] = []
         self._body_size = 0
-        self._lone_size = 0
+        self._single_size = 0
         self._context = b""
         self._tagged = False
 
     @property
     def size(self) -> int:
         """The size of the Kinesis record if it were sent now, as Kinesis counts it."""
-        return _FRAME + self._body_size + len(_OUTER_KEY) if self._framed else self._lone_size
+        return _FRAME + self._body_size + len(_OUTER_KEY) if self._framed else self._single_size
 
     @property
     def _framed(self) -> bool:
@@ -103,13 +103,13 @@ class Aggregate:
         tail = b""
         if context:
             value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
-            tail = b"\x0a" + _varint(len(OURS)) + OURS + b"\x12" + _varint(len(value)) + value
+            tail = b"\x0a" + _varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _varint(len(value)) + value
             tail = b"\x22" + _varint(len(tail)) + tail
         head = b"\x1a" + _varint(len(head) + len(data) + len(tail)) + head
         body_size = self._body_size + len(key_entry) + len(hash_key_entry) + len(head) + len(data) + len(tail)
         if self.count == 0 and not context:
-            self._lone_size = len(data) + len(partition_key.encode())
-            if self._lone_size > self._limit:
+            self._single_size = len(data) + len(partition_key.encode())
+            if self._single_size > self._limit:
                 return False
         elif _FRAME + body_size + len(_OUTER_KEY) > self._limit:
             return False
@@ -132,7 +132,7 @@ class Aggregate:
     def sealed(self) -> bytes:
         """Return the data of the Kinesis record. Raises ValueError while there are no user records."""
         if self.count == 0:
-            raise ValueError("an aggregate without user records is not sent")
+            raise ValueError("an aggregate without user records cannot be sent")
         if not self._framed:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)

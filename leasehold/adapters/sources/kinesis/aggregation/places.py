@@ -13,122 +13,122 @@ from mypy_extensions import i64
 
 from leasehold.adapters.sources.protocol import Record
 
-_MORE: Final = 0x80
-_SHORT: Final = 1 << 14  # smaller numbers take at most two bytes
+_CONTINUATION_BIT: Final = 0x80
+_TWO_BYTE_LIMIT: Final = 1 << 14  # smaller numbers take at most two bytes
 _KEY: Final = 0x0A
 _RECORD: Final = 0x1A
 _KEY_INDEX: Final = 0x08
 _DATA: Final = 0x1A
 
-_MADE: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because of its keywords and defaults
-_KIND: Final[Any] = Record
+_NEW: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because of its keywords and defaults
+_RECORD_TYPE: Final[Any] = Record
 
 
-class PlacedRecords:
+class LocatedRecords:
     """Adjacent user records in an aggregate.
 
     Attributes:
         record: The Kinesis record.
         keys: The partition keys in its table.
-        places: Eight bytes for each user record: where its data begins (four), its size (two), its key's index (two).
+        locations: Eight bytes for each user record: the offset (4) and size (2) of its data, the index of its key (2).
         first: The sub-sequence number of the first user record.
         number: The sequence number of the Kinesis record.
         arrived: When the Kinesis record arrived, or None.
     """
 
     def __init__(
-        self, record: bytes, keys: list[str], places: bytes, first: int = 0, *, number: str, arrived: float | None
+        self, record: bytes, keys: list[str], locations: bytes, first: int = 0, *, number: str, arrived: float | None
     ) -> None:
-        """Store the results of `placed`, and the number and time from the service."""
+        """Store the results of `locate`, and the number and time from the service."""
         self.record = record
         self.keys = keys
-        self.places = places
+        self.locations = locations
         self.first = first
         self.number = number
         self.arrived = arrived
 
     def __len__(self) -> int:
-        return len(self.places) >> 3
+        return len(self.locations) >> 3
 
-    def __getitem__(self, at: slice) -> "PlacedRecords":
-        begin, end, _ = at.indices(len(self))
-        places, first = self.places[8 * begin : 8 * max(begin, end)], self.first + begin
-        return PlacedRecords(self.record, self.keys, places, first, number=self.number, arrived=self.arrived)
+    def __getitem__(self, rows: slice) -> "LocatedRecords":
+        begin, end, _ = rows.indices(len(self))
+        locations, first = self.locations[8 * begin : 8 * max(begin, end)], self.first + begin
+        return LocatedRecords(self.record, self.keys, locations, first, number=self.number, arrived=self.arrived)
 
-    def __iter__(self) -> "RecordTaker":
-        return RecordTaker(self)
+    def __iter__(self) -> "LocatedRecordIterator":
+        return LocatedRecordIterator(self)
 
     def copy_to(self, datas: list[bytes], keys: list[str | None]) -> None:
         """Append the data and the partition key of each user record to these columns."""
-        record, table, places = self.record, self.keys, self.places
-        at: i64 = 0
-        while at < len(places):
-            entry: i64 = read_i64_le(places, at)
+        record, table, locations = self.record, self.keys, self.locations
+        offset: i64 = 0
+        while offset < len(locations):
+            entry: i64 = read_i64_le(locations, offset)
             begin: i64 = entry & 0xFFFF_FFFF
             datas.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
             keys.append(table[entry >> 48])
-            at += 8
+            offset += 8
 
 
-class RecordTaker:
+class LocatedRecordIterator:
     """An iterator that creates one record after the other."""
 
-    def __init__(self, placed: PlacedRecords) -> None:
+    def __init__(self, locate: LocatedRecords) -> None:
         """Start at the first record."""
-        self.record = placed.record
-        self.keys: list[str] = placed.keys
-        self.places = placed.places
-        self.number = placed.number
-        self.arrived = placed.arrived
-        self.sub: i64 = placed.first
+        self.record = locate.record
+        self.keys: list[str] = locate.keys
+        self.locations = locate.locations
+        self.number = locate.number
+        self.arrived = locate.arrived
+        self.sub: i64 = locate.first
         self.at: i64 = 0
 
-    def __iter__(self) -> "RecordTaker":
+    def __iter__(self) -> "LocatedRecordIterator":
         return self
 
     def __next__(self) -> object:
-        at = self.at
-        if at >= len(self.places):
+        offset = self.at
+        if offset >= len(self.locations):
             raise StopIteration
-        entry: i64 = read_i64_le(self.places, at)
+        entry: i64 = read_i64_le(self.locations, offset)
         begin: i64 = entry & 0xFFFF_FFFF
         data = self.record[begin : begin + (entry >> 32 & 0xFFFF)]
         row: object = (data, self.number, int(self.sub), self.keys[entry >> 48], None, self.arrived, True, "", None)
-        self.at = at + 8
+        self.at = offset + 8
         self.sub += 1
-        item: object = _MADE(_KIND, row)
+        item: object = _NEW(_RECORD_TYPE, row)
         return item
 
 
-def placed(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
+def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
     """Return the keys and places of the user records in record[begin:end], or None if they have another form.
 
     A digest must follow the end, so that reading a few bytes past it is safe.
     """
-    places = BytesWriter()
+    locations = BytesWriter()
     keys: list[str] = []
-    at = begin
+    offset = begin
     try:
-        while at < end and record[at] == _KEY and record[at + 1] < _MORE:
-            stop: i64 = at + 2 + record[at + 1]
-            keys.append(record[at + 2 : stop].decode())
-            at = stop
-        whole = add_places(places, record, at, end, len(keys))
+        while offset < end and record[offset] == _KEY and record[offset + 1] < _CONTINUATION_BIT:
+            key_end: i64 = offset + 2 + record[offset + 1]
+            keys.append(record[offset + 2 : key_end].decode())
+            offset = key_end
+        common_form = add_locations(locations, record, offset, end, len(keys))
     except (IndexError, UnicodeDecodeError):
         return None
-    return (keys, places.getvalue()) if whole else None
+    return (keys, locations.getvalue()) if common_form else None
 
 
 # For speed, one loop without calls, which reads integers that cover several fields instead of single bytes.
-def add_places(places: BytesWriter, record: bytes, at: i64, end: i64, known: i64) -> bool:
-    """Add the places of the records in record[at:end], in the form of `PlacedRecords`.
+def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, key_count: i64) -> bool:
+    """Add the places of the records in record[at:end], in the form of `LocatedRecords`.
 
     Args:
-        places: The places are added here.
+        locations: The places are added here.
         record: The Kinesis record.
-        at: The offset of the first user record.
+        offset: The offset of the first user record.
         end: The end of the last user record.
-        known: The number of keys in the table.
+        key_count: The number of keys in the table.
 
     Returns:
         False if the records have another form, or there are none.
@@ -136,35 +136,35 @@ def add_places(places: BytesWriter, record: bytes, at: i64, end: i64, known: i64
     Raises:
         IndexError: If they are truncated.
     """
-    begin = at
-    while at < end:
+    begin = offset
+    while offset < end:
         # Eight bytes contain the tag, the size, and the key's tag and index; four contain the data's tag and length.
-        head: i64 = read_i64_le(record, at)
+        head: i64 = read_i64_le(record, offset)
         if head & 0xFF != _RECORD:
             return False
         size: i64 = head >> 8 & 0xFF
-        at += 2
-        if size >= _MORE:
+        offset += 2
+        if size >= _CONTINUATION_BIT:
             head >>= 8
-            size = size - _MORE + ((head >> 8 & 0xFF) << 7)
-            at += 1
-        stop: i64 = at + size
+            size = size - _CONTINUATION_BIT + ((head >> 8 & 0xFF) << 7)
+            offset += 1
+        stop: i64 = offset + size
         key: i64 = head >> 24 & 0xFF
-        at += 2
-        if key >= _MORE:
-            key = key - _MORE + ((head >> 32 & 0xFF) << 7)
-            at += 1
-        tail: i64 = i64(read_i32_le(record, at))
+        offset += 2
+        if key >= _CONTINUATION_BIT:
+            key = key - _CONTINUATION_BIT + ((head >> 32 & 0xFF) << 7)
+            offset += 1
+        tail: i64 = i64(read_i32_le(record, offset))
         length: i64 = tail >> 8 & 0xFF
-        at += 2
-        if length >= _MORE:
-            length = length - _MORE + ((tail >> 16 & 0xFF) << 7)
-            at += 1
+        offset += 2
+        if length >= _CONTINUATION_BIT:
+            length = length - _CONTINUATION_BIT + ((tail >> 16 & 0xFF) << 7)
+            offset += 1
         # A number of three bytes or more appears as 2**14 or more.
-        if head >> 16 & 0xFF != _KEY_INDEX or tail & 0xFF != _DATA or at + length != stop or stop > end:
+        if head >> 16 & 0xFF != _KEY_INDEX or tail & 0xFF != _DATA or offset + length != stop or stop > end:
             return False
-        if size >= _SHORT or key >= _SHORT or key >= known:
+        if size >= _TWO_BYTE_LIMIT or key >= _TWO_BYTE_LIMIT or key >= key_count:
             return False
-        write_i64_le(places, at | length << 32 | key << 48)
-        at = stop
+        write_i64_le(locations, offset | length << 32 | key << 48)
+        offset = stop
     return begin < end

@@ -14,10 +14,10 @@ from typing import Final
 COMPILED: Final = not __file__.endswith(".py")
 """Whether this file is running compiled, which is several times as fast."""
 
-_MORE: Final = 0x80  # set in every byte of a varint but the last
+_CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
 _VARINT_BYTES: Final = 10  # at most
-_SHORT: Final = 1 << 14  # smaller numbers take at most two bytes
-_DEPTH: Final = 100  # nested messages and groups, Java's limit
+_TWO_BYTE_LIMIT: Final = 1 << 14  # smaller numbers take at most two bytes
+_MAX_DEPTH: Final = 100  # nested messages and groups, Java's limit
 _LOW_32: Final = 0xFFFF_FFFF
 _LOW_64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -41,7 +41,7 @@ _TAG: Final = 0x22  # Record.tags
 _TAG_KEY: Final = 0x0A  # Tag.key
 _TAG_VALUE: Final = 0x12  # Tag.value
 
-OURS: Final = b"lh"
+TAG_KEY: Final = b"lh"
 """The key of the tag by which readers detect duplicates (`sources/deduplication.py`); Java ignores tags."""
 
 
@@ -75,12 +75,12 @@ class Message:
         self.tags: list[bytes] = []
         self.total = 0
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, indexes: Sequence[int]) -> None:
         """Drop all user records except those at these indexes; `total` does not change."""
-        self.row_keys = [self.row_keys[index] for index in places]
-        self.row_hash_keys = [self.row_hash_keys[index] for index in places]
-        self.datas = [self.datas[index] for index in places]
-        self.tags = [self.tags[index] for index in places] if self.tags else []
+        self.row_keys = [self.row_keys[index] for index in indexes]
+        self.row_hash_keys = [self.row_hash_keys[index] for index in indexes]
+        self.datas = [self.datas[index] for index in indexes]
+        self.tags = [self.tags[index] for index in indexes] if self.tags else []
 
 
 def read(body: bytes, begin: int, end: int) -> Message:
@@ -117,7 +117,7 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
             break
         tag, at = _tag(body, at)
         if tag not in (_RECORD, _KEY, _HASH_KEY):
-            at = _after(body, at, end, tag, _DEPTH)
+            at = _skip(body, at, end, tag, _MAX_DEPTH)
             continue
         at, stop = _span(body, at, end)
         if tag == _RECORD:
@@ -133,7 +133,7 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
                     message.tags += [b""] * (len(message.datas) - 1 - len(message.tags))
                     message.tags.append(body[tag_first:tag_last])
         elif growing:
-            (keys if tag == _KEY else hash_keys).append(_text(body[at:stop]))
+            (keys if tag == _KEY else hash_keys).append(_decode(body[at:stop]))
         at = stop
     if message.tags:
         message.tags += [b""] * (len(message.datas) - len(message.tags))
@@ -142,14 +142,14 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
 
 def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]) -> int:
     """Read table entries of fewer than 128 bytes; return the offset of the first other field."""
-    while at < end and body[at] == tag and body[at + 1] < _MORE:
+    while at < end and body[at] == tag and body[at + 1] < _CONTINUATION_BIT:
         stop = at + 2 + body[at + 1]
         if stop > end:
             raise MalformedMessage
         try:
             entries.append(body[at + 2 : stop].decode())
         except UnicodeDecodeError:
-            entries.append(_text(body[at + 2 : stop]))
+            entries.append(_decode(body[at + 2 : stop]))
         at = stop
     return at
 
@@ -165,30 +165,36 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
     hash_key = -1
     while at < end and body[at] == _RECORD:
         size, offset = body[at + 1], at + 2
-        if size >= _MORE:
-            size, offset = size - _MORE + (body[offset] << 7), offset + 1
+        if size >= _CONTINUATION_BIT:
+            size, offset = size - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         stop = offset + size
         if body[offset] != _KEY_INDEX:
             break
         key, offset = body[offset + 1], offset + 2
-        if key >= _MORE:
-            key, offset = key - _MORE + (body[offset] << 7), offset + 1
+        if key >= _CONTINUATION_BIT:
+            key, offset = key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         hashed = body[offset] == _HASH_KEY_INDEX
         if hashed:
             hash_key, offset = body[offset + 1], offset + 2
-            if hash_key >= _MORE:
-                hash_key, offset = hash_key - _MORE + (body[offset] << 7), offset + 1
+            if hash_key >= _CONTINUATION_BIT:
+                hash_key, offset = hash_key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         if body[offset] != _DATA:
             break
         length, offset = body[offset + 1], offset + 2
-        if length >= _MORE:
-            length, offset = length - _MORE + (body[offset] << 7), offset + 1
+        if length >= _CONTINUATION_BIT:
+            length, offset = length - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         # A number of three bytes appears here as 2**14 or more, and is left to `_fields`.
-        if offset + length != stop or stop > end or size >= _SHORT or key >= _SHORT or key >= len(keys):
+        if (
+            offset + length != stop
+            or stop > end
+            or size >= _TWO_BYTE_LIMIT
+            or key >= _TWO_BYTE_LIMIT
+            or key >= len(keys)
+        ):
             break
         if not hashed:
             row_hash_keys.append(None)
-        elif hash_key < _SHORT and hash_key < len(hash_keys):
+        elif hash_key < _TWO_BYTE_LIMIT and hash_key < len(hash_keys):
             row_hash_keys.append(hash_keys[hash_key])
         else:
             break
@@ -198,7 +204,7 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
     return at
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, is one U+FFFD."""
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
@@ -223,7 +229,7 @@ def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, in
             if value_first >= 0:
                 tag_first, tag_last = value_first, value_last
         else:
-            at = _after(body, at, end, tag, _DEPTH - 1)
+            at = _skip(body, at, end, tag, _MAX_DEPTH - 1)
     if at > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
     return key, hash_key, first, last, tag_first, tag_last
@@ -231,28 +237,28 @@ def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, in
 
 def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
     """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
-    keyed = ours = False
+    has_key = ours = False
     first = last = -1
     while at < end:
         tag, at = _tag(body, at)
         if tag == _TAG_KEY:
             begin, at = _span(body, at, end)
-            keyed, ours = True, body[begin:at] == OURS
+            has_key, ours = True, body[begin:at] == TAG_KEY
         elif tag == _TAG_VALUE:
             first, at = _span(body, at, end)
             last = at
         else:
-            at = _after(body, at, end, tag, _DEPTH - 2)
-    if at > end or not keyed:
+            at = _skip(body, at, end, tag, _MAX_DEPTH - 2)
+    if at > end or not has_key:
         raise MalformedMessage
     return (first, last) if ours else (-1, -1)
 
 
-def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+def _skip(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
     """Return the end of the field whose tag was just read. Groups may be nested `depth` deep."""
     kind = tag & 7
     if kind == _GROUP:
-        return _after_group(body, at, end, tag, depth)
+        return _skip_group(body, at, end, tag, depth)
     if kind == _VARINT:
         at = _varint(body, at)[1]
     elif kind == _SIZED:
@@ -268,7 +274,7 @@ def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
     return at
 
 
-def _after_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+def _skip_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
     """Return the end of a group. Open groups are in a list, because a message could exhaust the stack."""
     ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
     while ends:
@@ -278,7 +284,7 @@ def _after_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
         if tag & 7 == _GROUP:
             ends.append(tag + 1)
         elif tag & 7 != _GROUP_END:
-            at = _after(body, at, end, tag, depth)
+            at = _skip(body, at, end, tag, depth)
         elif tag != ends.pop():
             raise MalformedMessage
     return at
@@ -305,15 +311,15 @@ def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
 def _varint(body: bytes, at: int) -> tuple[int, int]:
     """Return the low 64 bits of the number that begins here, and where it ends."""
     value = body[at]
-    if value < _MORE:
+    if value < _CONTINUATION_BIT:
         return value, at + 1
     byte = body[at + 1]
-    if byte < _MORE:
-        return value - _MORE + (byte << 7), at + 2
+    if byte < _CONTINUATION_BIT:
+        return value - _CONTINUATION_BIT + (byte << 7), at + 2
     value = 0
     for index in range(_VARINT_BYTES):
         byte = body[at + index]
         value |= (byte & 0x7F) << (7 * index)
-        if byte < _MORE:
+        if byte < _CONTINUATION_BIT:
             return value & _LOW_64, at + index + 1
     raise MalformedMessage

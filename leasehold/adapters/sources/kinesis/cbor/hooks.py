@@ -63,17 +63,17 @@ CBOR = "application/x-amz-cbor-1.1"
 Row = dict[str, Any]
 """A record as the service sends it, except that its data is bytes. Its time is a number (see `seconds_of`)."""
 
-AnswerRows = RowViews | list[Row]
+ResponseRows = RowViews | list[Row]
 
 
-_PLAIN = {"NextShardIterator": str, "MillisBehindLatest": int}
-_KNOWN = {*_PLAIN, "ChildShards"}
+_PLAIN_TYPES = {"NextShardIterator": str, "MillisBehindLatest": int}
+_KNOWN_FIELDS = {*_PLAIN_TYPES, "ChildShards"}
 
 
 _UNDEFINED = b"\xf7"
 
 
-class Unreadable(Exception):
+class UnreadableBody(Exception):
     """The body is not what Kinesis sends in this form."""
 
 
@@ -82,71 +82,71 @@ def is_cbor(content_type: object) -> bool:
     return isinstance(content_type, str) and "cbor" in content_type
 
 
-def packed(value: object) -> bytes:
+def to_cbor(value: object) -> bytes:
     """Encode a value as CBOR."""
     return cbor2.dumps(value)
 
 
-def as_cbor(body: bytes | str) -> bytes:
+def json_to_cbor(body: bytes | str) -> bytes:
     """Convert a request in JSON, as boto3 writes it, to CBOR."""
-    return packed(orjson.loads(body))
+    return to_cbor(orjson.loads(body))
 
 
-def as_json(body: bytes) -> bytes:
+def cbor_to_json(body: bytes) -> bytes:
     """Convert a body from CBOR to JSON. Raises Unreadable."""
-    return _plain(told_of(body, cbor=True))
+    return _to_json(parse_message(body, cbor=True))
 
 
-def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
+def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
     """Return the rows of a response, and the rest of it in JSON.
 
     Raises:
         Unreadable: If the body cannot be parsed here. boto3 may still understand it.
     """
-    rows, rest = _apart(body, cbor=cbor)
-    return rows, _plain(rest)
+    rows, rest = _split(body, cbor=cbor)
+    return rows, _to_json(rest)
 
 
-def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
+def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
     """Parse a response in CBOR, without null values. Return None if boto3 must parse it.
 
     boto3 must parse a response with child shards, or with a field of an unexpected type.
     """
     try:
-        rows, rest = _apart(body, cbor=True)
-    except Unreadable:
+        rows, rest = _split(body, cbor=True)
+    except UnreadableBody:
         return None
     # Ignore unknown fields, as boto3 does: a field that the service adds must not cost a second parse.
-    fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN}
-    plain = all(type(value) is _PLAIN.get(name) for name, value in fields.items())
+    fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN_FIELDS}
+    plain = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
     return {**fields, "Records": rows} if plain else None
 
 
-def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
+def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """Parse an event of a subscription, with rows as in a response, and without null values. Raises Unreadable."""
-    rows, fields = _apart(payload, cbor=cbor)
+    rows, fields = _split(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
 
-def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
+def parse_message(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
     """Parse a message, which must be a map. Raises Unreadable."""
-    message = _loaded(payload, cbor=cbor)
+    message = _load(payload, cbor=cbor)
     if not isinstance(message, dict):
-        raise Unreadable("it says nothing by name")
+        raise UnreadableBody("it is not a map")
     return message
 
 
-def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
+def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
     """Return the rows, with data as bytes, and the remaining fields by name."""
     if cbor and SCAN is not None and (scanned := SCAN.viewed(body)) is not None:
         *views, sealed, begin, end = scanned
-        message = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+        message = _load(body[:begin] + _UNDEFINED + body[end:], cbor=True)
         if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
             return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=sealed), message
-    message = _loaded(body, cbor=cbor)
+    message = _load(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
-        raise Unreadable("no answer with records")
+        raise UnreadableBody("a response without records")
     try:
         for row in rows:
             if type(row["Data"]) is bytes:
@@ -155,29 +155,29 @@ def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
                 row["Data"] = pybase64.b64decode(row["Data"], validate=True)
             except ValueError:  # boto3 ignores characters outside the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
-    except (KeyError, TypeError, ValueError) as odd:
-        raise Unreadable(f"no record: {said(odd)}") from odd
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableBody(f"no record: {said(error)}") from error
     return rows, message
 
 
-def _loaded(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
+def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         if not cbor:
             return orjson.loads(body)
         # Times are in milliseconds, tagged or not. By its standard meaning, the tag would make them seconds.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
-    except (cbor2.CBORDecodeError, ValueError) as odd:
-        raise Unreadable(f"no {'CBOR' if cbor else 'JSON'}: {odd}") from odd
+    except (cbor2.CBORDecodeError, ValueError) as error:
+        raise UnreadableBody(f"no {'CBOR' if cbor else 'JSON'}: {error}") from error
 
 
-def _plain(value: object) -> bytes:
+def _to_json(value: object) -> bytes:
     try:
-        return orjson.dumps(value, default=_text)
-    except TypeError as odd:
-        raise Unreadable(f"nothing that JSON can say: {odd}") from odd
+        return orjson.dumps(value, default=_base64)
+    except TypeError as error:
+        raise UnreadableBody(f"it has a value that JSON cannot represent: {error}") from error
 
 
-def _text(value: object) -> str:
+def _base64(value: object) -> str:
     if isinstance(value, bytes):
         return pybase64.b64encode_as_string(value)
     raise TypeError(type(value).__name__)
@@ -198,8 +198,8 @@ class Subscription:
         ResponseParserError: If the body does not start like a subscription, as in boto3.
     """
 
-    def __init__(self, raw: Any, unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
-        self._raw_stream, self._unreadable = raw, unreadable
+    def __init__(self, raw: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
+        self._raw_stream, self._on_unreadable = raw, on_unreadable
         self._messages = _messages(raw)
         first = next(self._messages, None)
         if first is None or _headers(first).get(":event-type") != "initial-response":
@@ -220,14 +220,14 @@ class Subscription:
     def _event(self, message: EventStreamMessage) -> dict[str, Any]:
         cbor = is_cbor(_headers(message).get(":content-type"))
         try:
-            return event_of(message.payload, cbor=cbor)
-        except Unreadable as odd:
+            return parse_event(message.payload, cbor=cbor)
+        except UnreadableBody as error:
             if cbor:
-                self._unreadable(f"an event cannot be read: {odd}")
-            raise ResponseParserError(f"an event cannot be read: {odd}") from odd
+                self._on_unreadable(f"an event cannot be read: {error}")
+            raise ResponseParserError(f"an event cannot be read: {error}") from error
 
 
-class Beginning:
+class InitialResponse:
     """A body that looks to boto3 like a subscription in JSON of which only the beginning has arrived."""
 
     def stream(self) -> list[bytes]:
@@ -260,9 +260,9 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
             buffer.add_data(data[begin : begin + needed])
             try:
                 messages = list(buffer)
-            except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
+            except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as error:
                 # The buffer has no error of its own for invalid headers.
-                raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
+                raise ResponseParserError(f"an event has headers that cannot be read: {said(error)}") from error
             yield from messages
             begin += needed
         received = io.BytesIO()
@@ -286,8 +286,8 @@ def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error 
     if (code := headers.get(":exception-type")) is None:
         return {"Error": {"Code": headers.get(":error-code", ""), "Message": headers.get(":error-message", "")}}
     try:
-        details = told_of(message.payload, cbor=is_cbor(headers.get(":content-type")))
-    except Unreadable:
+        details = parse_message(message.payload, cbor=is_cbor(headers.get(":content-type")))
+    except UnreadableBody:
         details = {}
     return {"Error": {"Code": code, "Message": details.get("message", details.get("Message", ""))}}
 
@@ -305,15 +305,15 @@ REFUSED = 300  # this status and all higher ones
 _UNDERSTOOD = THROTTLED | TRANSIENT | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
 """Errors that mean that the service understood the request."""
 
-Told = dict[str, Any]
+EventFields = dict[str, Any]
 """The part of a boto3 event that its handlers may change."""
 
 Handlers = dict[str, tuple[Callable[..., None], Callable[..., None]]]
 
-UNREAD, _REPEATED = "Unread", "leasehold repeats in JSON"
+UNREADABLE, _RETRIED_IN_JSON = "Unread", "leasehold repeats in JSON"
 
 
-class Wire:
+class CborHooks:
     """Chooses the form in which a client requests records, and parses the responses.
 
     Args:
@@ -322,102 +322,109 @@ class Wire:
     """
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
-        self._asks_cbor = cbor
-        self._proved: set[str] = set()  # the operations with a response in CBOR
+        self._use_cbor = cbor
+        self._confirmed: set[str] = set()  # the operations with a response in CBOR
         self._lock = Lock()
         events = client.meta.events
-        judge = cast("Callable[..., None]", self._judge)  # the stubs do not know that its return value matters
-        for operation, (ask, read) in self._handlers().items():
-            events.register(f"before-call.kinesis.{operation}", ask)
-            events.register(f"before-parse.kinesis.{operation}", read)
+        check = cast("Callable[..., None]", self._check_response)  # the stubs do not know that its return value matters
+        for operation, (encode, decode) in self._handlers().items():
+            events.register(f"before-call.kinesis.{operation}", encode)
+            events.register(f"before-parse.kinesis.{operation}", decode)
             # Must run before boto3's own handler, which would wait before it retries.
-            events.register_first(f"needs-retry.kinesis.{operation}", judge)
+            events.register_first(f"needs-retry.kinesis.{operation}", check)
 
-    def speaks_cbor(self, operation: str) -> bool:
+    def uses_cbor(self, operation: str) -> bool:
         """Return whether requests of this operation are made in CBOR and had a response in CBOR."""
-        return self._asks_cbor and operation in self._proved
+        return self._use_cbor and operation in self._confirmed
 
     def _handlers(self) -> Handlers:
         """Return the handlers that encode the requests and decode the responses of each operation."""
-        return {"GetRecords": (self._ask, self._read), "SubscribeToShard": (self._ask, self._receive)}
+        return {
+            "GetRecords": (self._encode_request, self._decode_response),
+            "SubscribeToShard": (self._encode_request, self._decode_subscription),
+        }
 
-    def _ask(self, params: Told, **_event: object) -> None:
+    def _encode_request(self, params: EventFields, **_event: object) -> None:
         # Send timestamps as JSON, because no local service let us verify their CBOR encoding.
-        if self._asks_cbor and b"Timestamp" not in params["body"]:
-            params["body"] = as_cbor(params["body"])
+        if self._use_cbor and b"Timestamp" not in params["body"]:
+            params["body"] = json_to_cbor(params["body"])
             params["headers"]["Content-Type"] = CBOR
 
-    def _read(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
-        if refused(response_dict):
+    def _decode_response(
+        self, response_dict: EventFields, customized_response_dict: EventFields, **_event: object
+    ) -> None:
+        if is_error_response(response_dict):
             return
         content_type, body = response_dict["headers"].get("content-type"), response_dict["body"]
         try:
-            rows, response_dict["body"] = answer_of(body, cbor=is_cbor(content_type))
-        except Unreadable as odd:
+            rows, response_dict["body"] = split_response(body, cbor=is_cbor(content_type))
+        except UnreadableBody as error:
             if is_cbor(content_type):  # boto3 may still understand JSON
-                customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"
+                customized_response_dict[UNREADABLE], response_dict["body"] = str(error), b"{}"
             return
         customized_response_dict["Records"] = rows
 
-    def _receive(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
-        if not refused(response_dict):
+    def _decode_subscription(
+        self, response_dict: EventFields, customized_response_dict: EventFields, **_event: object
+    ) -> None:
+        if not is_error_response(response_dict):
             customized_response_dict["EventStream"] = Subscription(response_dict["body"], self._fall_back)
-            response_dict["body"] = Beginning()
+            response_dict["body"] = InitialResponse()
 
-    def _judge(self, response: Any, request_dict: Told, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
         """Return 0, the seconds to wait, if the request must be made again in JSON; None leaves it to boto3."""
         if response is None:
             return None
         http, parsed = response
         code = parsed.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
-            why, first = request_dict["context"].pop(_REPEATED, ("", code))
+            reason, first = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
             if code != first and http.status_code < SERVER_ERROR:
-                self._fall_back(why)
-        elif UNREAD in parsed:
-            return _repeated(request_dict, f"its answer cannot be read: {parsed[UNREAD]}", UNREAD)
+                self._fall_back(reason)
+        elif UNREADABLE in parsed:
+            return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
         elif is_cbor(http.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
-            self._proved.add(operation.name)
+            self._confirmed.add(operation.name)
         elif http.status_code < REFUSED:
-            self._fall_back("it answers in JSON")
-        elif operation.name not in self._proved and code not in _UNDERSTOOD:
-            return _repeated(request_dict, f"it was refused: {http.status_code} {code}", code)
+            self._fall_back("it responds in JSON")
+        elif operation.name not in self._confirmed and code not in _UNDERSTOOD:
+            return _retry_in_json(request_dict, f"it was rejected: {http.status_code} {code}", code)
         return None
 
-    def _fall_back(self, why: str) -> None:
+    def _fall_back(self, reason: str) -> None:
         with self._lock:
-            logged, self._asks_cbor = not self._asks_cbor, False
+            logged, self._use_cbor = not self._use_cbor, False
         if not logged:
-            log.warning("Kinesis was asked in CBOR, and is asked in JSON from now on: %s", why)
+            log.warning("requests to Kinesis are in JSON from now on, and no longer in CBOR: %s", reason)
 
 
-def refused(response: Told) -> bool:
+def is_error_response(response: EventFields) -> bool:
     """Return whether the response is an error, after converting its body to JSON for boto3."""
-    is_error: bool = response["status_code"] >= REFUSED
-    if is_error and response["body"] and is_cbor(response["headers"].get("content-type")):
+    failed: bool = response["status_code"] >= REFUSED
+    if failed and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
-            response["body"] = as_json(response["body"])
-        except Unreadable:
+            response["body"] = cbor_to_json(response["body"])
+        except UnreadableBody:
             response["body"] = b""  # then only the status is known
-    return is_error
+    return failed
 
 
-def _repeated(request: dict[str, Any], why: str, code: str | None) -> int:
-    request["body"] = as_json(request["body"])
+def _retry_in_json(request: dict[str, Any], reason: str, code: str | None) -> int:
+    request["body"] = cbor_to_json(request["body"])
     request["headers"]["Content-Type"] = JSON
-    request["context"][_REPEATED] = why, code
+    request["context"][_RETRIED_IN_JSON] = reason, code
     return 0
 
 
-_KEPT = "leasehold keeps the records"
-_STAND_IN = [{"Data": b"", "PartitionKey": "-"}]
+_WITHHELD = "leasehold keeps the records"
+_PLACEHOLDER = [{"Data": b"", "PartitionKey": "-"}]
 
 
 class PutRows(list[Any]):
     """The rows of a PutRecords whose keys were checked, so that boto3 need not validate them one by one."""
 
 
-class PutWire(Wire):
+class ProducerCborHooks(CborHooks):
     """Chooses the form in which a producer's client sends its records; other lists of records are left to boto3.
 
     Args:
@@ -427,101 +434,108 @@ class PutWire(Wire):
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         super().__init__(client, cbor=cbor)
-        keep = cast("Callable[..., None]", self._keep)  # the stubs do not know that its return value matters
-        client.meta.events.register("provide-client-params.kinesis.PutRecords", keep)
+        withhold = cast(
+            "Callable[..., None]", self._withhold_rows
+        )  # the stubs do not know that its return value matters
+        client.meta.events.register("provide-client-params.kinesis.PutRecords", withhold)
 
     def _handlers(self) -> Handlers:
-        return {"ListShards": (self._ask, self._rewrite), "PutRecords": (self._put, self._rewrite)}
+        return {
+            "ListShards": (self._encode_request, self._convert_response),
+            "PutRecords": (self._encode_rows, self._convert_response),
+        }
 
-    def _keep(self, params: Told, context: Told, **_event: object) -> Told | None:
+    def _withhold_rows(self, params: EventFields, context: EventFields, **_event: object) -> EventFields | None:
         """Withhold the rows from boto3's serializer, which gets the other parameters."""
         rows = params.get("Records")
-        if not self._asks_cbor or "ListShards" not in self._proved or not isinstance(rows, PutRows):
+        if not self._use_cbor or "ListShards" not in self._confirmed or not isinstance(rows, PutRows):
             return None
         if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 raises the right error
             return None
-        context[_KEPT] = rows
-        return {**params, "Records": _STAND_IN}
+        context[_WITHHELD] = rows
+        return {**params, "Records": _PLACEHOLDER}
 
-    def _put(self, params: Told, context: Told, **_event: object) -> None:
-        if (rows := context.get(_KEPT)) is not None:
-            params["body"] = packed({**orjson.loads(params["body"]), "Records": rows})
+    def _encode_rows(self, params: EventFields, context: EventFields, **_event: object) -> None:
+        if (rows := context.get(_WITHHELD)) is not None:
+            params["body"] = to_cbor({**orjson.loads(params["body"]), "Records": rows})
             params["headers"]["Content-Type"] = CBOR
 
-    def _rewrite(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
+    def _convert_response(
+        self, response_dict: EventFields, customized_response_dict: EventFields, **_event: object
+    ) -> None:
         """Convert the response, which is small, to JSON for boto3."""
-        if refused(response_dict) or not is_cbor(response_dict["headers"].get("content-type")):
+        if is_error_response(response_dict) or not is_cbor(response_dict["headers"].get("content-type")):
             return
         try:
-            response_dict["body"] = as_json(response_dict["body"])
-        except Unreadable as odd:
-            customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"
+            response_dict["body"] = cbor_to_json(response_dict["body"])
+        except UnreadableBody as error:
+            customized_response_dict[UNREADABLE], response_dict["body"] = str(error), b"{}"
 
-    def _judge(self, response: Any, request_dict: Told, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
         if operation.name == "PutRecords" and response is not None:
             http, parsed = response
-            if UNREAD in parsed:
-                self._fall_back(f"its answer cannot be read: {parsed[UNREAD]}")
-            if UNREAD in parsed or http.status_code >= SERVER_ERROR:
+            if UNREADABLE in parsed:
+                self._fall_back(f"its response cannot be read: {parsed[UNREADABLE]}")
+            if UNREADABLE in parsed or http.status_code >= SERVER_ERROR:
                 return None
-        return super()._judge(response, request_dict, operation, **event)
+        return super()._check_response(response, request_dict, operation, **event)
 
 
-def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -> None:
+def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
     """Make this client request records without boto3, naming the stream by its ARN if one is given."""
-    named = {} if arn is None else {"StreamARN": arn}
-    calls, by_boto = DirectCalls(client, ["GetRecords"]), client.get_records
+    arn_parameter = {} if arn is None else {"StreamARN": arn}
+    calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
 
-    def get_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
-        if not wire.speaks_cbor("GetRecords") or question.keys() != {"ShardIterator", "Limit"}:
-            return by_boto(**question)
+    def get_records(**parameters: Any) -> Any:  # noqa: ANN401  as boto3
+        if not hooks.uses_cbor("GetRecords") or parameters.keys() != {"ShardIterator", "Limit"}:
+            return boto3_method(**parameters)
         return calls.call(
             "GetRecords",
-            packed(question | named),
+            to_cbor(parameters | arn_parameter),
             CBOR,
-            parse=plain_answer_of,
-            boto3_call=lambda: by_boto(**question),
+            parse=parse_response,
+            boto3_call=lambda: boto3_method(**parameters),
             repeatable=True,
         )
 
-    _change(client, calls, get_records=get_records)
+    _replace_methods(client, calls, get_records=get_records)
 
 
-def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None) -> None:
+def put_directly(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
     """Make this client send a producer's records without boto3; other lists of records are left to boto3.
 
     With an `arn`, requests also name the stream by it.
     """
-    named = {} if arn is None else {"StreamARN": arn}
-    calls, by_boto = DirectCalls(client, ["PutRecords"]), client.put_records
+    arn_parameter = {} if arn is None else {"StreamARN": arn}
+    calls, boto3_method = DirectCalls(client, ["PutRecords"]), client.put_records
 
-    def put_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
-        rows = question.get("Records")
+    def put_records(**parameters: Any) -> Any:  # noqa: ANN401  as boto3
+        rows = parameters.get("Records")
         if not (
             isinstance(rows, PutRows)
             and rows
-            and question.keys() == {"StreamName", "Records"}
-            and wire.speaks_cbor("PutRecords")
+            and parameters.keys() == {"StreamName", "Records"}
+            and hooks.uses_cbor("PutRecords")
             and all(type(row["Data"]) is bytes for row in rows)
         ):
-            return by_boto(**question)
+            return boto3_method(**parameters)
         return calls.call(
             "PutRecords",
-            packed(question | named),
+            to_cbor(parameters | arn_parameter),
             CBOR,
-            parse=_results,
-            boto3_call=lambda: by_boto(**question),
+            parse=_parse_put_response,
+            boto3_call=lambda: boto3_method(**parameters),
             repeatable=False,
         )
 
-    _change(client, calls, put_records=put_records)
+    _replace_methods(client, calls, put_records=put_records)
 
 
-def _results(body: bytes | bytearray) -> dict[str, Any] | None:
+def _parse_put_response(body: bytes | bytearray) -> dict[str, Any] | None:
     """Parse the outcome of each record. Return None if boto3 must parse it."""
     try:
-        response = told_of(body, cbor=True)
-    except Unreadable:
+        response = parse_message(body, cbor=True)
+    except UnreadableBody:
         return None
     rows = response.get("Records")
     # Each must be a dictionary of strings. If there is a null, leave it to boto3, which drops it.
@@ -532,12 +546,12 @@ def _results(body: bytes | bytearray) -> dict[str, Any] | None:
     return response
 
 
-def _change(client: Any, calls: DirectCalls, **methods: Any) -> None:  # noqa: ANN401  boto3 makes its classes as it runs
-    by_boto = client.close
+def _replace_methods(client: Any, calls: DirectCalls, **methods: Any) -> None:  # noqa: ANN401  boto3 makes its classes as it runs
+    boto3_method = client.close
 
     def close() -> None:
         calls.close()
-        by_boto()
+        boto3_method()
 
     for name, method in {**methods, "close": close}.items():
         setattr(client, name, method)

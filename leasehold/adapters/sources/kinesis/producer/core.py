@@ -34,7 +34,7 @@ SHARD_BYTES_PER_SECOND = 1 << 20
 SHARD_RECORDS_PER_SECOND = 1000
 
 
-_LEAST_WAIT, _MOST_WAIT = 0.05, 1.0
+_MIN_BACKOFF, _MAX_BACKOFF = 0.05, 1.0
 
 
 @frozen
@@ -56,7 +56,7 @@ class ShardMap:
         return self.ids[bisect_left(self.lasts, hash_key)]
 
 
-def mapped(shards: Iterable[Shard]) -> ShardMap | None:
+def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
     Such a listing was taken in the middle of a split or a merge, and a later one will work.
@@ -79,7 +79,7 @@ class Settings:
 
     Attributes:
         record_bytes: The largest Kinesis record that the stream accepts.
-        least_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
+        min_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
         linger_seconds: How long a record may wait for others to share its aggregate.
         share: The share of each shard's 1 MiB and 1,000 records a second. Above 1 the producer relies on throttling.
         time_to_live_seconds: After this time a record is late.
@@ -89,7 +89,7 @@ class Settings:
     """
 
     record_bytes: int = 1 << 20
-    least_bytes: int = 25 << 10
+    min_bytes: int = 25 << 10
     linger_seconds: float = 0.1
     share: float = 1.0
     time_to_live_seconds: float = 30.0
@@ -102,22 +102,22 @@ class Entry:
     """A user record that waits for its shard or is under way to it.
 
     Attributes:
-        ticket: Its number among all records of this producer.
+        serial_number: Its number among all records of this producer.
         data: The payload.
         partition_key: The partition key.
         hash_key: The hash key, which decides the shard.
-        explicit: The explicit hash key, if the caller passed one.
+        explicit_hash_key: The explicit hash key, if the caller passed one.
         arrived: When the caller put it, in seconds by the caller's clock.
         expires: When it becomes late.
         context: For a record of a Spark sink, its tag without row and span (`sources/deduplication.py`); else empty.
         row: For a record of a Spark sink, the row number of its tag.
     """
 
-    ticket: int
+    serial_number: int
     data: bytes
     partition_key: str
     hash_key: int
-    explicit: str | None
+    explicit_hash_key: str | None
     arrived: float
     expires: float
     context: bytes = field(default=b"", kw_only=True)
@@ -129,7 +129,7 @@ class Entry:
         return len(self.data) + len(self.partition_key)
 
     @property
-    def alone(self) -> int:
+    def single_record_size(self) -> int:
         """The maximum size, as Kinesis counts it, of a Kinesis record that contains only this record."""
         return len(self.data) + len(self.partition_key.encode()) + (framing_of(self.context) if self.context else 0)
 
@@ -164,20 +164,20 @@ class Bucket:
 
     Attributes:
         share: The share of the shard's rate; 1.0 for all of it.
-        at: When the bucket was last updated.
+        updated: When the bucket was last updated.
         bytes: The bytes that may be written.
         records: The Kinesis records that may be written.
     """
 
     share: float
-    at: float = 0.0
+    updated: float = 0.0
     bytes: float = field(default=float(SHARD_BYTES_PER_SECOND))
     records: float = field(default=float(SHARD_RECORDS_PER_SECOND))
 
     def take(self, size: int, now: float) -> None:
         """Subtract a Kinesis record of this size."""
-        passed = max(0.0, now - self.at) * self.share
-        self.at = max(self.at, now)
+        passed = max(0.0, now - self.updated) * self.share
+        self.updated = max(self.updated, now)
         self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + passed * SHARD_BYTES_PER_SECOND) - size
         self.records = min(SHARD_RECORDS_PER_SECOND, self.records + passed * SHARD_RECORDS_PER_SECOND) - 1
 
@@ -185,7 +185,7 @@ class Bucket:
     def ready(self) -> float:
         """The time at which nothing is overdrawn any more."""
         owed = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
-        return self.at + owed / self.share if owed else 0.0
+        return self.updated + owed / self.share if owed else 0.0
 
 
 @define(eq=False)
@@ -200,10 +200,10 @@ class ShardQueue:
         queued: The size of the waiting records.
         unit: The unit that was sent, or must be sent again before anything else.
         sent: When the unit was sent; None while it waits here.
-        landed: The (shard, sequence number) where the unit went, while the map cannot show whether that was right.
-        wait: Nothing is sent before this time.
+        written_to: The (shard, sequence number) where the unit went, while the map cannot show whether that was right.
+        not_before: Nothing is sent before this time.
         faults: The number of consecutive failed attempts.
-        singly: How many of the oldest records are sent alone, to find the one that cannot be sent.
+        singles_left: How many of the oldest records are sent alone, to find the one that cannot be sent.
     """
 
     shard: str
@@ -213,10 +213,10 @@ class ShardQueue:
     queued: int = 0
     unit: Unit | None = None
     sent: float | None = None
-    landed: tuple[str, str] | None = None
-    wait: float = 0.0
+    written_to: tuple[str, str] | None = None
+    not_before: float = 0.0
     faults: int = 0
-    singly: int = 0
+    singles_left: int = 0
 
     @property
     def oldest(self) -> float:
@@ -230,10 +230,10 @@ class ShardQueue:
 
     def put_back(self, entries: Iterable[Entry]) -> None:
         """Insert records by age, because those of a merged shard come from two queues."""
-        self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.ticket))
+        self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
         self.queued = sum(entry.size for entry in self.queue)
 
-    def shift(self) -> Entry:
+    def popleft(self) -> Entry:
         """Remove and return the oldest record."""
         entry = self.queue.popleft()
         self.queued -= entry.size
@@ -242,28 +242,30 @@ class ShardQueue:
     def pack(self, size: int) -> Unit:
         """Make a unit of at most `size` bytes from the oldest records. A larger record is sent alone.
 
-        If the encoder raises, the queue does not change, except for `singly`.
+        If the encoder raises, the queue does not change, except for `singles_left`.
         """
         entries: list[Entry] = []
         try:
-            aggregate = Aggregate(max(size, self.queue[0].alone), *self.hash_range)
-            for entry in islice(self.queue, 1) if self.singly else self.queue:
-                if not aggregate.add(entry.data, entry.partition_key, entry.explicit, entry.context, entry.row):
+            aggregate = Aggregate(max(size, self.queue[0].single_record_size), *self.hash_range)
+            for entry in islice(self.queue, 1) if self.singles_left else self.queue:
+                if not aggregate.add(
+                    entry.data, entry.partition_key, entry.explicit_hash_key, entry.context, entry.row
+                ):
                     break
                 entries.append(entry)
             unit = Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
         except Exception:
-            self.singly = self.singly or len(entries) + 1
+            self.singles_left = self.singles_left or len(entries) + 1
             raise
         for _ in entries:
             self.queue.popleft()
         self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # likewise
-        self.singly = max(0, self.singly - 1)
+        self.singles_left = max(0, self.singles_left - 1)
         return unit
 
 
 @frozen
-class Placed:
+class UnitWritten:
     """A unit was written."""
 
     shard: str
@@ -271,7 +273,7 @@ class Placed:
 
 
 @frozen
-class Refused:
+class Retryable:
     """A unit was not written, and may be sent again."""
 
     code: str
@@ -298,7 +300,7 @@ class Failed:
     error: BaseException
 
 
-UnitOutcome = Placed | Refused | Unknown | Rejected | Failed
+UnitOutcome = UnitWritten | Retryable | Unknown | Rejected | Failed
 
 
 @frozen(eq=False)
@@ -367,7 +369,7 @@ class ProducerMetrics:
         self.units_put += 1
         self.units_put_bytes += len(unit.data)
 
-    def refused(self, unit: Unit, code: str) -> None:
+    def retried(self, unit: Unit, code: str) -> None:
         """Count a unit that must be sent again."""
         self.errors[code] += 1
         self.retries += len(unit.entries)
@@ -391,11 +393,11 @@ class ProducerMetrics:
             "KinesisRecordsDataPut": self.units_put_bytes,
             "ErrorsByCode": dict(self.errors),
             "AllErrors": self.errors.total(),
-            "RetriesPerRecord": _share(self.retries, self.put),
-            "BufferingTime": 1000 * _share(self.buffered_seconds, self.put),
-            "RequestTime": 1000 * _share(self.request_seconds, self.requests),
-            "UserRecordsPerKinesisRecord": _share(self.put, self.units_put),
-            "KinesisRecordsPerPutRecordsRequest": _share(self.units_sent, self.requests),
+            "RetriesPerRecord": _mean(self.retries, self.put),
+            "BufferingTime": 1000 * _mean(self.buffered_seconds, self.put),
+            "RequestTime": 1000 * _mean(self.request_seconds, self.requests),
+            "UserRecordsPerKinesisRecord": _mean(self.put, self.units_put),
+            "KinesisRecordsPerPutRecordsRequest": _mean(self.units_sent, self.requests),
             "UserRecordExpired": self.late,
             "UserRecordsOutcomeUnknown": self.unknown,
             "KinesisRecordsMisplaced": self.misplaced,
@@ -403,8 +405,8 @@ class ProducerMetrics:
         }
 
 
-def _share(whole: float, parts: int) -> float:
-    return whole / parts if parts else 0.0
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0
 
 
 @define(eq=False)
@@ -428,8 +430,8 @@ class Core:
     _round_trip: float = 0.0
     _map_due: float = inf
     _map_faults: int = 0
-    _unknown: set[int] = field(factory=set)  # tickets of records that may be in the stream already
-    _given_up: list[Unsendable] = field(factory=list)
+    _unknown: set[int] = field(factory=set)  # serial numbers of records that may be in the stream already
+    _unsendable: list[Unsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._set_target()
@@ -457,15 +459,15 @@ class Core:
         return self._map_due
 
     def request(self, now: float) -> tuple[Unit, ...]:
-        """Return the units to send now in one request, perhaps none. Each must be passed to `answered` later."""
+        """Return the units to send now in one request, perhaps none. Each must be passed to `unit_completed` later."""
         units: list[Unit] = []
         room = REQUEST_BYTES
         due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
         # Oldest first: if more shards are due than fit in a request, the first would be due again before the last.
-        for shard_queue in sorted(due, key=lambda each: each.oldest):
+        for shard_queue in sorted(due, key=lambda queue: queue.oldest):
             if len(units) == REQUEST_RECORDS:
                 break
-            unit = shard_queue.unit = shard_queue.unit or self._packed(shard_queue)
+            unit = shard_queue.unit = shard_queue.unit or self._pack(shard_queue)
             if unit is not None and unit.size <= room:
                 room -= unit.size
                 shard_queue.sent = now
@@ -475,46 +477,46 @@ class Core:
             self.metrics.sent(units, now)
         return tuple(units)
 
-    def answered(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
+    def unit_completed(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
         """Process the outcome of a unit that was sent, and return the results of its records."""
         candidates = (*self._closing, *filter(None, [self._shard_queues.get(unit.shard)]))
         shard_queue = next((queue for queue in candidates if queue.unit is unit), None)
         if shard_queue is None:  # given up in the meantime
             return ()
         match outcome:
-            case Placed(shard, sequence_number):
+            case UnitWritten(shard, sequence_number):
                 seconds = now - shard_queue.sent if shard_queue.sent is not None else 0.0
                 self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
                 self._set_target()
-                shard_queue.sent, shard_queue.landed = None, (shard, sequence_number)
+                shard_queue.sent, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
-                    self._want_map(now)
+                    self._request_map(now)
                 # A single record landed on the shard of its own hash key, even if our map has another.
-                belongs = shard == unit.shard or len(unit.entries) == 1 or self._belongs(shard_queue)
+                belongs = shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 return self._accept(shard_queue) if belongs else ()
-            case Refused(code):
-                self.metrics.refused(unit, code)
+            case Retryable(code):
+                self.metrics.retried(unit, code)
             case Unknown(code):
-                self._unknown.update(entry.ticket for entry in unit.entries)
-                self.metrics.refused(unit, code)
+                self._unknown.update(entry.serial_number for entry in unit.entries)
+                self.metrics.retried(unit, code)
                 self.metrics.unknown += len(unit.entries)
             case Failed(error):
-                self._unknown.update(entry.ticket for entry in unit.entries)
+                self._unknown.update(entry.serial_number for entry in unit.entries)
                 self._remove(shard_queue)
                 return (self._give_up(unit.entries, error),)
             case Rejected(error):
-                self.metrics.refused(unit, type(error).__name__)
+                self.metrics.retried(unit, type(error).__name__)
                 if len(unit.entries) == 1:
                     self._remove(shard_queue)
                     return (self._give_up(unit.entries, error),)
-                shard_queue.unit, shard_queue.singly = None, len(unit.entries)
+                shard_queue.unit, shard_queue.singles_left = None, len(unit.entries)
                 shard_queue.put_back(unit.entries)
             case _:
                 assert_never(outcome)
-        self._again(shard_queue, now)
+        self._retry(shard_queue, now)
         return ()
 
-    def mapped(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
+    def update_map(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
         """Process a new listing, or None if the listing cannot be used."""
         if shards is None:
             self._map_faults += 1
@@ -524,64 +526,64 @@ class Core:
         for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
             # The waiting records of a closed shard move to other queues, but its unit under way must finish (rule 3).
             del self._shard_queues[shard_queue.shard]
-            if shard_queue.sent is not None or shard_queue.landed is not None:
+            if shard_queue.sent is not None or shard_queue.written_to is not None:
                 self._closing.append(shard_queue)
                 waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
-                self._place(waiting)
+                self._enqueue(waiting)
             else:
-                self._place_anew(shard_queue)
+                self._requeue(shard_queue)
         results: list[Result] = []
         for shard_queue in [
-            queue for queue in (*self._shard_queues.values(), *self._closing) if queue.landed is not None
+            queue for queue in (*self._shard_queues.values(), *self._closing) if queue.written_to is not None
         ]:
-            if self._belongs(shard_queue):
+            if self._is_on_right_shard(shard_queue):
                 results += self._accept(shard_queue)
                 continue
             self._map_faults += 1
-            misplaced = shard_queue.landed is not None and shard_queue.landed[0] in shards.ranges
+            misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
             if misplaced:
                 self.metrics.misplaced += 1
-                shard_queue.landed = None
-                self._again(shard_queue, now)
+                shard_queue.written_to = None
+                self._retry(shard_queue, now)
             if not misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
-                self._want_map(now)
+                self._request_map(now)
         if self._map_due == inf:  # otherwise another listing is due
             self._map_faults = 0
         return tuple(results)
 
-    def late(self, now: float) -> tuple[Late, ...]:
+    def expire(self, now: float) -> tuple[Late, ...]:
         """Give up the records that are late and not with the service."""
         if self.settings.on_late == "block":
             return ()
         results: list[Late] = []
         for shard_queue in self._shard_queues.values():
             unit = shard_queue.unit
-            waiting = shard_queue.sent is None and shard_queue.landed is None
+            waiting = shard_queue.sent is None and shard_queue.written_to is None
             if unit is not None and waiting and unit.entries[0].expires <= now:
                 shard_queue.unit = None
                 shard_queue.put_back(unit.entries)
             late: list[Entry] = []
             while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
-                late.append(shard_queue.shift())
+                late.append(shard_queue.popleft())
             if late:
                 self.metrics.late += len(late)
-                results.append(Late(tuple(late), unknown=any(entry.ticket in self._unknown for entry in late)))
+                results.append(Late(tuple(late), unknown=any(entry.serial_number in self._unknown for entry in late)))
         return tuple(results)
 
-    def given_up(self) -> tuple[Unsendable, ...]:
+    def take_unsendable(self) -> tuple[Unsendable, ...]:
         """Return the records that `request` could not pack into units since the last call."""
-        given_up, self._given_up = self._given_up, []
-        return tuple(given_up)
+        unsendable, self._unsendable = self._unsendable, []
+        return tuple(unsendable)
 
     def abandon(self) -> tuple[Late, ...]:
         """Give up all records, sent or not."""
         shard_queues = [*self._shard_queues.values(), *self._closing]
         self._shard_queues, self._closing = {}, []
-        given_up = [
+        abandoned = [
             Late((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
             for shard_queue in shard_queues
         ]
-        return tuple(late for late in given_up if late.entries)
+        return tuple(late for late in abandoned if late.entries)
 
     def _shard_queue(self, shard: str) -> ShardQueue:
         shard_queue = self._shard_queues.get(shard)
@@ -592,84 +594,88 @@ class Core:
 
     def _set_target(self) -> None:
         """Set the size of aggregates to the bytes that a shard accepts during one round trip of a request."""
-        full = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
-        self._target = min(max(full, self.settings.least_bytes), self.settings.record_bytes)
+        bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
+        self._target = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
 
     def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
         if (
             shard_queue.sent is not None
-            or shard_queue.landed is not None
+            or shard_queue.written_to is not None
             or not (shard_queue.unit or shard_queue.queue)
         ):
             return inf
         first, last = shard_queue.hash_range
         if any(closing.hash_range[0] <= last and first <= closing.hash_range[1] for closing in self._closing):  # rule 3
             return inf
-        due = max(shard_queue.wait, shard_queue.bucket.ready)
+        due = max(shard_queue.not_before, shard_queue.bucket.ready)
         if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
             return due
         return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
-    def _want_map(self, now: float) -> None:
+    def _request_map(self, now: float) -> None:
         self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
 
     def _accept(self, shard_queue: ShardQueue) -> tuple[Delivered, ...]:
-        unit, landed = shard_queue.unit, shard_queue.landed
-        if unit is None or landed is None:
+        unit, written_to = shard_queue.unit, shard_queue.written_to
+        if unit is None or written_to is None:
             return ()
         self._remove(shard_queue)
         if self._unknown:
-            self._unknown.difference_update(entry.ticket for entry in unit.entries)
+            self._unknown.difference_update(entry.serial_number for entry in unit.entries)
         self.metrics.accepted(unit)
-        return (Delivered(unit.entries, *landed),)
+        return (Delivered(unit.entries, *written_to),)
 
     def _remove(self, shard_queue: ShardQueue) -> None:
         """Remove the unit under way, which has its result."""
-        shard_queue.unit = shard_queue.landed = shard_queue.sent = None
-        shard_queue.faults, shard_queue.wait = 0, 0.0
+        shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
+        shard_queue.faults, shard_queue.not_before = 0, 0.0
         self._closing = [closing for closing in self._closing if closing is not shard_queue]
 
-    def _packed(self, shard_queue: ShardQueue) -> Unit | None:
+    def _pack(self, shard_queue: ShardQueue) -> Unit | None:
         """Make a unit of the oldest records, giving up each record that the encoder rejects."""
         while shard_queue.queue:
-            alone = shard_queue.singly > 0
+            single = shard_queue.singles_left > 0
             try:
                 return shard_queue.pack(self._target)
             except Exception as error:  # noqa: BLE001  the other records must still be sent
-                if alone:
-                    shard_queue.singly -= 1
-                    self._given_up.append(self._give_up((shard_queue.shift(),), error))
+                if single:
+                    shard_queue.singles_left -= 1
+                    self._unsendable.append(self._give_up((shard_queue.popleft(),), error))
         return None
 
     def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> Unsendable:
-        tickets = {entry.ticket for entry in entries}
-        unknown = not tickets.isdisjoint(self._unknown)
-        self._unknown -= tickets
+        serial_numbers = {entry.serial_number for entry in entries}
+        unknown = not serial_numbers.isdisjoint(self._unknown)
+        self._unknown -= serial_numbers
         self.metrics.failed += len(entries)
         return Unsendable(entries, error, unknown)
 
-    def _belongs(self, shard_queue: ShardQueue) -> bool:
+    def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
         """Return whether all records of the unit belong to the shard where it landed (rule 2)."""
-        if shard_queue.unit is None or shard_queue.landed is None or shard_queue.landed[0] not in self.shards.ranges:
+        if (
+            shard_queue.unit is None
+            or shard_queue.written_to is None
+            or shard_queue.written_to[0] not in self.shards.ranges
+        ):
             return False
-        first, last = self.shards.ranges[shard_queue.landed[0]]
+        first, last = self.shards.ranges[shard_queue.written_to[0]]
         return all(first <= entry.hash_key <= last for entry in shard_queue.unit.entries)
 
-    def _again(self, shard_queue: ShardQueue, now: float) -> None:
+    def _retry(self, shard_queue: ShardQueue, now: float) -> None:
         """Schedule a unit to be sent again, unchanged if its shard is still open (rule 1)."""
         shard_queue.sent = None
         shard_queue.faults += 1
-        shard_queue.wait = now + _backoff(shard_queue.faults)
+        shard_queue.not_before = now + _backoff(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
             self._closing = [closing for closing in self._closing if closing is not shard_queue]
-            self._place_anew(shard_queue)
+            self._requeue(shard_queue)
 
-    def _place_anew(self, shard_queue: ShardQueue) -> None:
+    def _requeue(self, shard_queue: ShardQueue) -> None:
         entries = (*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue)
         shard_queue.unit, shard_queue.queue, shard_queue.queued = None, deque(), 0
-        self._place(entries)
+        self._enqueue(entries)
 
-    def _place(self, entries: Iterable[Entry]) -> None:
+    def _enqueue(self, entries: Iterable[Entry]) -> None:
         by_shard: dict[str, list[Entry]] = {}
         for entry in entries:
             by_shard.setdefault(self.shards.shard_of(entry.hash_key), []).append(entry)
@@ -678,4 +684,4 @@ class Core:
 
 
 def _backoff(faults: int) -> float:
-    return min(_MOST_WAIT, _LEAST_WAIT * float(1 << min(faults - 1, 10)))
+    return min(_MAX_BACKOFF, _MIN_BACKOFF * float(1 << min(faults - 1, 10)))

@@ -4,8 +4,8 @@ with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
-One thread, the pump, asks the core what is due (`_turn`). Other threads make the requests (`KinesisPutClient`) and pass
-the responses to the core, whose results wake the waiting callers.
+One thread, the pump, starts the requests that are due (`_start_due_requests`). Other threads make these requests
+(`KinesisPutClient`) and pass the responses to the core, whose results wake the waiting callers.
 
 Rule 1: Every record that `put` accepted gets a result, or its producer has ended, for a reason that `Outcomes` knows.
 So no caller waits for a thread that is gone. An error that concerns some records fails only these. An error that
@@ -59,17 +59,17 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Entry,
     Failed,
     Late,
-    Placed,
-    Refused,
     Rejected,
     Result,
+    Retryable,
     Settings,
     ShardMap,
     Unit,
     UnitOutcome,
+    UnitWritten,
     Unknown,
     Unsendable,
-    mapped,
+    shard_map_of,
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, shards_from, with_mark
 from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
@@ -81,7 +81,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
 try:
-    from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire, put_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
 except ImportError:  # then boto3 serializes the requests
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
@@ -90,15 +90,15 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
-PUT_SECONDS = 10.0, 20.0, 30.0
+PUT_TIMEOUTS = 10.0, 20.0, 30.0
 """Timeouts for the next bytes of a response. A request given up may have been carried out, and is sent again."""
-QUICK = 20
+QUICK_RESPONSES = 20
 """How many consecutive quick responses restore the shortest timeout; it takes many, as a request is for many shards."""
 
 EXIT_SECONDS = 10.0
 """How long the exit of a process waits for the records of all producers that were not closed."""
 
-_CONTENT = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
+_RECORD_ERRORS = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
 """Errors that mean that the service rejects a record, rather than the caller or the stream."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
@@ -125,7 +125,7 @@ def clients_of(
     """
     return KinesisClients(
         lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session, arn=arn),
-        PUT_SECONDS,
+        PUT_TIMEOUTS,
     )
 
 
@@ -135,7 +135,7 @@ def client_of(
     connections: int,
     wire: WireFormat = "cbor",
     *,
-    read_seconds: float = PUT_SECONDS[0],
+    read_seconds: float = PUT_TIMEOUTS[0],
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
@@ -164,12 +164,12 @@ def client_of(
     bound_client(client)
     if arn is not None:
         name_stream_by_arn(client, arn)
-    if PutWire is None:
+    if ProducerCborHooks is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        wire_form = PutWire(client, cbor=wire != "json")
+        hooks = ProducerCborHooks(client, cbor=wire != "json")
         if wire == "cbor":
-            put_directly(client, wire_form, arn)
+            put_directly(client, hooks, arn)
     return client
 
 
@@ -180,22 +180,22 @@ class KinesisPutClient:
         """Send requests to `stream` by `client`, which must not retry them by itself."""
         clients = KinesisClients.of(client)
         self._stream = stream
-        self._putting, self._asking = (
-            CallTimeouts(clients, quick_responses=QUICK),
+        self._put_timeouts, self._other_timeouts = (
+            CallTimeouts(clients, quick_responses=QUICK_RESPONSES),
             CallTimeouts(clients, retry_first_call=True),
         )
 
-    def fitting(self, settings: Settings) -> Settings:
+    def with_stream_limits(self, settings: Settings) -> Settings:
         """Return the settings with the stream's record limit. Raises SourceError if order cannot be kept."""
         with translate_errors(self._stream), translate_parse_errors(self._stream):
-            response = self._asking.call("describe_stream_summary", StreamName=self._stream)
+            response = self._other_timeouts.call("describe_stream_summary", StreamName=self._stream)
             summary = summary_of(response, self._stream)
             strategy = summary.get("RecordDistributionStrategy")
             record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
         if strategy == "AUTO":
             raise SourceError(
-                f"stream {self._stream!r} spreads its records itself (RecordDistributionStrategy AUTO): keys do not "
-                "choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
+                f"stream {self._stream!r} distributes its records itself (RecordDistributionStrategy AUTO): keys do "
+                "not choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
             )
         return evolve(settings, record_bytes=record_bytes)
 
@@ -207,12 +207,12 @@ class KinesisPutClient:
             SourceError: If trying again cannot help.
         """
         with translate_errors(self._stream), translate_parse_errors(self._stream):
-            page = self._asking.call("list_shards", StreamName=self._stream)
+            page = self._other_timeouts.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
             while token := page.get("NextToken"):
-                page = self._asking.call("list_shards", NextToken=token)
+                page = self._other_timeouts.call("list_shards", NextToken=token)
                 rows += page["Shards"]
-            return mapped(shards_from(rows))
+            return shard_map_of(shards_from(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
         """Send units together, once. If the request is rejected because of a record, send each half to find it.
@@ -228,11 +228,11 @@ class KinesisPutClient:
         )
         try:
             with translate_errors(self._stream):
-                response = self._putting.call("put_records", StreamName=self._stream, Records=rows)
+                response = self._put_timeouts.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__
             code = code_of(cause) if isinstance(cause, ClientError) else type(cause).__name__
-            if code in _CONTENT or isinstance(cause, ParamValidationError):
+            if code in _RECORD_ERRORS or isinstance(cause, ParamValidationError):
                 if len(units) == 1:
                     return [Rejected(fault)]
                 half = len(units) // 2
@@ -240,14 +240,14 @@ class KinesisPutClient:
             if not isinstance(fault, SourceUnavailable):
                 raise
             # If it was throttled or never sent, it was not written. In any other case it may have been.
-            refused = isinstance(cause, _NOT_SENT)
+            not_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
-                refused = (
+                not_written = (
                     int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
                 )
-            return [Refused(code) if refused else Unknown(code)] * len(units)
-        except ResponseParserError as odd:
-            return [Unknown(type(odd).__name__)] * len(units)
+            return [Retryable(code) if not_written else Unknown(code)] * len(units)
+        except ResponseParserError as error:
+            return [Unknown(type(error).__name__)] * len(units)
         results = response.get("Records") if isinstance(response, dict) else None
         if not isinstance(results, list) or len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
@@ -255,15 +255,15 @@ class KinesisPutClient:
 
     def _outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
         match row:
-            case {"ErrorCode": str(code)} if code in _CONTENT:
+            case {"ErrorCode": str(code)} if code in _RECORD_ERRORS:
                 message = row.get("ErrorMessage")
                 return Rejected(
-                    SourceError(f"Kinesis refused a record for stream {self._stream!r}: {code} {message or ''}")
+                    SourceError(f"Kinesis rejected a record for stream {self._stream!r}: {code} {message or ''}")
                 )
             case {"ErrorCode": str(code)} if code:
-                return Refused(code)
+                return Retryable(code)
             case {"ShardId": str(shard), "SequenceNumber": str(sequence_number)}:
-                return Placed(shard, sequence_number)
+                return UnitWritten(shard, sequence_number)
         return Unknown("UnreadableResult")
 
 
@@ -291,7 +291,7 @@ class Outcomes:
     @property
     def fault(self) -> ProducerError | None:
         """The reason why no more results will come; None while the producer works."""
-        return self._fault if self.process is current_process() else _elsewhere()
+        return self._fault if self.process is current_process() else _wrong_process_error()
 
     def end(self, fault: ProducerError) -> None:
         """Fail all waits, now and later. The first reason stays."""
@@ -299,7 +299,7 @@ class Outcomes:
         self.changed.notify_all()
 
 
-def _elsewhere() -> "ProducerError":
+def _wrong_process_error() -> "ProducerError":
     return ProducerError(
         "this producer belongs to another process: a fork copies none of its threads, so it sends nothing here; "
         "open a producer in each process, after the fork"
@@ -307,17 +307,17 @@ def _elsewhere() -> "ProducerError":
 
 
 @define(eq=False)
-class Writing(Entry):
+class RecordFuture(Entry):
     """The future of one record and its queue entry, in one object to halve the work of the garbage collector."""
 
     _outcomes: Outcomes
-    _answer: Placed | ProducerError | None = None
-    _place: int = 0
+    _result: UnitWritten | ProducerError | None = None
+    _index: int = 0
 
     @property
     def done(self) -> bool:
         """Whether `result` returns or raises without waiting."""
-        return self._answer is not None or self._outcomes.fault is not None
+        return self._result is not None or self._outcomes.fault is not None
 
     def result(self, timeout: float | None = None) -> Written:
         """Wait until the record is written, and return its position.
@@ -334,19 +334,19 @@ class Writing(Entry):
         if not self.done:
             with self._outcomes.lock:
                 self._outcomes.changed.wait_for(lambda: self.done, timeout)
-        match self._answer:
+        match self._result:
             case None:
                 if fault := self._outcomes.fault:
                     raise ProducerError(*fault.args) from fault.__cause__
-                raise TimeoutError(f"the record was not written within {timeout} s; it is still under way")
-            case Placed(shard, sequence_number):
-                return Written(shard, sequence_number, self._place)
+                raise TimeoutError(f"the record was not written within {timeout} s; it is still in progress")
+            case UnitWritten(shard, sequence_number):
+                return Written(shard, sequence_number, self._index)
             case error:
                 raise error
 
-    def settle(self, answer: Placed | ProducerError, place: int = 0) -> None:
+    def set_result(self, result: UnitWritten | ProducerError, index: int = 0) -> None:
         """Set the result and free the data. Only the producer calls this, and then wakes the waiting threads."""
-        self._answer, self._place, self.data = answer, place, b""
+        self._result, self._index, self.data = result, index, b""
 
 
 class Producer:
@@ -384,44 +384,46 @@ class Producer:
             SourceError: If trying again cannot help.
         """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
-        fitting = self._put_client.fitting(settings)
+        fitted_settings = self._put_client.with_stream_limits(settings)
         for _ in range(_FIRST_MAP_TRIES):
             if (shards := self._put_client.shards()) is not None:
                 break
             time.sleep(_FIRST_MAP_SECONDS)
         else:
-            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a hole; is it being created?")
-        self._core = Core(shards, fitting)
-        self._settings = fitting
-        self._most, self._most_bytes, self._requests = pending_records, pending_bytes, requests
+            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a gap; is it being created?")
+        self._core = Core(shards, fitted_settings)
+        self._settings = fitted_settings
+        self._max_pending, self._max_pending_bytes, self._max_requests = pending_records, pending_bytes, requests
         self._lock = Lock()
-        self._work, self._room = Condition(self._lock), Condition(self._lock)
+        self._work_available, self._not_full = Condition(self._lock), Condition(self._lock)
         self._outcomes = Outcomes(self._lock)
         self._process = self._outcomes.process
-        self._tickets = self._pending = self._pending_bytes = self._under_way = self._flushing = 0
+        self._next_serial_number = self._pending = self._pending_bytes = self._requests_under_way = self._flushing = 0
         self._listing = self._closed = False
-        self._listing_fault = ""
+        self._listing_error = ""
         self._fault: ProducerError | None = None
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._hold = _Hold()
-        this, senders = ref(self), requests + 1  # one of them lists shards
-        run = partial(_run, this, self._hold, self._work, self._calls, senders)
+        self._keep_alive = _KeepAlive()
+        reference, senders = ref(self), requests + 1  # one of them lists shards
+        run = partial(_run_pump, reference, self._keep_alive, self._work_available, self._calls, senders)
         self._threads: list[Thread] = []
         try:
             for _ in range(senders):
-                self._threads.append(spawn("leasehold-put", partial(_serve, self._calls), partial(_stop, this)))
-            self._threads.append(spawn("leasehold-produce", run, partial(_stop, this)))
+                self._threads.append(
+                    spawn("leasehold-put", partial(_run_calls, self._calls), partial(_stop, reference))
+                )
+            self._threads.append(spawn("leasehold-produce", run, partial(_stop, reference)))
         except BaseException:
             for _ in self._threads:
                 self._calls.put(None)
             raise
-        _keep_until_exit(self)
+        _drain_at_exit_once(self)
 
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
         """Return the hash key of a record. Raises TypeError and ValueError if `put` would for this record."""
-        return self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
+        return self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
 
     def put(
         self,
@@ -431,7 +433,7 @@ class Producer:
         *,
         context: bytes = b"",
         row: int = 0,
-    ) -> Writing:
+    ) -> RecordFuture:
         """Accept a record, waiting if too many are pending.
 
         Args:
@@ -447,31 +449,31 @@ class Producer:
             ProducerError: If the producer has stopped.
         """
         if self._process is not current_process():
-            raise _elsewhere()
+            raise _wrong_process_error()
         if type(data) is not bytes:
             data = _bytes_of(data)
-        hash_key = self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
+        hash_key = self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
         with self._lock:
             if self._full:
-                self._wait_for_room()
+                self._wait_until_not_full()
             if self._closed:
-                raise self._why_closed()
+                raise self._closed_error()
             if self._settings.epoch is not None:
-                data = with_mark(data, Mark(self._settings.epoch, self._tickets))
-            now, ticket = self._clock(), self._tickets
+                data = with_mark(data, Mark(self._settings.epoch, self._next_serial_number))
+            now, serial_number = self._clock(), self._next_serial_number
             expires = now + self._settings.time_to_live_seconds
-            fields = ticket, data, partition_key, hash_key, explicit_hash_key, now, expires
+            fields = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
             # Keyword arguments would take half as long again as all the rest, and few records need them.
-            make = partial(Writing, context=context, row=row) if context else Writing
-            writing = make(*fields, self._outcomes)
-            self._tickets = ticket + 1
-            due = self._core.put(writing)
+            make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
+            future = make_future(*fields, self._outcomes)
+            self._next_serial_number = serial_number + 1
+            due = self._core.put(future)
             self._pending += 1
             self._pending_bytes += len(data)
             if due:
-                self._hold.producer = self
-                self._work.notify()
-        return writing
+                self._keep_alive.producer = self
+                self._work_available.notify()
+        return future
 
     def flush(self, timeout: float | None = None) -> bool:
         """Send all records now; return whether all of them had a result within `timeout` seconds.
@@ -480,7 +482,7 @@ class Producer:
             ProducerError: In another process than the producer's own.
         """
         if self._process is not current_process():
-            raise _elsewhere()
+            raise _wrong_process_error()
         with self._lock, self._sending_at_once():
             return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
 
@@ -492,24 +494,24 @@ class Producer:
         Raises:
             ProducerError: If the producer had stopped because of an error, or in another process than its own.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
-        left = self._end()
+        unsent = self._abandon()
         for thread in self._threads:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
-        if left:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if unsent:
             log.error(
-                "stream %r: the producer was closed after %g s with %d records not sent", self._stream, timeout, left
+                "stream %r: the producer was closed after %g s with %d records not sent", self._stream, timeout, unsent
             )
         if self._fault:
-            raise self._why_closed()
-        return not left
+            raise self._closed_error()
+        return not unsent
 
     @property
     def metrics(self) -> dict[str, float | dict[str, int]]:
         """The counters, by the KPL's names."""
         if self._process is not current_process():
-            raise _elsewhere()
+            raise _wrong_process_error()
         with self._lock:
             return self._core.metrics.named()
 
@@ -528,66 +530,66 @@ class Producer:
 
     @property
     def _full(self) -> bool:
-        return self._pending >= self._most or self._pending_bytes >= self._most_bytes
+        return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
-    def _wait_for_room(self) -> None:
+    def _wait_until_not_full(self) -> None:
         with self._sending_at_once():  # lingering is pointless, because no record can be added
             while self._full and not self._closed:
-                self._room.wait()
+                self._not_full.wait()
 
     @contextmanager
     def _sending_at_once(self) -> Iterator[None]:
         self._flushing += 1
         self._core.flushing = True
-        self._work.notify()
+        self._work_available.notify()
         try:
             yield
         finally:
             self._flushing -= 1
             self._core.flushing = self._flushing > 0
 
-    def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
+    def _check(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
         """Return the hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
         if not isinstance(partition_key, str):
-            raise TypeError(f"partition_key: {type(partition_key).__name__} is no str")
+            raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
-            raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis takes 1 to {_KEY_CHARACTERS}")
+            raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis accepts 1 to {_KEY_CHARACTERS}")
         try:
             key = partition_key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"partition_key: {partition_key!r} is not UTF-8") from None
         size = len(data) + len(key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
         if size > self._settings.record_bytes:
-            raise ValueError(f"data: {size} bytes with its key; the stream takes {self._settings.record_bytes}")
+            raise ValueError(f"data: {size} bytes with its key; the stream accepts {self._settings.record_bytes}")
         if explicit_hash_key is None:
             return int.from_bytes(digest_of(key))
         if not isinstance(explicit_hash_key, str):
             raise TypeError(
-                f"explicit_hash_key: {type(explicit_hash_key).__name__} is no str; write the number in digits"
+                f"explicit_hash_key: {type(explicit_hash_key).__name__} is not str; pass the number as a decimal string"
             )
         hash_key = decimal(explicit_hash_key, HASH_KEYS[1])
         if hash_key is None:
-            raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
+            raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is not a decimal number from 0 to 2**128 - 1")
         return hash_key
 
-    def _turn(self) -> float:
+    def _start_due_requests(self) -> float:
         """Start the requests that are due; return the seconds until something else is due."""
         now = self._clock()
-        self._settle(self._core.late(now))
-        while self._under_way < self._requests and (units := self._core.request(now)):
-            self._under_way += 1
+        self._set_results(self._core.expire(now))
+        while self._requests_under_way < self._max_requests and (units := self._core.request(now)):
+            self._requests_under_way += 1
             self._calls.put(partial(self._send, units))
-        self._settle(self._core.given_up())
+        self._set_results(self._core.take_unsendable())
         if not self._listing and self._core.map_due() <= now:
             self._listing = True
-            self._calls.put(self._look)
+            self._calls.put(self._list_shards)
         # A request or a listing that ends wakes this thread.
-        sending = self._core.due() if self._under_way < self._requests else inf
-        looking = inf if self._listing else self._core.map_due()
-        return max(0.0, min(sending - now, looking - now, _LATE_SECONDS))
+        send_at = self._core.due() if self._requests_under_way < self._max_requests else inf
+        list_at = inf if self._listing else self._core.map_due()
+        return max(0.0, min(send_at - now, list_at - now, _LATE_SECONDS))
 
     def _send(self, units: tuple[Unit, ...]) -> None:
-        began = self._clock()
+        started = self._clock()
         outcomes: Sequence[UnitOutcome]
         fault: BaseException | None = None
         try:
@@ -601,16 +603,20 @@ class Producer:
             outcomes = [Failed(fault)] * len(units)
         with self._lock:
             now = self._clock()
-            self._under_way -= 1
-            self._core.metrics.request_seconds += now - began
+            self._requests_under_way -= 1
+            self._core.metrics.request_seconds += now - started
             for unit, outcome in zip(units, outcomes, strict=True):
-                self._settle(self._core.answered(unit, outcome, now))
-            self._work.notify()
+                self._set_results(self._core.unit_completed(unit, outcome, now))
+            self._work_available.notify()
         if fault is not None:
             with suppress(Exception):  # a log handler of the program may raise
-                log.error("stream %r: the records of a request fail, the client raised %s", self._stream, said(fault))
+                log.error(
+                    "stream %r: the records of a request failed, because the client raised %s",
+                    self._stream,
+                    said(fault),
+                )
 
-    def _look(self) -> None:
+    def _list_shards(self) -> None:
         shards, fault = None, ""
         try:
             shards = self._put_client.shards()
@@ -621,14 +627,14 @@ class Producer:
             return
         except BaseException as error:  # noqa: BLE001  whatever it is, another listing may work
             fault = said(error)
-        previous, self._listing_fault = self._listing_fault, fault
+        previous, self._listing_error = self._listing_error, fault
         with self._lock:
             self._listing = False
-            self._settle(self._core.mapped(shards, self._clock()))
-            self._work.notify()
+            self._set_results(self._core.update_map(shards, self._clock()))
+            self._work_available.notify()
         if fault and fault != previous:
             with suppress(Exception):  # likewise
-                log.error("stream %r: its shards cannot be listed, trying again: %s", self._stream, fault)
+                log.error("stream %r: its shards cannot be listed; trying again: %s", self._stream, fault)
 
     def _stop(self, error: BaseException) -> None:
         with self._lock:
@@ -636,22 +642,22 @@ class Producer:
                 return
             self._fault = ProducerError(text_of(error) or type(error).__name__)
             self._fault.__cause__ = error
-        left = self._end()
-        log.error("stream %r: the producer has stopped with %d records not sent: %s", self._stream, left, self._fault)
+        unsent = self._abandon()
+        log.error("stream %r: the producer has stopped with %d records not sent: %s", self._stream, unsent, self._fault)
 
-    def _end(self) -> int:
+    def _abandon(self) -> int:
         """Give up every record; return how many there were."""
         with self._lock:
             self._closed = True
-            given_up = self._core.abandon()
-            self._settle(given_up)
-            self._outcomes.end(self._why_closed())
-            self._room.notify_all()
-            self._work.notify()
+            abandoned = self._core.abandon()
+            self._set_results(abandoned)
+            self._outcomes.end(self._closed_error())
+            self._not_full.notify_all()
+            self._work_available.notify()
         _unclosed.discard(self)
-        return sum(len(late.entries) for late in given_up)
+        return sum(len(late.entries) for late in abandoned)
 
-    def _why_closed(self) -> "ProducerError":
+    def _closed_error(self) -> "ProducerError":
         """Return a new error for each caller, because threads that raise the same one would mix their tracebacks."""
         if self._fault is None:
             return ProducerError("the producer is closed")
@@ -659,77 +665,83 @@ class Producer:
         fault.__cause__ = self._fault.__cause__
         return fault
 
-    def _settle(self, results: Iterable[Result]) -> None:
-        settled = False
+    def _set_results(self, results: Iterable[Result]) -> None:
+        any_result = False
         for result in results:
-            settled = True
+            any_result = True
             self._pending -= len(result.entries)
             self._pending_bytes -= sum(len(entry.data) for entry in result.entries)
-            writings = cast("tuple[Writing, ...]", result.entries)
+            futures = cast("tuple[RecordFuture, ...]", result.entries)
             if isinstance(result, Delivered):
-                landed = Placed(result.shard, result.sequence_number)
-                for index, writing in enumerate(writings):
-                    writing.settle(landed, index)
+                position = UnitWritten(result.shard, result.sequence_number)
+                for index, future in enumerate(futures):
+                    future.set_result(position, index)
             else:
-                for writing in writings:
-                    writing.settle(self._reason(result))
-        if settled:
-            self._room.notify_all()
+                for future in futures:
+                    future.set_result(self._error_for(result))
+        if any_result:
+            self._not_full.notify_all()
             self._outcomes.changed.notify_all()
 
-    def _reason(self, result: Late | Unsendable) -> "ProducerError":
+    def _error_for(self, result: Late | Unsendable) -> "ProducerError":
         """Return a new error for each record, as for each caller."""
-        doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
+        outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, Unsendable):
-            failed = RecordFailed(f"the record cannot be sent, {doubt}: {said(result.error)}")
+            failed = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
             failed.__cause__ = result.error
             return failed
         if not self._closed:
-            return RecordLate(f"the record's time to live is over; {doubt}")
+            return RecordLate(f"the record's time to live has expired; {outcome}")
         if self._fault is None:
-            return ProducerError(f"the producer was closed before the record was through; {doubt}")
-        return self._why_closed()
+            return ProducerError(f"the producer was closed before the record was written; {outcome}")
+        return self._closed_error()
 
 
 def _bytes_of(data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
-    raise TypeError(f"data: {type(data).__name__} is no bytes" + ("; encode it" if isinstance(data, str) else ""))
+    raise TypeError(f"data: {type(data).__name__} is not bytes" + ("; encode it" if isinstance(data, str) else ""))
 
 
 # The threads of a producer, which keep it alive only while it has records
 
 
-class _Hold:
+class _KeepAlive:
     """The reference that keeps a producer alive while it has records."""
 
     producer: "Producer | None" = None
 
 
-def _run(this: "ref[Producer]", hold: _Hold, work: Condition, calls: "SimpleQueue[Any]", senders: int) -> None:
+def _run_pump(
+    reference: "ref[Producer]",
+    keep_alive: _KeepAlive,
+    work_available: Condition,
+    calls: "SimpleQueue[Any]",
+    senders: int,
+) -> None:
     """Run the pump of a producer until it is closed or no longer referenced."""
     try:
-        with work:
-            while (producer := this()) is not None and not producer._closed:  # noqa: SLF001
-                seconds = producer._turn()  # noqa: SLF001
-                hold.producer = None if producer._core.empty else producer  # noqa: SLF001
+        with work_available:
+            while (producer := reference()) is not None and not producer._closed:  # noqa: SLF001
+                seconds = producer._start_due_requests()  # noqa: SLF001
+                keep_alive.producer = None if producer._core.empty else producer  # noqa: SLF001
                 producer = None
-                work.wait(seconds)
+                work_available.wait(seconds)
     finally:
-        hold.producer = None
+        keep_alive.producer = None
         for _ in range(senders):
             calls.put(None)
 
 
-def _serve(calls: "SimpleQueue[Any]") -> None:
+def _run_calls(calls: "SimpleQueue[Any]") -> None:
     """Make the calls one after the other, until the queue returns None."""
     while (call := calls.get()) is not None:
         call()
         del call
 
 
-def _stop(this: "ref[Producer]", error: BaseException) -> None:
-    producer = this()
+def _stop(reference: "ref[Producer]", error: BaseException) -> None:
+    producer = reference()
     if producer is not None:
         producer._stop(error)  # noqa: SLF001
 
@@ -737,31 +749,31 @@ def _stop(this: "ref[Producer]", error: BaseException) -> None:
 # The end of a process
 
 _unclosed = WeakSet[Producer]()
-_drained_in: object = None
+_registered_in: object = None
 """The process at whose exit producers are drained."""
 
 
-def _keep_until_exit(producer: Producer) -> None:
-    global _drained_in  # noqa: PLW0603  once in each process
+def _drain_at_exit_once(producer: Producer) -> None:
+    global _registered_in  # noqa: PLW0603  once in each process
     _unclosed.add(producer)
-    if _drained_in is not current_process():
-        _drained_in = current_process()
+    if _registered_in is not current_process():
+        _registered_in = current_process()
         call_at_exit(_drain_at_exit)
 
 
 def _drain_at_exit() -> None:
     """Send the records of producers that were not closed, and log how many were not sent within `EXIT_SECONDS`."""
-    until = time.monotonic() + EXIT_SECONDS
+    deadline = time.monotonic() + EXIT_SECONDS
     producers = [producer for producer in _unclosed if producer._process is current_process()]  # noqa: SLF001
     for producer in producers:
         producer._core.flushing = True  # noqa: SLF001  in all of them first: each pump notices within a second
     for producer in producers:
         try:
-            producer.flush(max(0.0, until - time.monotonic()))
+            producer.flush(max(0.0, deadline - time.monotonic()))
         finally:
-            stream, left = producer._stream, producer._end()  # noqa: SLF001
-            if left:
+            stream, unsent = producer._stream, producer._abandon()  # noqa: SLF001
+            if unsent:
                 with suppress(Exception):  # likewise
                     log.error(
-                        "stream %r: the program ended without close(), and %d records were not sent", stream, left
+                        "stream %r: the program ended without close(), and %d records were not sent", stream, unsent
                     )
