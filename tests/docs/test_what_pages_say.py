@@ -19,7 +19,7 @@ from leasehold.adapters.sources.protocol import Record
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
 """Whether a goal was met, how busy a machine was, and which seed failed."""
-ONLY_OF_HANDLING = {"bench_seconds", "most_wait_seconds", "least_wait_seconds"}
+ONLY_OF_HANDLING = {"cooldown_seconds", "most_wait_seconds", "least_wait_seconds"}
 """Options that `handlers.md` names as fields of Handling, beside those of `leasehold.run`."""
 
 REFUSED_BY_SPARK = {"eventhubs.connectionString", "eventhubs.startingPositions"}

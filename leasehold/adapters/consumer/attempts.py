@@ -3,7 +3,7 @@
 If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
 records that the handler has already checkpointed. What is left then is a batch of its own and has all its attempts.
 After the last attempt the shard stops here with a log line, and its lease is released. Another worker can then try,
-whose connections or disk may be in order. This worker does not take the lease again for `bench_seconds`.
+whose connections or disk may be in order. This worker does not take the lease again for `cooldown_seconds`.
 
 Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
 down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one

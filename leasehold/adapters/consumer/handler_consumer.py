@@ -35,7 +35,15 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
 from leasehold.adapters.consumer.batch_window import BatchWindow, joined
-from leasehold.adapters.consumer.dispatcher import AtWork, CallEnded, Dispatcher, GivenUp, Handover, LeaseLost, NotBegun
+from leasehold.adapters.consumer.dispatcher import (
+    CallEnded,
+    Dispatcher,
+    GivenUp,
+    HandlerCall,
+    LeaseLost,
+    NotBegun,
+    Running,
+)
 from leasehold.adapters.consumer.handling import (
     DeadLetter,
     Delivery,
@@ -129,7 +137,7 @@ def handler_reader(
     shard = HeldShard(worker, holding, "returns" if handling.final_checkpoint is None else "checkpoints")
     share = (memory or MemoryBudget()).share(holding.key)
     consumer = HandlerConsumer(shard, handling, share, dispatcher or Dispatcher(), wall)
-    return LeaseReader(shard, consumer, handling.bench_seconds)
+    return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
 class HandlerConsumer(ConsumerPort):
@@ -156,7 +164,7 @@ class HandlerConsumer(ConsumerPort):
         self._memory = memory
         self._attempts = Attempts(handling, shard.holding, shard.worker.uniform)
         self._window = BatchWindow(handling.linger_seconds, handling.max_records)
-        self._call: tuple[Handover, Called] | None = None
+        self._call: tuple[HandlerCall, Called] | None = None
 
     def poll(self, now: float) -> Ready | Next:
         """Return what has ended since the last step, or `Ready`."""
@@ -272,7 +280,7 @@ class HandlerConsumer(ConsumerPort):
             self._cursor.rows_delivered(piece.read_to)
             return self._handling.handler(piece)
 
-        return self._hand_over(call, BatchCalled(piece, batch), now)
+        return self._dispatch(call, BatchCalled(piece, batch), now)
 
     def _to_dead_letter(self, letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
         """Dispatch this piece, one record, to the dead letter."""
@@ -281,21 +289,21 @@ class HandlerConsumer(ConsumerPort):
             self._cursor.rows_delivered(piece.read_to)
             return letter(piece, error)
 
-        return self._hand_over(call, DeadLetterCalled(piece, batch, error), now)
+        return self._dispatch(call, DeadLetterCalled(piece, batch, error), now)
 
-    def _hand_over(self, call: Callable[[], object], called: Called, now: float) -> Next:
+    def _dispatch(self, call: Callable[[], object], called: Called, now: float) -> Next:
         self.holding.progress.working(now)
         last = isinstance(called, FinalCheckpointCalled)
-        handover = Handover(self.holding, self._handling, self._worker.clock, call, last)
-        if (refused := self._dispatcher.begin(handover)) is not None:
+        handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, last)
+        if (refused := self._dispatcher.begin(handler_call)) is not None:
             self._state.final_requested = True  # asking for a final checkpoint would be rejected for the same reason
             return GiveUp(refused.why)
-        self._call = handover, called
-        return self._look_after(handover, called, now)
+        self._call = handler_call, called
+        return self._look_after(handler_call, called, now)
 
-    def _look_after(self, handover: Handover, called: Called, now: float) -> Next:
-        outcome = self._dispatcher.look(handover, now)
-        if isinstance(outcome, AtWork):
+    def _look_after(self, handler_call: HandlerCall, called: Called, now: float) -> Next:
+        outcome = self._dispatcher.check(handler_call, now)
+        if isinstance(outcome, Running):
             return outcome.due
         self._call = None  # must come first, otherwise this batch would stay in memory alongside the next one
         match outcome:
@@ -423,7 +431,7 @@ class HandlerConsumer(ConsumerPort):
             return end(holding, cursor.children, worker, cursor.delivered.token)
 
         call = FinalCheckpoint(ended, holding, finish)
-        return self._hand_over(lambda: None if ask is None else ask(call), FinalCheckpointCalled(ended), now)
+        return self._dispatch(lambda: None if ask is None else ask(call), FinalCheckpointCalled(ended), now)
 
     def _final_checkpoint_given(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
         holding, state = self.holding, self._state

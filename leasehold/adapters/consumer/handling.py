@@ -426,7 +426,7 @@ class Handling:
             or 6 MiB; 0: not at all.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
-        bench_seconds: How long a stopped shard's lease is left to other workers.
+        cooldown_seconds: How long a stopped shard's lease is left to other workers.
         dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.
         max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
             instead of the handler, with `TooOld`; infinity: never. It needs a `dead_letter`.
@@ -458,7 +458,7 @@ class Handling:
     linger_seconds: float = field(default=0.0, validator=[ge(0), lt(math.inf)])
     least_wait_seconds: float = field(default=0.2, validator=ge(0))
     most_wait_seconds: float = field(default=10.0, validator=ge(0))
-    bench_seconds: float = field(default=60.0, validator=ge(0))
+    cooldown_seconds: float = field(default=60.0, validator=ge(0))
     dead_letter: DeadLetter | None = field(default=None, validator=optional(takes("batch", "error")))
     max_age_seconds: float = field(default=math.inf, validator=gt(0))
     checkpoint_seconds: float = field(default=CHECKPOINT_SECONDS, validator=ge(0))

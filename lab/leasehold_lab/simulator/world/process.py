@@ -125,7 +125,7 @@ class Process:
             most_wait_seconds=2.0,
             attempts=2 if poisoned else 1000,
             dead_letter=self._dead_letter if poisoned else None,
-            bench_seconds=self._scenario.bench_seconds,
+            cooldown_seconds=self._scenario.bench_seconds,
             checkpoint_seconds=checkpoints,
             observer=observer,
             measure=self._measure,
