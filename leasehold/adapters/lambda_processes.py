@@ -21,14 +21,15 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from attrs import define, field, frozen
 
+from leasehold.adapters.consumer.attempts import PlaceOrder
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction, ReportedFailure
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import said
 
 START = """
@@ -43,8 +44,6 @@ serve(int(sys.argv[1]))
 WATCH_SECONDS = 1.0
 """How often to check for a process that has ended while its own child keeps the connection open."""
 
-PlaceOrder = tuple[int, int, int]
-
 
 @frozen
 class Setup:
@@ -56,7 +55,7 @@ class Setup:
 
 
 @frozen
-class Call:
+class FunctionCall:
     """A call for some records of a shard."""
 
     shard: str
@@ -95,7 +94,7 @@ class FunctionProcess:
         """Whether there is no process, or it has ended."""
         return self._running is None or self._running[0].poll() is not None
 
-    def begin(self, call: Call) -> Connection:
+    def begin(self, call: FunctionCall) -> Connection:
         """Begin this call; return the connection on which its reply will come. Raises OSError."""
         if self._running is None or self.ended:
             self.end()
@@ -192,7 +191,7 @@ class ParallelFunction(LambdaFunction):
         replies = dict[FunctionProcess, Reply]()
         for process, records in parts.items():
             try:
-                running[process.begin(Call(delivery.shard, arn, records))] = process
+                running[process.begin(FunctionCall(delivery.shard, arn, records))] = process
             except OSError as error:
                 process.end()
                 replies[process] = Reply(0, f"no process of its function could be called: {said(error)}")
@@ -217,11 +216,11 @@ def _slot(key: str, slots: int) -> int:
 
 
 def serve(descriptor: int) -> None:
-    """Call the function for one `Call` after another that comes from this connection, and exit when it is closed."""
+    """Call the function for each `FunctionCall` that comes from this connection, and exit when it is closed."""
     os.set_inheritable(descriptor, False)
     # As the command's own lines. Lambda's runtime has a handler of log records, too.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    connection, calls = Connection(descriptor), SimpleQueue[Call]()
+    connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
     setup: Setup = connection.recv()
 
     def receive() -> None:
@@ -231,7 +230,7 @@ def serve(descriptor: int) -> None:
         finally:  # the worker has ended, and no one waits for the call that may be running
             os._exit(0)
 
-    Thread(target=receive, daemon=True).start()
+    spawn("leasehold-receive", receive, lambda _fault: None)
     function: LambdaFunction | None = None
     while True:
         call = calls.get()
@@ -249,7 +248,7 @@ def _loaded(setup: Setup) -> LambdaFunction:
     return LambdaFunction(getattr(importlib.import_module(module), name), setup.settings, setup.handler_seconds)
 
 
-def _reply(function: LambdaFunction, call: Call) -> Reply:
+def _reply(function: LambdaFunction, call: FunctionCall) -> Reply:
     try:
         failed = function.first_failed(call.shard, call.arn, call.records)
     except ReportedFailure as failure:
