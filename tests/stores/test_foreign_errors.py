@@ -204,7 +204,7 @@ def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
 def postgresql(asked: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
     fault, url = Fault(), store_url(asked.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
-    bounded, execute = postgres._BoundedConnection, postgres._BoundedConnection.execute  # noqa: SLF001  its driver
+    bounded, execute = postgres._DeadlineConnection, postgres._DeadlineConnection.execute  # noqa: SLF001  its driver
 
     def asked_of(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
         return fault.around(execute)(connection, *args, **named)

@@ -60,7 +60,7 @@ from leasehold.adapters.consumer.lifecycle import (
     end,
 )
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Release
+from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Relinquish
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
@@ -445,7 +445,7 @@ class HandlerConsumer(ConsumerPort):
             self._begin_again()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended
-            return now if holding.releasing else Release()
+            return now if holding.releasing else Relinquish()
         wait, why = state.end_missing(), f": {said(fault)}" if fault else ""
         log.warning(
             "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
@@ -460,7 +460,7 @@ class HandlerConsumer(ConsumerPort):
 
     def _ended(self, error: Ending | Withdrawn, now: float) -> Next:
         """Let the lease go, to its next owner if it has one."""
-        return now if isinstance(error, Withdrawn) and self.holding.releasing else Release()
+        return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def releasing(self) -> None:
         """Free the memory."""

@@ -72,7 +72,7 @@ def parse_address(address: str) -> LinkAddress:
 
 
 @define(eq=False)
-class PartitionReader:
+class PartitionLink:
     """A client's receiver of one partition: what was sent to it, and what will be sent next."""
 
     link: Sender
@@ -107,7 +107,7 @@ class PartitionReader:
 
 def read(
     link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]
-) -> PartitionReader:
+) -> PartitionLink:
     """Start to send a partition to a reader. One with an epoch ends readers whose epoch is missing, equal or lower.
 
     Raises HubRejection for a reader with a lower epoch than a current reader, for one without an epoch while another
@@ -138,7 +138,7 @@ def read(
     start = partition.start(None if selector is None else str(selector))
     for rival in rivals if epoch is not None else ():
         rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
-    reading = PartitionReader(link, partition, group, epoch, start, flush, drop)
+    reading = PartitionLink(link, partition, group, epoch, start, flush, drop)
     partition.readers.append(reading)
     return reading
 
@@ -383,7 +383,7 @@ class HubConnection(asyncio.Protocol):
     def __init__(self, hubs: dict[str, Hub], key: str | None) -> None:
         self._hubs = hubs
         self._key = key
-        self._links: dict[str, PartitionReader | HubWriter | RequestLink] = {}
+        self._links: dict[str, PartitionLink | HubWriter | RequestLink] = {}
         self._padding = Padding()
         self._lines: bytes | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -471,7 +471,7 @@ class HubConnection(asyncio.Protocol):
             link.close()
         elif link is not None and kind is Event.LINK_FLOW:
             reading = self._links.get(link.name)
-            if isinstance(reading, PartitionReader):
+            if isinstance(reading, PartitionLink):
                 reading.pump()
         elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
             cast("Connection | Session", event.context).open()
@@ -480,10 +480,10 @@ class HubConnection(asyncio.Protocol):
 
     def _forget(self, name: str) -> None:
         link = self._links.pop(name, None)
-        if isinstance(link, PartitionReader) and link in link.partition.readers:
+        if isinstance(link, PartitionLink) and link in link.partition.readers:
             link.partition.readers.remove(link)
 
-    def _serve(self, link: Link, address: str) -> PartitionReader | HubWriter | RequestLink:
+    def _serve(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
         if address in NODES:
             return RequestLink(address, link)
         where = parse_address(address)
