@@ -172,7 +172,7 @@ def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
     """Checkpoint folders have many readers, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     made = source({**options, "lease.store": "sqlite://x"})
-    reader = made.streamReader(from_arrow_schema(made._reading()[0].columns.schema))  # noqa: SLF001  its own columns
+    reader = made.streamReader(from_arrow_schema(made._parse()[0].columns.schema))  # noqa: SLF001  its own columns
     assert found_in(json.dumps(reader.initialOffset())) == []
     assert found_in(cloudpickle.dumps(reader)) == []  # type: ignore[no-untyped-call]  # Spark's own
     assert found_in(repr(reader)) == []

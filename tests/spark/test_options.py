@@ -242,8 +242,8 @@ def test_what_spark_unpacks_finds_the_zip_that_it_came_from(tmp_path: Path) -> N
     apart = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
     packs = (
         f"{apart} sys.path.insert(0, {zipped!r}); from leasehold.adapters.sources.call_timeouts import Backoff; "
-        "from leasehold.adapters.spark.processes import unpacking; from pyspark.cloudpickle import dumps; "
-        "sys.stdout.buffer.write(dumps(unpacking(Backoff, {})))"
+        "from leasehold.adapters.spark.processes import recreator; from pyspark.cloudpickle import dumps; "
+        "sys.stdout.buffer.write(dumps(recreator(Backoff, {})))"
     )
     packed = subprocess.run([sys.executable, "-c", packs], cwd=tmp_path, capture_output=True, check=True).stdout
     unpacks = (

@@ -121,12 +121,12 @@ class DirectLine(Line):
         super().__init__(Session())
         ask, send = DirectCallsLine.ask, URLLib3Session.send
 
-        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, again: bool) -> CompleteResponse:
+        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
             response = self._next(head, body)
             if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
                 return CompleteResponse(response.status_code, headers, b"".join(response.raw.stream()))
-            answer = ask(line, head, body, repeatable=again)
+            answer = ask(line, head, body, repeatable=repeatable)
             if self.lose_reply:
                 self.lose_reply = False
                 raise ResponseTimeout from TimeoutError("nothing came")

@@ -43,9 +43,9 @@ def told(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
         (f"http://ann:{CANARY}@127.0.0.1:1", "credentials do not belong in it"),
         (f"http://ann:{CANARY}%40127.0.0.1:1", "credentials do not belong in it"),
         (f"ann:{CANARY}@127.0.0.1", "credentials do not belong in it"),
-        (f"https://127.0.0.1:1?sig={CANARY}", "wants http://host:port"),
-        (f"http://[{CANARY}", "wants http://host:port"),
-        (f"http://127.0.0.1:{CANARY}", "wants http://host:port"),
+        (f"https://127.0.0.1:1?sig={CANARY}", "must be http://host:port"),
+        (f"http://[{CANARY}", "must be http://host:port"),
+        (f"http://127.0.0.1:{CANARY}", "must be http://host:port"),
     ],
 )
 def test_an_endpoint_with_credentials_is_refused_and_not_repeated(

@@ -233,10 +233,11 @@ class AcknowledgingConsumer(ConsumerPort):
             except Exception as error:
                 if self._waits.faults + 1 >= self._handling.attempts:
                     return self._failed("take its records", error)
+                due = self._state.rest(self._shard.worker.clock() + self._waits.next())
                 log.warning(
                     "shard %s: its consumer raised %s; offered again", holding.key, type(error).__name__, exc_info=error
                 )
-                return self._state.rest(self._shard.worker.clock() + self._waits.next())
+                return due
             self._waits.reset()
             self._last_taken = read_to
             holding.progress.working(now)

@@ -319,6 +319,11 @@ class Assignment:
         epoch: The fencing number, as in `Delivery`.
         wake: Call this, from any thread, after an acknowledgement or once there is room again. The worker then looks at
             the consumer immediately instead of within a quarter of a second.
+
+    Examples:
+        >>> from leasehold.adapters import Assignment
+        >>> Assignment("orders:s-0", "s-0", "orders", 7, wake=lambda: None).shard
+        's-0'
     """
 
     lease: str

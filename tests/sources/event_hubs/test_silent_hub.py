@@ -181,7 +181,7 @@ def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
     list(world.live(24))
     world.service.refusal = OSError("busy")
     *_, last = world.live(80)
-    assert (last.word, "busy: nothing was heard" in last.says) == ("STALLED", True)
+    assert (last.word, "busy: no response" in last.says) == ("STALLED", True)
     assert world.service.requests <= 80 / poller.PROBE_SECONDS[1] + 2
     world.service.refusal = None
     *_, last = world.live(60)
