@@ -11,7 +11,7 @@ Every store follows four rules:
 4. Attributes that the store does not understand survive every write.
 
 Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
-of one request. Several requests must fit into the duration of a lease, otherwise one that stalls costs the lease.
+of one request. Several requests must fit into the duration of a lease, or one that stalls costs the lease.
 """
 
 from collections.abc import Iterable

@@ -38,7 +38,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, the story on stderr.")] = False,
     rate: Annotated[int, typer.Option(help="Put this many records per second.", min=5, max=2000)] = 200,
 ) -> None:
-    """Run the demo, and say how it went."""
+    """Run the demo, and print the verdict."""
     console = Console(stderr=as_json)
     try:
         with (

@@ -2,8 +2,8 @@
 
 The taker registers as next owner and reads only that row until it owns the lease (`Look.keys`). The owner gives the
 lease at the end of its running batch (H3), with `Holding.release`. The next owner starts to read only after it has
-claimed the lease. If it does not claim the gift in time, the gift is taken back here, otherwise no worker would read
-the lease until it expires.
+claimed the lease. If it does not claim the gift in time, the gift is taken back here, because no worker would read the
+lease until it expires.
 """
 
 import logging

@@ -284,7 +284,7 @@ class ProgressMeter:
         before = progress_of(lease)
         moved = before is not None and before.owner != me
         self.moved = moved
-        # Continue the previous owner's values, otherwise a batch that no owner can handle would always look new.
+        # Continue the previous owner's values, or a batch that no owner can handle would always look new.
         before = before or Progress(0.0, me)
         self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
         self._arrived: float | None = None
@@ -400,7 +400,7 @@ class ProgressMeter:
             self._pending = self._unfinished or self._oldest is None
             self._arriving, self._excused = batch.last_arrived, waits
             if waits:
-                self._done = now  # otherwise a shard whose records are to wait would be shown as stalled
+                self._done = now  # or a shard whose records are to wait would be shown as stalled
             if batch.behind_seconds is not None:
                 # The time that records are to wait is lag, but does not show that the consumer falls behind.
                 self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
@@ -420,7 +420,7 @@ class ProgressMeter:
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
-            # Counts as done up to now, otherwise a shard that is right to wait would be shown as stalled.
+            # Counts as done up to now, or a shard that is right to wait would be shown as stalled.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 

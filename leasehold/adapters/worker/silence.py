@@ -129,7 +129,7 @@ class StreamSilence:
         resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not resting:
             return False
-        # What nobody has taken by now, nobody else will: it is better tried here than left alone.
+        # A lease that no other worker has taken by now, no other worker will take, so try it here.
         given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= given_up)
 
@@ -213,7 +213,7 @@ class StreamSilence:
             few([holding.key for holding in left]),
             rest,
         )
-        # Not for the whole rest: what nobody else has taken by then is tried again (D5).
+        # Not for the whole rest: a lease that no other worker has taken by then is tried again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in left]
 
     def _stream(self, name: str) -> _StreamState:
@@ -245,7 +245,7 @@ class StreamSilence:
         return since + max(TRIAL * self._lease_seconds, shard.rest_seconds if shard else 0.0)
 
     def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
-        """Return the lease of a shard that does not respond, with the owner that has the fewest leases to read it."""
+        """Return the lease of a shard that does not respond, to be given to the owner that has the fewest leases."""
         shard = self._shards.setdefault(holding.key, _ShardState(REST * self._lease_seconds))
         rest, shard.rest_seconds = shard.rest_seconds, min(2 * shard.rest_seconds, REST_SECONDS_MOST)
         shard.rests_until = now + rest

@@ -1,9 +1,9 @@
 """What one worker has read of its lease table, how old that is, and what may have happened unseen.
 
-1. `Watch` keeps what was read and for how long each row has stood still. This file adds when it was read, and what a
+1. `Watch` keeps the rows and for how long each has stood still. This module adds when they were read, and what a
    reading does not show: rows of leases that were dropped here, and leases that others have finished while this process
-   stood still.
-2. A reading that fails changes nothing but what is known about outages, and is still needed afterwards.
+   was paused.
+2. A reading that fails only changes what is known about outages, and must be repeated.
 """
 
 import math

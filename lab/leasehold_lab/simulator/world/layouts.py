@@ -127,7 +127,7 @@ class SwapClient(PassingStore):
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
-        """Write. After any exception, it is unknown whether the write was applied."""
+        """Apply or reject the write, and record it. After any exception, its outcome counts as unknown."""
         sent = self._world.tasks.now
         try:
             outcome = super().write(write)

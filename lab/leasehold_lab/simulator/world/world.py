@@ -191,7 +191,7 @@ class ListSource:
     made: int = 0
 
     def incarnation(self) -> str:
-        """Return the stream and when it was created, or "" if the source was not told."""
+        """Return the stream and when it was created, or "" if the source does not know it."""
         return f"listed:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:

@@ -404,7 +404,7 @@ class HubConnection(asyncio.Protocol):
             self._forget(name)
 
     def data_received(self, data: bytes) -> None:
-        """Receive control lines if the very first byte opens one, otherwise AMQP."""
+        """Receive lines of a test if the first byte of the connection opens one, and AMQP otherwise."""
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:
