@@ -1,4 +1,4 @@
-"""A process of the demo, which can be killed or asked to end, and ends when the process that started it does."""
+"""Starts a process of the demo, which can be killed or stopped, and ends when the process that started it does."""
 
 import os
 import signal

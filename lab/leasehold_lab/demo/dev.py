@@ -246,7 +246,7 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""How long a shard of a table's stream lives before another one follows it. An hour later it is gone.
+"""How long a shard of a table's stream lives before a new one follows it. It expires an hour later.
 
 In the service these are hours, and a day.
 """

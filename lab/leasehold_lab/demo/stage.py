@@ -47,7 +47,7 @@ WAIT_SECONDS = 30.0
 
 
 class StreamError(Exception):
-    """The stand-in did not do what it was asked to."""
+    """The stand-in did not carry out a request."""
 
 
 def client(endpoint: str) -> "KinesisClient":
@@ -274,7 +274,7 @@ class Stage:
         self.tick()
 
     def abandon(self) -> None:
-        """Kill all processes, in whatever state they are."""
+        """Kill all processes without letting them drain."""
         for child in self._children.values():
             child.kill()
         self._children.clear()

@@ -73,7 +73,7 @@ class Sent:
     """A record that the stream acknowledged.
 
     Attributes:
-        key: Its partition key, or whatever else records are ordered by.
+        key: Its partition key, or the key by which the source orders records.
         number: Increases in the order in which the stream accepted the records of one key.
         digest: A digest of its data, unique among the records of the key.
         t: When it was acknowledged; None if that was not recorded.
@@ -194,7 +194,7 @@ class Incident:
         what: One of these:
 
             - "start", "crash", "leave", "gone": A process started, died without warning, was told to leave, or left.
-            - "nap": It stood still for `seconds`.
+            - "nap": It was paused for `seconds`.
             - "zombie": From now on it renews but never plans.
             - "split", "merge", "double": A shard was split or merged, or all shards were split.
             - "trouble": Something failed for `seconds`, described in `note`.

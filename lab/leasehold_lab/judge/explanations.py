@@ -8,7 +8,7 @@ everything.
 
 Four rules hold:
 
-1. The judge asks no stream, table, worker or clock; the program that ran the fleet recorded everything.
+1. The judge reads no stream, table or clock, and calls no worker; the program that ran the fleet recorded everything.
 2. A breach contains what, when and why, and is never just False.
 3. A law is judged only if what it is about was recorded. Records sent and dispatched are enough for losses, order,
    duplicates, tokens and gaps; the other laws need writes, and the times of reads and of finished handlers. Writes come
@@ -150,7 +150,7 @@ class Explanations:
         for record in self._history.of_kinds("record"):
             before = last.get((record.shard, record.place))
             last[record.shard, record.place] = record
-            # If the process did not let go in between, the laws of records report the repetition.
+            # If the process did not lose the lease in between, the laws of records report the repetition.
             if before is None or before.process == record.process or (record.process, record.shard) in named:
                 continue
             concerned = self._concerned(record.shard, before.t, record.t)

@@ -89,7 +89,7 @@ class ReaderChange:
 
 @frozen
 class JudgedRun:
-    """A run that is over, or is judged as if it were."""
+    """A run that has ended, or is judged as if it had."""
 
     history: RunHistory
     limits: Limits

@@ -124,7 +124,7 @@ def _chance(draw: random.Random, probability: float) -> bool:
 
 
 def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
-    """Let some fleets know who is coming, but never expect a worker that doesn't come or that leaves for good."""
+    """Let some fleets know who is coming, but never expect a worker that doesn't come or doesn't return."""
     names = tuple(sorted({member.worker for member in members}))
     staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}
     hint = draw.choice((None, len(names), names))

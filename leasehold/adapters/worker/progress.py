@@ -383,7 +383,7 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # Nothing was asked for: an idle link has nothing to bring.
+                # No request was made: an idle link has nothing to return.
                 self.called = self.silent_since = None
             return
         with self._lock:
@@ -493,7 +493,7 @@ class ProgressMeter:
         self._lags.append((now, behind))
 
     def _behind_at(self, now: float) -> float | None:
-        # Records that are not done grow older, whatever is read or tried meanwhile.
+        # Records that are not done grow older, even if others are read in the meantime.
         oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
             if self._before is not None:

@@ -1,6 +1,6 @@
 """Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D7).
 
-A worker whose connection to the lease table works renews its leases, whatever becomes of its connection to the stream.
+A worker whose connection to the lease table works renews its leases, even if its connection to the stream fails.
 To others these leases look alive, although no worker reads them. The rules are in `specs/lifecycle.md`.
 
 This module reads no clock and sends no request. `Worker` has it judge after each full read of the table, and carries

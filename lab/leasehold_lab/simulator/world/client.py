@@ -55,7 +55,7 @@ class Exchange:
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
     def call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Do the work, or whatever the fault of this call does instead."""
+        """Make the call, or apply the fault that is due for it."""
         if not self._full:
             return action()
         calls = self._history.calls
@@ -149,7 +149,7 @@ class Client:
     # Reading
 
     def list(self) -> Listing:
-        """Return every lease, some perhaps as they were a moment ago."""
+        """Return every lease, some perhaps as they were shortly before."""
         self._history.requests["list"] += 1
 
         def read() -> Listing:
@@ -189,7 +189,7 @@ class Client:
             raise OutcomeUnknown("the table asks to slow down")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases as they are or, if `stale_ok`, perhaps as they were a moment ago."""
+        """Read these leases as they are or, if `stale_ok`, perhaps as they were shortly before."""
         requested_keys = tuple(keys)
         self._history.requests["get"] += 1
         self._history.fetched += len(requested_keys)

@@ -173,7 +173,7 @@ class Process:
         self.wait_while_paused()
 
     def wait_if_deaf(self, shard: str) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
+        """If the process gets no response about the shard now, wait until the request fails with SourceUnavailable."""
         if self.member.deaf_to and shard not in self.member.deaf_to:
             return
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self.member.deaf):

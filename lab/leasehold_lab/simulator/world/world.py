@@ -118,7 +118,7 @@ class SimulatedTable(MemoryStore):
 
 
 class UnitBudget:
-    """A budget that grows by `per_second` units, up to what one second brings. Requests beyond it wait their turn."""
+    """A budget that grows by `per_second` units, up to those of one second. Requests beyond it wait."""
 
     def __init__(self, per_second: float, now: Callable[[], float]) -> None:
         self._per_second, self._now = per_second, now
@@ -134,7 +134,7 @@ class UnitBudget:
 
 
 FIRST_MS = 1_700_000_000_000
-"""When the first record of each shard arrived, in milliseconds since 1970. Another follows each millisecond."""
+"""When the first record of each shard arrived, in milliseconds since 1970. Another one arrives each millisecond."""
 
 FIRST_NUMBER = 100
 """The sequence number of the first record of each shard."""
@@ -327,7 +327,7 @@ class Caller(Protocol):
         """Let virtual time pass. Raises Killed if the process died meanwhile."""
 
     def wait_if_deaf(self, shard: str) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
+        """If the process gets no response about the shard now, wait until the request fails with SourceUnavailable."""
 
     def pause(self, seconds: float) -> None:
         """Stand still with all its tasks."""

@@ -204,7 +204,7 @@ RESPONSE_SECONDS = 0.02
 CELLS_MAX = 2_000_000
 """The most leases times workers.
 
-Beyond it, DynamoDB needs longer than a lease lasts to let each worker read the table after a change.
+Beyond this, DynamoDB cannot let each worker read the table after a change within the duration of a lease.
 """
 
 
