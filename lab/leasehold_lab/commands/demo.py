@@ -69,7 +69,7 @@ def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
             yield story
             return
         screen = Screen(stage, story, encoding=console.encoding)
-        # Drawn by the thread that looks, between two looks, so that nothing changes while it is drawn.
+        # Drawn by the thread that reads the table, between two reads, so that nothing changes while it is drawn.
         with Live(screen, console=console, auto_refresh=False) as drawn:
 
             def show() -> None:

@@ -34,7 +34,7 @@ HIDDEN_VARIABLES = (
 
 
 def isolate() -> None:
-    """Forget this process's credentials, so that they don't reach a stand-in, nor a stand-in's a real service."""
+    """Replace this process's credentials, so that they reach no stand-in, and those of a stand-in no real service."""
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)

@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 
 class Tail(Generic[T]):
-    """The lines added to a file since the last look.
+    """The lines added to a file since the last call.
 
     An incomplete last line is not returned: its writer is still writing it, or was killed.
     """
@@ -181,7 +181,7 @@ AT_WORK = "at work"
 
 
 class StageError(Exception):
-    """The run cannot continue. The message has what stopped, and its last output."""
+    """The run cannot continue. The message names the process that stopped, with its last output."""
 
 
 @define

@@ -193,7 +193,7 @@ class Incident:
     Attributes:
         what: One of these:
 
-            - "start", "crash", "leave", "gone": A process started, died without warning, was told to leave, or left.
+            - "start", "crash", "leave", "gone": A process started, died without warning, was asked to leave, or left.
             - "nap": It was paused for `seconds`.
             - "zombie": From now on it renews but never plans.
             - "split", "merge", "double": A shard was split or merged, or all shards were split.

@@ -93,7 +93,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
     if _chance(acknowledging, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
-    # A bulletin tells who must look; or every worker looks, because rows are dated and annotations cost requests, or
+    # A bulletin says who must look; or every worker looks, because rows are dated and annotations cost requests, or
     # because it looks once a cycle.
     cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _with_callable_faults(seed, draw.choice(cadences))

@@ -72,7 +72,7 @@ class SimulationQuestion:
         start: Whether the starts of workers are spread over a cycle or nearly simultaneous.
         pace: "cycle" if every worker scans once per 20.05 s (C16 excepted) and renews every 3.3 s; "own" for the
             default of each rule set's library.
-        hint: Whether `minimal` is told which workers to expect.
+        hint: Whether `minimal` knows which workers to expect.
         grouped: Whether `minimal` balances the groups too.
         peer: The rules of the other workers, if only `share` of the workers have ours.
         cycles: How long to continue after the event.

@@ -188,7 +188,7 @@ class Scenario:
         checkpoints: The least number of seconds between two checkpoints of a lease; 0 to checkpoint every batch.
         read_seconds: The time between two reads of a shard, and between two records of one.
         weighed: Whether the throughput that readers measure is stored.
-        scan_per_cycle: Whether the table is scanned exactly once per `cycle_seconds`, whatever the plan requests (C16
+        scan_per_cycle: Whether the table is scanned exactly once per `cycle_seconds`, regardless of the plan (C16
             excepted).
         sessions: Whether the table has the layout `sessions`; if there are swaps, the second table has it.
         swaps: When the leases are moved to a second table, back, there again, and so on; if empty, there is one table.

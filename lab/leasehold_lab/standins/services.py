@@ -12,7 +12,7 @@ AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 WRITING_SECONDS = 8.0
-"""How long azurite may take to write its data when it is told to end."""
+"""How long azurite may take to write its data when it is stopped."""
 
 KINESIS_FILE = "streams.json"
 """The file in which kinesis-local keeps its streams. If it is ended while it writes, the file is truncated."""

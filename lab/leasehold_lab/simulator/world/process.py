@@ -195,7 +195,7 @@ class Process:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Stand still, and once it plans no more block its turns forever: between two turns, when no lock is held."""
+        """Pause between two turns, when no lock is held; once the process plans no more, block its turns forever."""
         self.wait_while_paused()
         turns = self._tasks.current is self._time.named.get("leasehold-turn")
         while turns and self._tasks.now >= self.member.plans:

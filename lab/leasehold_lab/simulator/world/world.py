@@ -35,8 +35,8 @@ class SimulatedHistory(RunHistory):
         requests: The number of requests by verb ("list" and "get" included).
         scanned: Rows read by listings.
         fetched: Rows read by key.
-        glimpsed: Of the rows read by key, how many might be stale.
-        refetched: Rows that had changed since the same process last listed them, in layout `sessions`.
+        fetched_stale: Of the rows read by key, how many might be stale.
+        changed_since_listed: Rows that had changed since the same process last listed them, in layout `sessions`.
         calls: The calls of all processes, in the order in which they began, if everything is recorded.
         listings: When each listing of the whole table began and ended, and the process that made it.
         swaps: When each swap of tables was requested, and when every lease had arrived.
@@ -315,7 +315,7 @@ class Caller(Protocol):
         worker_id: The id of its worker.
         process_id: Its own id, which is never used again.
         foreign: Whether it stands for another library.
-        forgets: Whether it stands for an earlier version, which does not know calls.
+        ignores_calls: Whether it stands for an earlier version, which does not know calls.
     """
 
     worker_id: str

@@ -2,9 +2,9 @@
 
 One port serves both AMQP and the requests of tests. If a connection begins with `{`, it belongs to a test: each
 request is a line of JSON, and so is its response (`execute`). A `HubConnection` moves bytes. Each link that a client
-attaches sends out events (`Reading`), receives events (`LinkWriting`), or answers requests to `$cbs` (authorization)
-and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP requires. Everything
-runs on one event loop, so hubs need no locks.
+attaches sends out events (`PartitionReader`), receives events (`HubWriter`), or answers requests to `$cbs`
+(authorization) and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP
+requires. Everything runs on one event loop, so hubs need no locks.
 
 Addresses are those of the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`, `$cbs` and
 `$management`. A client may write a whole URL before them.
