@@ -521,7 +521,7 @@ def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
 def open_url(
     location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None
 ) -> PostgresStore:
-    """Open the store in this table. Raises ValueError if the place or an option is invalid."""
+    """Open the store in this table. Raises ValueError if the location or an option is invalid."""
     return PostgresStore(parse_location(location, options), create=create, timeouts=TIMEOUTS.within(request_seconds))
 
 

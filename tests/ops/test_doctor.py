@@ -427,7 +427,7 @@ def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, sta
 
 
 def test_the_size_says_its_figures() -> None:
-    """Without the figures, the warning could not be judged."""
+    """The warning contains the figures by which a user can judge it."""
     assert size_finding(2_000, 4, Config()).says == (
         "500 leases a worker are renewed in time while the store answers within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"

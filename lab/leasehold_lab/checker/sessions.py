@@ -1,4 +1,4 @@
-"""Explores layout `sessions`: the real stores of a few workers, under every order of requests, crash and lost response.
+"""Explores layout `sessions`: the real stores of a few workers, in every order of requests, crashes, lost responses.
 
 A state is the table's rows and, for each worker, its snapshot between two actions, the action in progress, and the
 responses to that action so far. To continue an action, the worker is restored and the action repeated with these

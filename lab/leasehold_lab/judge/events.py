@@ -216,7 +216,7 @@ class RunHistory:
     Attributes:
         first: The rows at the start.
         events: The events, those of each process in its own order.
-        writes: The writes in the order in which the table took them.
+        writes: The writes in the order in which the table applied them.
         answers: Writes as their processes saw them, if no table recorded them.
         rows: Rows seen in reads of the table.
         parents: The parents of every shard that the stream listed.

@@ -279,7 +279,7 @@ class Client:
     # Transport
 
     def read_through(self, what: str, compute: Callable[[], T]) -> T:
-        """Send another kind of request to the table, which answers it halfway through."""
+        """Send another kind of request to the table. It takes effect between two waits."""
 
         def read() -> T:
             self._travel()
@@ -398,7 +398,7 @@ class StreamClient:
     def ask(
         self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
     ) -> Any:  # noqa: ANN401  the call's own
-        """Send a request to the stream, about a shard unless it is "". The stream answers it halfway through."""
+        """Send a request to the stream, about this shard unless it is "". It takes effect between two waits."""
 
         def send() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)
