@@ -12,8 +12,8 @@ Four rules hold:
 2. A breach contains what, when and why, and is never just False.
 3. A law is judged only if what it is about was recorded. Records sent and dispatched are enough for losses, order,
    duplicates, tokens and gaps; the other laws need writes, and the times of reads and of finished handlers. Writes come
-   as the table applied them, or as each process saw the responses to its own; then two writes are compared only if one was
-   answered before the other was sent.
+   as the table applied them, or as each process saw the responses to its own. Two of the latter are compared only if
+   one was answered before the other was sent.
 4. A fault is recorded by the program that caused it. A long wait or a repetition that no fault explains is a breach.
 
 `verdict_on` returns the verdict on a finished run, for people and programs: its figures, and every breach.
