@@ -103,7 +103,7 @@ def live_keys(
 ) -> frozenset[str]:
     """Return the keys of the leases whose owner renewed within `still_seconds`.
 
-    Waits that long, unless the ages of the rows show that no owner has.
+    Waits that long, unless the ages of the rows already show that no owner did.
     """
     (keys,) = live_keys_of_each([(store, leases)], still_seconds, pause)
     return keys

@@ -2,7 +2,7 @@
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
-   a renewal is in progress the lease is dropped a third later, because nearly all of those succeed.
+   a renewal is in progress, the lease is dropped a third of that time later, because nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
 from ours. `first_watch`, `renew_pause` and `news` are a worker's part in bulletins (C4): whether it reads them, how

@@ -220,7 +220,7 @@ class StreamSilence:
         return self._streams.setdefault(name, _StreamState(REST * self._lease_seconds))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
-        """Return since when each stream has not responded, by stream, and note which of them do not respond now."""
+        """Return, for each stream that does not respond, since when it has not, and record these streams as silent."""
         silences = _silent_since(holdings)
         for name, since in silences.items():
             if now - since >= self._lease_seconds * MARGIN:
@@ -281,7 +281,7 @@ class StreamSilence:
 
 
 def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
-    """Return since when each stream that does not respond has not, by stream (D1)."""
+    """Return, for each stream that does not respond, since when it has not (D1)."""
     heard, waits = dict[str, float](), dict[str, float]()
     for holding in holdings:
         name, progress = holding.lease.stream, holding.progress

@@ -257,7 +257,7 @@ class Client:
             outcome = self._table.write(write)
             done = isinstance(outcome, Done)
             if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
-                # Nor does it note on the row that its owner answers requests.
+                # Nor does it write on the row that its owner answers requests.
                 outcome = self._table.mark_unresponsive(key)
             if self._records_writes and (self._full or verb != "renew" or not done):
                 after = outcome.lease if done and verb != "delete" else self._table.row(key)
