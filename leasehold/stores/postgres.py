@@ -187,7 +187,7 @@ class PostgresStore:
 
         Args:
             location: The location of the table.
-            create: Create the table if it does not exist, also if it is dropped later.
+            create: Create the table if it does not exist, and again if it is dropped later.
             timeouts: The timeouts and retries.
         """
         self._location, self._create, self._timeouts = location, create, timeouts

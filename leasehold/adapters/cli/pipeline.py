@@ -84,7 +84,7 @@ def command(
 
 
 class BatchPrinter:
-    """Prints each batch of a query once, also if the query is started again."""
+    """Prints each batch of a query once, even if the query is started again."""
 
     def __init__(self) -> None:
         self._query: StreamingQuery | None = None

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class ParallelMap(Protocol):
-    """Applies a function to each item, like `map`; a pool's need not wait for one write before the next."""
+    """Applies a function to each item, one after another like `map`, or concurrently like that of a pool."""
 
     def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
         """Return the results in the order of the items."""
