@@ -334,7 +334,7 @@ class DeleteLease:
     """Deletes a lease.
 
     Condition: if the lease had ended when it was seen, it still has, whoever owns it; otherwise the version as seen.
-    The result is `Done` with the lease as it was seen, also if the lease no longer exists.
+    The result is `Done` with the lease as it was seen, even if the lease no longer exists.
 
     Examples:
         >>> from leasehold import Lease

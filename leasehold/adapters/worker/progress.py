@@ -326,7 +326,7 @@ class ProgressMeter:
             self._taken = now - max(0.0, wall() - before.done)
 
     def awaited(self, now: float) -> None:
-        """Note that the shard is to be read from now on, so that it counts as silent even if no request for it is sent."""
+        """Note that the shard is to be read from now on, so that it counts as silent even without a request."""
         with self._lock:
             self.silent_since = now
 
