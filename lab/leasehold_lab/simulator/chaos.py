@@ -159,7 +159,7 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
             ending_process = evolve(process, ends=end, ending="leave")
         case _:
             return [process]
-    # A process restarted under the old id comes after its predecessor is gone, including its drain.
+    # A process with the old id starts only after its predecessor has drained and ended.
     restarted = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
     return [ending_process, restarted] if ending.endswith("again") else [ending_process]
 

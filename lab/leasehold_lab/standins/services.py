@@ -65,7 +65,7 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
 
 
 def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
-    """Run Azure's blob containers. The account's name is the first part of every path.
+    """Run a stand-in for Azure Blob Storage. The account's name is the first part of every path.
 
     If `folder` is given they are kept there: written every few seconds and, unless it is killed, at the end.
     """
