@@ -271,7 +271,7 @@ def _orphaned_children(family: Family, garbage: Collection[Lease], config: Confi
 
 
 def _partitions(family: Family) -> dict[str, Create]:
-    """Create partitions that appear after reading has begun, at their beginning so that no events are lost (L6)."""
+    """Create the leases of partitions that appear later, at their beginning so that no events are lost (L6)."""
     unrelated = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
     if not (unrelated and any(lease.checkpoint.numbered for lease in family.leases.values())):
         return {}

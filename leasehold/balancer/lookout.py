@@ -100,7 +100,7 @@ EARLY_SECONDS, EARLY_PLACES = 4.0, 12
 """If the row is silent for this long, this many of the next in rank list the table, the others at twice that (C8).
 
 The second in rank reads the row as rarely as the others do, so some of them may notice the silence first. They would
-list the table in vain, and the larger the group, the more of them there would be.
+list the table for nothing, and there would be more of them in a larger group.
 """
 
 LAST_RESORT_SECONDS = 20.0

@@ -198,7 +198,7 @@ class Lease:
         return _copy(fields)
 
     def written(self, epoch: int, annotations: Annotations) -> "Lease":
-        """Return the row as a write leaves it that changes only the counter and the notes.
+        """Return the row as a write leaves it that changes only the counter and the annotations.
 
         The counter is also the version.
         """

@@ -187,7 +187,7 @@ class PostgresStore:
 
         Args:
             location: The location of the table.
-            create: Create the table if it does not exist, also if it is dropped later.
+            create: Create the table if it does not exist, and again if it is dropped later.
             timeouts: The timeouts and retries.
         """
         self._location, self._create, self._timeouts = location, create, timeouts
@@ -521,7 +521,7 @@ def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
 def open_url(
     location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None
 ) -> PostgresStore:
-    """Open the store in this table. Raises ValueError if the place or an option is invalid."""
+    """Open the store in this table. Raises ValueError if the location or an option is invalid."""
     return PostgresStore(parse_location(location, options), create=create, timeouts=TIMEOUTS.within(request_seconds))
 
 

@@ -11,7 +11,7 @@ Every store follows four rules:
 4. Attributes that the store does not understand survive every write.
 
 Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
-of one request. Several requests must fit into the duration of a lease, otherwise one that stalls costs the lease.
+of one request. Several requests must fit into the duration of a lease, or one that stalls costs the lease.
 """
 
 from collections.abc import Iterable
@@ -108,7 +108,7 @@ class Capabilities:
 
     Attributes:
         owner_checked_checkpoint: A checkpoint and the check of the owner are one atomic write.
-        free_notes: `AnnotateLease` does not change the version.
+        free_annotations: `AnnotateLease` does not change the version.
         counts_owners: `epoch` is a fencing number. It grows with each owner and never decreases, not even on a reset.
         late_checkpoints: A former owner may still move the checkpoint forward after another worker has taken the lease.
         groups_writes: Renewals and checkpoints that arrive together become one write, which renews all leases.

@@ -89,7 +89,7 @@ class Objects(Protocol):
         """Delete an object if its ETag is still `etag`.
 
         Returns:
-            False if the deletion was rejected. True if the object no longer exists, also if it did not exist before.
+            False if the deletion was rejected. True if the object no longer exists, even if it did not exist before.
         """
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ def joined(side: int, row: Lease) -> Lease:
     )
     if not is_marked(row):
         return lease
-    # Show that the owner answers requests, otherwise the lease would be stolen while it is moving.
+    # Show that the owner answers requests, or the lease would be stolen while it is moving.
     return evolve(
         lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
     )
@@ -535,7 +535,7 @@ class SwapStore:
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
-        """Delete both rows. The current one goes last, otherwise the other would become current (W7)."""
+        """Delete both rows, the current one last, or the other one would become current (W7)."""
         key = write.lease.key
         for _ in range(ATTEMPTS):
             pair = self._pair(key)

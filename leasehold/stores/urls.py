@@ -1,4 +1,4 @@
-"""Opens stores by URL: `scheme://place?option=value`. Each scheme imports only what it needs.
+"""Opens stores by URL: `scheme://location?option=value`. Each scheme imports only what it needs.
 
 memory://name                                  a table in this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
@@ -48,8 +48,8 @@ class Scheme:
     """A URL scheme.
 
     Attributes:
-        module: The module that opens its URLs with `open_url(place, options, …)`. The function raises ValueError for an
-            option that it cannot use. Modules of AWS also take a boto3 `session`.
+        module: The module that opens its URLs with `open_url(location, options, …)`. The function raises ValueError for
+            an option that it cannot use. Modules of AWS also take a boto3 `session`.
         options: The names of the options that the module understands.
         extra: The extra of leasehold that installs the libraries of the module; "" if it needs none.
     """
@@ -101,7 +101,7 @@ class Schemes(Mapping[str, Scheme]):
 
 
 def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
-    """Split a URL into scheme, place and options.
+    """Split a URL into scheme, location and options.
 
     Args:
         url: The URL.
@@ -231,12 +231,12 @@ def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[
 
 
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """Split a store URL into scheme, place and options. Raises ValueError, without repeating the URL."""
+    """Split a store URL into scheme, location and options. Raises ValueError, without repeating the URL."""
     return read_url(url, "store", _SCHEMES)
 
 
 _TABLE_OPTIONS = ("prefix", "eventhub", "group", "table")
-"""The options that distinguish lease tables at the same place. None of them is a secret."""
+"""The options that distinguish lease tables at the same location. None of them is a secret."""
 
 
 def name_of(url: str) -> str:

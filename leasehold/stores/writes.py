@@ -72,7 +72,7 @@ class StealLease:
     """Takes a lease from its live owner, and removes any next owner and hand-off.
 
     Condition: the owner as seen. If the lease as seen names `me` as the next owner, it must still do so. The version
-    does not matter, otherwise each renewal by the owner would defeat the steal.
+    does not matter, or each renewal by the owner would defeat the steal.
 
     Examples:
         >>> from leasehold import Lease
@@ -200,7 +200,7 @@ class ReleaseLease:
 
 @frozen
 class RequestLease:
-    """Makes `me` the next owner (H2). The version does not change, otherwise the owner's next renewal would fail.
+    """Makes `me` the next owner (H2). The version does not change, or the owner's next renewal would fail.
 
     Condition: the owner as seen still owns the lease and answers requests, the lease has not ended, no KCL 3.x hand-off
     is under way, and there is no next owner other than the (stale) one as seen.
@@ -224,7 +224,7 @@ class WithdrawRequest:
     """Removes `me` as the next owner. The version does not change.
 
     Condition: the owner as seen, `me` is the next owner, and no KCL 3.x hand-off is under way. A worker that shuts down
-    withdraws its requests, otherwise an owner would give a lease to a worker that no longer runs.
+    withdraws its requests, or an owner would give a lease to a worker that no longer runs.
 
     Examples:
         >>> from leasehold import Lease
@@ -334,7 +334,7 @@ class DeleteLease:
     """Deletes a lease.
 
     Condition: if the lease had ended when it was seen, it still has, whoever owns it; otherwise the version as seen.
-    The result is `Done` with the lease as it was seen, also if the lease no longer exists.
+    The result is `Done` with the lease as it was seen, even if the lease no longer exists.
 
     Examples:
         >>> from leasehold import Lease

@@ -61,7 +61,7 @@ def test_the_ranks_are_those_of_every_other_version() -> None:
 
 
 def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
-    """C4: If newcomers asked for the bulletin's row first, each join would send every worker to the table."""
+    """C4: Newcomers do not request the row of the bulletin first, so a join does not send every worker to the table."""
     assert BOARD is not None
     new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
     taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
@@ -143,7 +143,7 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
 
 
 def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_does_not_look() -> None:
-    """C8: By rank alone, the stand-in would return to a stuck lookout whose silence its own bulletin hides."""
+    """C8: The stand-in does not return to a stuck lookout, whose silence its own bulletin hides."""
     own = row("own", NEXT, bulletin="8 2 1")
     said = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
 
@@ -177,7 +177,7 @@ def test_a_lone_worker_seldom_looks() -> None:
 
 
 def test_after_taking_one_looks_soon() -> None:
-    """C10: If a fleet waited a cycle after each announcement, it would need forty seconds to start."""
+    """C10: A fleet starts soon, because no worker waits a cycle after each announcement."""
     assert settle_seconds((), CONFIG) is None
     assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
     assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
@@ -237,7 +237,7 @@ def test_who_has_asked_lists_again_only_for_more() -> None:
 
 
 def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
-    """C10: The lookout calls the newcomer if it should take more, so a listing after the wait would show nothing."""
+    """C10: No listing follows the wait, because the lookout calls the newcomer if it should take more."""
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert BOARD is not None
     theirs = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
@@ -255,7 +255,7 @@ def test_workers_that_start_together_do_not_look_together() -> None:
 
 
 def test_longer_leases_make_no_start_slower() -> None:
-    """C10, C15: On an event hub, whose leases last two minutes, a worker would begin up to fourteen seconds late."""
+    """C10, C15: On an event hub, whose leases last two minutes, a worker begins as soon as with short leases."""
     hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
     assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
     claims = (Claim(TABLE[0], "M5"),)
@@ -290,7 +290,7 @@ def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
 
 
 def test_owners_watch_what_newcomers_will_ask_for() -> None:
-    """C7: If owners saw a request only at their next renewal, a newcomer would wait for up to 5.3 s."""
+    """C7: A newcomer does not wait until the owner's next renewal, which may be 5.3 s away."""
     joined = (*TABLE, row("n-0", "new"))
     assert BOARD is not None
     lately = evolve(QUIET, fleet_still=14.0)
@@ -314,14 +314,14 @@ def test_a_newcomer_is_called_out() -> None:
 
 
 def test_newcomers_that_start_together_wait_once() -> None:
-    """C10: A newcomer that listed again only after its wait would see the others then, and wait as long again."""
+    """C10: Newcomers see each other before their wait ends, so they do not wait as long again."""
     stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
     waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
 def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
-    """C4: Between two renewals of the usual length, readers would take the lookout for dead."""
+    """C4: Readers expect the bulletin's heartbeat more often than the usual renewals."""
     mine = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
     assert BOARD is not None
     assert heartbeat(mine, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)

@@ -56,7 +56,7 @@ def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
 def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[int], most: int | None) -> None:
-    """C6: A worker that is not called reads nothing, so its lease would stay unread for more than a cycle."""
+    """C6: Free leases are claimed soon, because their future owners need not wait for their next listing."""
     table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))
     seen = sorted({lease.owner for lease in table if lease.owner is not None})
@@ -71,7 +71,7 @@ def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[in
 
 
 def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else() -> None:
-    """C7: An owner that saw a request only at its next renewal would keep a newcomer waiting for up to 5.3 s."""
+    """C7: These owners see the request at once, and not only at their next renewal, up to 5.3 s later."""
     joined = tuple(evolve(each, held=90.0) for each in (*TABLE, row("t-0", READER), row("t-1", LAST)))
     joined += (evolve(row("n-0", "new"), held=1.0),)
     me = Me(LOOKOUT, history=evolve(FULL, fleet_still=1.0))
@@ -86,7 +86,7 @@ def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else()
 
 
 def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> None:
-    """C7: If every join and death sent all workers to the table, work would grow with the square of the fleet."""
+    """C7: A join or death sends only some workers to the table, so work does not grow with the square of the fleet."""
     quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
     assert look(READER, TABLE, called(f"{worker_digits(LAST)}=s-x")) == quiet
     assert look(READER, TABLE, called()) == quiet
@@ -196,7 +196,7 @@ def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: in
 
 
 def test_a_call_that_cannot_be_written_calls_everybody() -> None:
-    """C6: A row has limited room, and a key that contains a space would be read as another key."""
+    """C6: A call has limited room and is split at spaces, so a key with a space, or too many keys, call all workers."""
     many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
     for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)

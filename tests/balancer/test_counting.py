@@ -28,7 +28,7 @@ def test_a_child_is_not_in_play_while_its_parent_is_read() -> None:
 
 
 def test_under_kcl_a_child_is_in_play_at_once() -> None:
-    """KCL 2.x takes it at once; a worker of ours that left it alone would hold one lease too few forever."""
+    """Like KCL 2.x, a worker of ours takes the child at once, or it would hold one lease too few forever."""
     table = [Lease("0", owner="me"), Lease("1", parents=("0",))]
     assert take_census(table, ME, Config(rules=Kcl())).free == (table[1],)
 
@@ -59,7 +59,7 @@ def test_where_our_own_leases_stood_still_as_long_the_store_had_paused() -> None
 
 
 def test_a_worker_without_leases_measures_others_by_its_own_settings() -> None:
-    """With short leases, a newcomer would take every slow owner for a fast one that died."""
+    """A newcomer with short leases recognizes slow owners, and does not take them for dead."""
     short = Config(rules=Minimal(), lease_seconds=1.0)
     assert slow_owners(Me("me", history=History(gaps=(("a", 0.9),))), short) == (("a", 0.9),)
 
@@ -82,7 +82,7 @@ def test_a_led_worker_is_counted_for_as_long_as_others_wait_for_an_owner() -> No
 
 
 def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
-    """Next to a KCL 3.x leader, a worker that plans as KCL 2.x does would fail at its first listing."""
+    """A worker that plans as KCL 2.x does also works next to a KCL 3.x leader."""
     me = Me("me", history=History(led=(("k", 1.0),)))
     assert dict(take_census([], me, Config(rules=Kcl())).counts) == {"me": 0}
     assert plan([Lease("0")], None, me, Config(rules=Kcl()))[0].lease.key == "0"

@@ -60,5 +60,5 @@ def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
     ],
 )
 def test_a_newcomer_looks_again_when_the_wait_is_over(history: History, config: Config, seconds: float) -> None:
-    """Workers that start together would wait twice if they looked a second after a change, and loop if at once."""
+    """Workers that start together wait only once."""
     assert seconds_until_joined(history, config) == seconds

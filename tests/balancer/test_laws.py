@@ -73,7 +73,7 @@ def test_loads_are_told_apart_whatever_the_order() -> None:
     ],
 )
 def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
-    """A fraction, or an owner without a name, would be counted, and its origin would be hard to find."""
+    """A lease with a fraction or an owner without a name fails where it is made, and not where it is counted."""
     with pytest.raises(ValueError, match=f"^{field}: "):
         Lease(**{"key": "s-0", field: value})  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
 def test_expired_leases_are_freed_in_order_of_key(
     table: tuple[Lease, ...], config: Config, hearing: BulletinState
 ) -> None:
-    """C6: In listing order, two stores with the same contents would be written in different orders."""
+    """C6: Two stores with the same contents are written in the same order, whatever the order of their listings."""
     me = Me("a-1", history=History(hearing=hearing))
     freed = [action.lease.key for action in plan(table, None, me, config) if action.rule == "C6"]
     assert freed == sorted(freed)

@@ -67,7 +67,7 @@ def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
 
 
 def test_many_unknown_weights_leave_it_to_the_counts() -> None:
-    """Next to peers that measure nothing, any assumed weight of their leases would move those leases about."""
+    """Next to peers that measure nothing, no weight is assumed for their leases."""
     leases = [*fleet(1).values()]
     assert slack(leases, 20) == slack(unmeasured(leases, 0, 30), 20) == 10
     assert slack(unmeasured(leases, 0, 31), 20) == slack(unmeasured(leases, 200, 231), 20) == 0
@@ -75,7 +75,7 @@ def test_many_unknown_weights_leave_it_to_the_counts() -> None:
 
 
 def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
-    """Unmeasured children do not end balance by load, after which all counts would be evened out."""
+    """Unmeasured children do not switch the fleet from loads to counts, which would move many leases."""
     leases = fleet(1)
     for turn in range(20):
         for worker, action in plans(leases, turn):
@@ -89,7 +89,7 @@ def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
 
 
 def test_where_nothing_flows_the_counts_decide() -> None:
-    """By loads, the fair share of a newcomer to an idle stream would be zero."""
+    """A newcomer to an idle stream gets its share of leases."""
     assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
 
 
@@ -98,7 +98,7 @@ def test_where_nothing_flows_the_counts_decide() -> None:
     [(10_000, False, 10), (9_999, False, 0), (9_999, True, 10), (5_000, True, 10), (4_999, True, 0), (0, True, 0)],
 )
 def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven: bool, tolerance: int) -> None:
-    """M13: Leases would follow a few bytes, and traffic near a single limit would move them back and forth."""
+    """M13: Leases do not follow a few bytes, and traffic near the limit does not move them back and forth."""
     leases = [evolve(lease, weight=each) for lease in fleet(1).values()]
     assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
     if uneven:
@@ -108,7 +108,7 @@ def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven
 
 
 def test_a_gain_below_the_noise_moves_nothing() -> None:
-    """With no minimum gain, noise in the measurements would keep a fleet moving forever."""
+    """Noise in the measurements does not keep a fleet moving."""
     held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
     assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
     held["a"] += [Lease("more", weight=20_000)]
@@ -116,7 +116,7 @@ def test_a_gain_below_the_noise_moves_nothing() -> None:
 
 
 def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
-    """M13: Workers of two versions on different sides of the limit would each wait for the other."""
+    """M13: Workers of two versions agree on the limit, so neither waits for the other."""
     held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
     held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
     anybody = dict.fromkeys(held, 9)
@@ -166,7 +166,7 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
 def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int | None, loaded: bool) -> None:
-    """M13: Measurements vary, so the worker would get a lease and lose it again.
+    """M13: A worker near the mean load takes no lease that it would lose again when measurements vary.
 
     Unmeasured leases weigh the average.
     """
@@ -175,7 +175,7 @@ def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight:
 
 
 def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
-    """H1: If it counted for no one, a worker with enough load would be given more leases because of its count."""
+    """H1: The next owner counts with the lease, so it is given no more leases because of its count."""
     going = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, True)

@@ -71,7 +71,7 @@ def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:
 
 @pytest.mark.parametrize(("idle", "seconds"), [(1.5, 2.5), (1.75, 0.5)])
 def test_a_row_is_late_once_its_heartbeat_was_due(idle: float, seconds: float) -> None:
-    """C8: Readers that hurry before each heartbeat would read more often than they need."""
+    """C8: Readers do not hurry before each heartbeat, only when one is late."""
     assert look(READER, standing_still(idle)) == Look(seconds, keys=KEYS, stale_ok=True)
 
 
@@ -95,7 +95,7 @@ def test_of_twelve_rows_one_is_asked_for_and_of_eleven_all_are_listed() -> None:
 
 @pytest.mark.parametrize(("fleet_still", "keys"), [(15.0, 2), (15.25, 1)])
 def test_requests_come_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
-    """C7: If an owner stopped watching sooner, a newcomer would have to wait."""
+    """C7: An owner watches its rows for as long as a newcomer may send requests."""
     found = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
     assert found is not None
     assert len(found) == keys
@@ -166,7 +166,7 @@ def test_a_worker_without_leases_has_no_row_to_renew() -> None:
 
 
 def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
-    """C6: Every worker would list the table for a lease that is already taken."""
+    """C6: No worker lists the table for a lease that is already taken."""
     free = row("s-x", None)
     assert look(LOOKOUT, (*TABLE, free), LATELY).annotations[:1] == LOUD
     assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).annotations[:1] == SILENT

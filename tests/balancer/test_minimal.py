@@ -58,7 +58,7 @@ def test_a_newcomer_is_seen_at_once_in_a_fleet_of_few_leases() -> None:
 
 
 def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
-    """The worker would fall below its share and take a lease back: two moves without a benefit."""
+    """A worker that holds its share keeps it, because it would take the lease back."""
     table = [*count("a", 2), *count("b", 5)]
     for number in range(30):
         (action,) = plan(table, None, Me(f"c-{number}"), config())
@@ -67,7 +67,7 @@ def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
 
 
 def test_a_newcomer_asks_four_donors_of_its_own() -> None:
-    """Fifty newcomers that all request from the same four owners would compete for their leases."""
+    """Newcomers request from different owners, so that fifty of them do not compete for the leases of four."""
     donors = [f"d-{number}" for number in range(12)]
     table = [lease for donor in donors for lease in count(donor, 9)]
     asked = set()
@@ -88,7 +88,7 @@ def test_a_newcomer_asks_four_donors_of_its_own() -> None:
 def test_a_successor_takes_what_the_median_of_the_others_holds(
     others: tuple[int, ...], waiting: int, most: int | None, taken: int
 ) -> None:
-    """M12: With more than its share it would lose leases again; above its limit, the leases are too many for it."""
+    """M12: A successor takes neither more than its share, which it would lose again, nor more than its limit."""
     table = [lease for place, number in enumerate(others) for lease in count(f"o-{place}", number)]
     inherited = turn([*table, *free(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
     assert inherited == ([("M12", "")] * taken if taken else [])
@@ -118,7 +118,7 @@ def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
 
 
 def test_a_request_says_whose_place_it_takes() -> None:
-    """The store replaces only that next owner; without a name, it would reject the request forever."""
+    """A request names the next owner that it replaces, because the store replaces no other one."""
     table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
     request = first(plan(table, None, Me("b", history=LATELY), config()))
     assert isinstance(request, RequestHandoff)
@@ -130,7 +130,7 @@ def test_a_request_says_whose_place_it_takes() -> None:
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
 def test_a_lease_that_nobody_takes_is_taken_after_patience_one_a_turn(idle: float, rules: list[str]) -> None:
-    """Before its patience ends, the lease is another worker's part.
+    """Until the patience of a worker ends, the lease is another worker's part.
 
     With two at a time, this worker would lose leases next.
     """
@@ -195,14 +195,14 @@ def loads(**shares: tuple[int, int]) -> list[Lease]:
 def test_beside_loads_the_fullest_is_relieved_for_its_count_alone_where_that_is_far_off(
     fullest: int, rest: int, load: int, stolen: bool
 ) -> None:
-    """Counts may differ for the sake of loads: a lease moved for its count would be moved back for its load."""
+    """Counts may differ for the sake of loads, so no lease is moved for its count and back for its load."""
     table = loads(a=(fullest, 1070), b=(4, load), z=(rest, 3000 - 1070 - load))
     assert turn(table, STILL) == ([("M9", "a")] if stolen else [])
 
 
 @pytest.mark.parametrize(("fullest", "rest", "goes"), [(14, 6, True), (13, 7, False)])
 def test_beside_loads_a_lease_is_let_go_only_where_counts_are_far_off(fullest: int, rest: int, goes: bool) -> None:
-    """M11: A lease that was released for the count would be taken back for its load."""
+    """M11: No lease is released for its count and taken back for its load."""
     table = loads(a=(fullest, 1000), b=(4, 1000), z=(rest, 1000))
     history = History(owners_still=900.0, fleet_still=900.0)
     assert turn(table, history, "a", release=True) == ([("M11", "a")] if goes else [])
@@ -246,7 +246,7 @@ def test_a_lease_for_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
 
 
 def test_a_led_worker_with_too_many_leases_is_its_leaders_affair() -> None:
-    """The leader evens out its own workers, and leases that we release in addition would come back to us."""
+    """We release no lease of a worker that the leader evens out, because the lease would come back to us."""
     history = evolve(LATELY, led=(("j", 0.0), ("k", 0.0)))
     assert turn([*count("a", 4), *count("k", 4), *count("j", 1)], history, "a") == []
     (release,) = plan([*count("a", 4), *count("k", 3), *count("j", 2)], None, Me("a", history=history), config())

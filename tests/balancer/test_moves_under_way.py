@@ -27,7 +27,7 @@ def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
 
 
 def test_the_owner_releases_and_everybody_else_waits() -> None:
-    """A bystander that acted would take a lease that was promised to another worker."""
+    """A bystander does not take a lease that is promised to another worker."""
     assert steps("ann", ASKED) == (Release(ASKED, rule="H3", next_owner="bob"),)
     assert steps("bob", ASKED) == steps("cyd", ASKED) == ()
 
@@ -95,7 +95,7 @@ def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -
 
 
 def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
-    """If both or neither planned with the lease, a third worker's share would be wrong."""
+    """Exactly one worker plans with the lease, so the shares of the others are right."""
     four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
     requested = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
     reading = (

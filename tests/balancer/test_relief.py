@@ -16,7 +16,7 @@ ROOM = dict.fromkeys((*WORKERS, "a", "b"), 3)
 
 
 def test_a_hot_lease_that_would_only_change_places_stays() -> None:
-    """The new owner would become the fullest worker, and the busiest shard would be read twice for it."""
+    """A move that only makes another worker the fullest is not worth the records that it repeats."""
     held = {"a": [Lease("z-hot", weight=100), Lease("small", weight=2)], "b": []}
     assert relief(held, ROOM, ROOM) == {"small": "b"}
 
@@ -38,13 +38,13 @@ def test_a_worker_that_gains_gives_nothing_in_the_same_series(seed: int) -> None
 
 
 def test_each_move_of_a_series_is_counted_once_for_both() -> None:
-    """If it were counted twice, or its source considered poor after one move, the series would end too early."""
+    """Each move of a series changes the loads of both workers once, so the series does not end too early."""
     held = {"a": [Lease(f"s-{place}", weight=10) for place in range(6)], "b": []}
     assert list(relief(held, ROOM, dict.fromkeys(ROOM, 9)).values()) == ["b"] * 3
 
 
 def test_a_load_is_that_of_all_leases_of_its_owner() -> None:
-    """By its last lease alone, no worker would look overloaded, and nothing would be evened out."""
+    """The loads of all leases of an owner are added up."""
     leases = [
         Lease(f"{owner}-{place}", owner=owner, weight=10_000)
         for owner, most in (("a", 6), ("b", 3))
@@ -151,12 +151,12 @@ def test_a_small_excess_of_few_leases_is_evened_out() -> None:
     ],
 )
 def test_a_move_under_way_counts_as_made(held: dict[str, list[Lease]], moving: dict[str, tuple[str, str]]) -> None:
-    """H1: If its weight counted for no one, the next owner would request more than its part, and give it away again."""
+    """H1: The weight counts for the next owner, which therefore requests no more than its part."""
     assert moves(held, 1, moving) == {}
 
 
 def test_a_lease_that_changed_hands_within_the_last_cycle_stays() -> None:
-    """A plan made from the listing before would move it again: one lease in sixteen moved twice."""
+    """A plan made from an older listing does not move the lease again, as it once did with one in sixteen."""
     held = weighed(a=(20, 19), b=())
     held["a"][0] = evolve(held["a"][0], held=19.5)
     held["a"] = [*held["a"], evolve(Lease("a-18", owner="a", weight=180_000), held=20.0)]

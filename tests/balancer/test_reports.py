@@ -22,7 +22,7 @@ def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -
 
 
 def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
-    """Killed a moment after its report, it would be waited for while its leases stay unread."""
+    """A report from before its leases went does not show that a worker lives, because it may have been killed since."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J,), ended=9)
     assert [worker for worker, _ in roll.led(began=10)] == ["j"]
@@ -52,7 +52,7 @@ def test_no_lease_is_given_to_a_worker_that_missed_a_report() -> None:
 
 
 def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> None:
-    """A worker that ended within the minute of waiting would get leases, unread until they expire."""
+    """A joiner that may have ended within its minute of waiting gets no lease, which nobody would read."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     roll = roll.after(reported(j="2", k="1", n="1"), (J,), ended=40)
@@ -80,7 +80,7 @@ def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
 
 
 def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
-    """Leases that are released for its workers would be given to no one."""
+    """No lease is released for workers to which no leader gives it."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()
     roll = roll.after(reported(j="1", k="2"), (), ended=30)

@@ -55,7 +55,7 @@ def test_a_set_has_a_name_and_a_variant_by_that_name(rules: type[RuleSet]) -> No
 
 
 def test_no_module_asks_which_rule_set_it_has() -> None:
-    """A rule set that joins later would silently be treated as one to which the question does not apply."""
+    """Modules ask a property of the rule set, which a rule set that is added later has, too."""
     asking = re.compile(r"isinstance\((?:\w+\.)*rules\b")
     package = Path(leasehold.__file__).parent
     assert [path.name for path in package.rglob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []

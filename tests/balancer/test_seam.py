@@ -49,7 +49,7 @@ def test_after_taking_each_rule_set_looks_again_in_its_own_time(rules: RuleSet, 
 
 
 def test_a_quiet_turn_waits_a_whole_cycle() -> None:
-    """Looking again at once with nothing to do would read the table forever."""
+    """A worker with nothing to do does not read the table without a pause."""
     for rules in (Kcl(), EventHubs("dotnet", "greedy"), Minimal()):
         config = Config(rules=rules)
         assert look_again([], [S0], Me("a"), config) == Look(config.cycle_seconds)
@@ -115,7 +115,7 @@ PARENT = Lease("0", owner="a", checkpoint=LATEST)
 
 
 def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
-    """L3: A crash after SHARD_END and before the children are created would leave them without a lease."""
+    """L3: After a crash, a shard that has ended always has leases for its children."""
     children = [Shard("2", parents=("0",)), Shard("1", parents=("0",), hash_range=(0, 9))]
     assert children_to_create(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
         Create(Lease("1", parents=("0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)), "L3"),
@@ -134,7 +134,7 @@ def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
     ("leases", "listed", "born"), [({}, {"1"}, False), ({"1": Lease("1")}, {"1"}, True), ({}, set(), True)]
 )
 def test_a_merge_child_waits_for_its_other_parent(leases: dict[str, Lease], listed: set[str], born: bool) -> None:
-    """L3: If the other parent is neither leased nor done, its records would never be requested."""
+    """L3: A merge child is created only once its other parent is leased or done."""
     child = Shard("2", parents=("0", "1"))
     assert bool(children_to_create(PARENT, [child], leases, listed, Config())) == born
 
@@ -175,7 +175,7 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
     ],
 )
 def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
-    """A worker that waits for a gift would see no other change, nor, as a newcomer, the workers that join with it."""
+    """A worker that waits for a gift also sees other changes, and the workers that join with it."""
     requested, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
     decision = look_again([], [requested, *lacked], Me("a", history=history), config)
@@ -208,7 +208,7 @@ def test_a_key_that_another_stream_has_is_not_made_again() -> None:
 
 
 def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
-    """Two writes of one lease in a turn would free what the first had just taken."""
+    """A turn contains one write per lease, so a claim is not followed by the release of the same lease."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
     requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     mine = Lease("s-2", owner="a", idle=1.0, held=90.0)

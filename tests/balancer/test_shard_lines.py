@@ -71,7 +71,7 @@ def owners(*names: str, yields: bool = True) -> list[Lease]:
 
 
 def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
-    """If it were deleted early, there would be no proof that its children start at their beginning."""
+    """The finished lease is the proof that its children start at their beginning."""
     begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
     assert deletable([DONE, begun, *owners("a")], "a") == {"0"}
     assert deletable([DONE, begun, waiting, *owners("a")], "a") == frozenset()
@@ -178,7 +178,7 @@ def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -
 
 
 def test_a_new_lease_names_its_stream() -> None:
-    """In a table of several streams, a lease without a stream would be read by no worker."""
+    """In a table of several streams, the stream of a lease says which source reads it."""
     qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
     (create,) = children_to_create(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
     assert create.lease == Lease(
@@ -187,7 +187,7 @@ def test_a_new_lease_names_its_stream() -> None:
 
 
 def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
-    """L4: A shard that was finished and cleaned up would be read again, next to its grandchild."""
+    """L4: A shard that was finished and cleaned up is not read again next to its grandchild."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     reading = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
     actions = plan([reading], line, Me("a"), Config(initial_position=TRIM_HORIZON))
@@ -230,7 +230,7 @@ def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
 
 @pytest.mark.parametrize("start", [LATEST, TRIM_HORIZON])
 def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) -> None:
-    """A parent would be read again next to its children, or a child would skip its first records under LATEST."""
+    """A parent is not read again next to its children, and no child skips its first records under LATEST."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     ended = Lease("0", checkpoint=SHARD_END)
     assert begun([ended], line, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
@@ -263,7 +263,7 @@ def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> No
 
 
 def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> None:
-    """The rest of the parent would be skipped, or its children read before it."""
+    """The rest of the parent is read, before its children."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], line, []) == {"0": READ}

@@ -97,7 +97,7 @@ def distance(shares: dict[str, int], groups: Groups) -> float:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_shares_stay_while_the_moves_are_under_way(grouping: str) -> None:
-    """S4: If the first move changed the shares, plans made before and after it would conflict."""
+    """S4: Plans made before and after a move agree, because a move under way changes no share."""
     groups, names = GROUPINGS[grouping]
     for leases, size in ((8, 5), (7, 4), (7, 5)):
         for held in divisions(leases, size):

@@ -48,7 +48,7 @@ DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), 
 
 
 def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> None:
-    """It would stay unread until the strangers look, 20 s after it was freed.
+    """The lease is not left unread until the strangers look, up to 20 s after it was freed.
 
     One of ours takes it, so that they do not collide.
     """
@@ -56,7 +56,7 @@ def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> 
 
 
 def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
-    """If ours took them, strangers would steal the children of a reshard from us one by one."""
+    """Strangers take the children of a reshard, which they would otherwise steal from us one by one."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
@@ -98,7 +98,7 @@ def test_an_expected_worker_is_no_stranger() -> None:
 
 
 def test_a_led_worker_gets_its_count_where_loads_are_known_too() -> None:
-    """By loads, a difference of one lease is even enough.
+    """Counts decide for a led worker, although by loads a difference of one lease is even enough.
 
     Each of two joiners would have been left without one (M13).
     """

@@ -37,7 +37,7 @@ ROW = Lease("s-1", owner="a", version=Version("1"))
 
 
 def test_watching_a_row_changes_nothing_else_of_it() -> None:
-    """A column that the copy omits would be missing for every rule, as if the store had never sent it."""
+    """The copy of a row keeps every field that the store has sent."""
     row = Lease(
         "s-1",
         stream="orders",
@@ -108,7 +108,7 @@ def test_a_new_version_starts_again() -> None:
 
 
 def test_a_version_under_another_owner_is_a_new_one() -> None:
-    """A row that was deleted and recreated counts from 0: its live owner would look dead at the old version."""
+    """A recreated row counts from 0 again, and the owner of its new version is alive."""
     first, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
     _, (lease,) = first.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
     assert (lease.owner, lease.idle) == ("b", 0.0)
@@ -128,14 +128,14 @@ def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
 
 
 def test_a_clock_that_steps_back_makes_nothing_negative() -> None:
-    """Negative idle times would postpone every expiry by the same amount."""
+    """Idle times are never negative, so no expiry is postponed."""
     watch, _ = Watch().look([ROW], began=100, ended=101)
     _, (lease,) = watch.look([ROW], began=50, ended=51)
     assert (lease.idle, lease.held) == (0, math.inf)
 
 
 def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> None:
-    """Stealing from an owner that has only just begun would repeat the most records for nothing."""
+    """Steals spare owners that have just begun; an owner found at the first reading does not count as one."""
     watch, (lease,) = Watch().look([ROW], began=0, ended=1)
     assert lease.held == math.inf
     taken = evolve(ROW, owner="b", version=Version("2"))
@@ -292,7 +292,7 @@ def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
 
 
 def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
-    """M14: A read of a few rows brings no reports, and would make all of them look dead."""
+    """M14: A read of a few rows contains no reports, and makes no worker look dead."""
     free, given = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
     watch, led = Watch(), []
     for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):

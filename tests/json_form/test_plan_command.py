@@ -121,7 +121,7 @@ def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> 
     ],
 )
 def test_a_complaint_names_the_field(where: str, value: object, complaint: str) -> None:
-    """A mere "bad input" would send the caller through hundreds of leases by hand."""
+    """An error names the lease and the field, so that the caller finds it among hundreds."""
     document = json.loads(json.dumps(WHOLE))
     *path, last = where.split(".")
     inner = document

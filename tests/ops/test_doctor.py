@@ -272,7 +272,7 @@ def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
 
 @pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
 def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
-    """Requests would be rejected because they seem to be signed at another time."""
+    """A clock that is far off is reported, because services reject requests signed at another time."""
     clock = ServiceClock(lambda: ours)
     clock.heard(SimpleNamespace(headers={}))
     assert clock_finding("x", clock.ahead).state == "unknown"
@@ -325,7 +325,7 @@ def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
 
 
 def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
-    """A worker would claim a leftover row."""
+    """The check leaves no row behind, which a worker would claim."""
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
     before = (tmp_path / "l.db").read_bytes()
@@ -427,7 +427,7 @@ def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, sta
 
 
 def test_the_size_says_its_figures() -> None:
-    """Without the figures, the warning could not be judged."""
+    """The warning contains the figures by which a user can judge it."""
     assert size_finding(2_000, 4, Config()).says == (
         "500 leases a worker are renewed in time while the store answers within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"

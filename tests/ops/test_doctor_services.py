@@ -69,7 +69,7 @@ def states(found: dict[str, Any], prefix: str) -> dict[str, str]:
 def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Workers would read any row that a check left behind."""
+    """The checks leave no row behind, which workers would read."""
     table = f"examined-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?endpoint={dynalite_url}"
     store = open_store(url)
@@ -103,7 +103,7 @@ def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
 def test_a_service_that_ignores_conditions_is_told_and_cleaned(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Two workers would own one lease; also, no row of the check stays behind."""
+    """A service under which two workers could own one lease is reported, and no row of the check stays behind."""
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
     with careless_line(dynalite_url, "PutItem", "UpdateItem") as line:
@@ -188,7 +188,7 @@ def at_moto(moto_url: str) -> tuple[str, str]:
 
 
 def test_each_denied_right_is_named_where_they_are_enforced(at_moto: tuple[str, str], rights: list[str]) -> None:
-    """If the first denial hid the others, a fleet would fail at its first checkpoint."""
+    """Every denied right is reported, and not only the first one."""
     ran = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
     found = {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
     assert ran.exit_code == 1
@@ -204,7 +204,7 @@ def test_each_denied_right_is_named_where_they_are_enforced(at_moto: tuple[str, 
 def test_buckets_and_containers_are_left_as_they_were(
     source: str, moto_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects of the check would pile up in the user's account."""
+    """The checks leave no objects in the user's account."""
     bucket = f"examined-{uuid4().hex[:8]}"
     url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={moto_url}"
     status, found = asked(source, "--store", url)

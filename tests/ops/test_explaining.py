@@ -126,7 +126,7 @@ def test_shares_are_even_and_groups_with_them() -> None:
 
 
 def test_watching_tells_the_living_from_the_dead() -> None:
-    """From one look at a table without times, every worker would seem alive."""
+    """A second reading shows which workers are dead, which one reading of a table without times cannot."""
     store, now = MemoryStore(), [0.0]
     quick, dead = (placed(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
     rows = [quick]
@@ -192,7 +192,7 @@ def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_
 
 
 def test_kcl_plans_are_told_by_its_own_rules() -> None:
-    """Our sentences would be wrong for another rule set."""
+    """The plans of KCL's rules are explained by sentences about KCL's rules."""
     _, b = plans(table(*FLEET[:6]), Config(Kcl()))
     assert [action.rule for action in b.actions] == ["K8"]
 

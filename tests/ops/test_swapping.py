@@ -192,7 +192,7 @@ def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
-    """They would claim what is in TO by then, from where it was when it left FROM."""
+    """Workers that do not know TO would claim leases that are in TO by then, from their last row in FROM."""
     (free,) = tables[FROM].get(["s-2"])
     done(tables[FROM].write(ClaimLease(free, "bob")))
     store = joined(tables)
@@ -209,7 +209,7 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
 
 
 def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
-    """A Java worker cannot follow the swap, and would go on with leases that have moved."""
+    """A swap next to Java workers is refused, because they cannot follow leases that have moved."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
@@ -330,7 +330,7 @@ def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
 def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_leases(
     tables: tuple[Store, Store], over: bool
 ) -> None:
-    """Marks in TO are then those of the later swap, and a claim of such a lease would give it a second reader."""
+    """The marks in TO are those of the later swap, so the worker claims none of these leases, which have readers."""
     _over(tables)
     before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
     later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")

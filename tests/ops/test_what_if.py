@@ -89,7 +89,7 @@ def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
     ],
 )
 def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, ...], says: str) -> None:
-    """The figures would be meaningless."""
+    """A simulation without shards or workers is refused."""
     with pytest.raises(ValueError, match=f"^{says}$"):
         told(FleetChange(), rows)
 

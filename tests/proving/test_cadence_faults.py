@@ -82,7 +82,7 @@ def longest_unowned(history: SimulatedHistory) -> float:
 
 
 def test_a_lookout_that_renews_and_plans_no_more_is_stood_in_for_until_it_looks_again() -> None:
-    """A stand-in that kept returning the role to a stuck lookout would leave the fleet without calls for good."""
+    """A stand-in keeps the role until the stuck lookout looks again, so the fleet always gets calls."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
     waited = [each for each in unowned(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
     # Leases in the share of the stuck worker wait for the patience of others (M9).
@@ -140,7 +140,7 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.more
 def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C3: If every worker took itself for the lookout, only the bill would show it."""
+    """C3: The test notices a fleet in which every worker takes itself for the lookout."""
     name = "an ordinary worker dies"
     bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
@@ -160,7 +160,7 @@ def test_beside_an_earlier_version_everything_is_owned_again_in_time(story: str,
 
 
 def test_one_event_costs_few_listings() -> None:
-    """C6, C7: If every worker were called, work would grow with the square of the fleet."""
+    """C6, C7: One event causes few listings, so work does not grow with the square of the fleet."""
     history = sound("an ordinary worker dies")
     within = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
     assert len(within) <= 10 + 8, "ten at rest"

@@ -15,7 +15,7 @@ SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
 
 
 def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
-    """An owner that gave lease by lease would renew nothing meanwhile, and lose leases that were never requested."""
+    """An owner renews its other leases while it gives many away."""
     fleet = scale_out(120, ("a-000",), group_of(1, 40), Config(), seed=1, start="together", cycles=2.0)
     history = run(evolve(fleet.scenario, network=SLOW))
     lost = [

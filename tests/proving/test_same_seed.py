@@ -42,7 +42,7 @@ def test_another_seed_leaves_another_trace() -> None:
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
-    """If the collector stayed off, a simulation would fill the memory of the program that calls it."""
+    """A simulation turns the garbage collector on again if it was on before."""
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()

@@ -46,7 +46,7 @@ def test_another_library_does_not_sign() -> None:
 
 
 def test_a_checkpoint_is_a_renewal() -> None:
-    """C2: A worker that renewed by the clock alone would write again what a checkpoint has already written."""
+    """C2: A checkpoint also renews the lease, so no renewal follows it sooner than after a full interval."""
     steady = SimulationQuestion(60, (6,), kind="steady", pace="own", checkpoints=5.0, cycles=3.0)
     ours, theirs = (answer(evolve(steady, rules=rules)).traffic.write_units for rules in ("minimal", "kcl"))
     assert ours <= 0.65 * theirs

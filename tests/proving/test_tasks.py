@@ -6,7 +6,7 @@ from leasehold_lab.simulator.world.tasks import Tasks
 
 
 def test_a_task_that_waits_for_ever_ends_with_the_run() -> None:
-    """A leftover task would keep its whole run in memory; ten thousand fleets took more than two gigabytes."""
+    """No task outlives its run, which it would keep in memory; ten thousand fleets once took two gigabytes."""
     ended: list[str] = []
     tasks = Tasks()
 

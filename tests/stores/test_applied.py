@@ -47,7 +47,7 @@ def test_a_gift_wants_the_hand_over_as_seen() -> None:
 
 
 def test_a_lease_that_a_leader_moves_is_neither_asked_for_nor_withdrawn() -> None:
-    """Our requests would undo each decision of the leader."""
+    """A lease that a leader moves is not requested, which would undo the leader's decision."""
     willing = evolve(LEAVING, yields=True)
     assert applied(RequestLease(willing, "java-1"), willing) is None
     assert applied(WithdrawRequest(willing, "java-1"), willing) is None

@@ -45,7 +45,7 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
 
 
 def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that passes longer timeouts after a timeout would not know that it should."""
+    """A connection that takes too long raises a timeout, after which callers pass longer timeouts."""
     with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
@@ -113,7 +113,7 @@ def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypat
     ids=["closes", "two lengths"],
 )
 def test_a_connection_is_kept_only_after_a_plain_answer(told: bytes) -> None:
-    """A connection that is about to close would cost the next request; after two lengths its bytes are in doubt."""
+    """A connection is dropped if the service announces its end, or if the length of the response is in doubt."""
     with service(answer(), told, answer()) as there, asking(there.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert there.connections == 3
@@ -176,7 +176,7 @@ def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
 
 
 def test_the_last_wait_ends_with_the_time_for_the_whole_answer() -> None:
-    """A wait of the full read timeout that begins just before the end would exceed it."""
+    """The last wait ends with the deadline of the response, even if the read timeout is longer."""
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  likewise
         thread = _answering(far[1])

@@ -128,7 +128,7 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
 )
 @pytest.mark.usefixtures("sts")
 def test_an_option_that_a_url_cannot_mean_is_refused(address: str, options: str, said: str) -> None:
-    """With a misspelled profile, the environment's credentials would be used."""
+    """An option without a meaning is an error, and the credentials of the environment are not used instead."""
     opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(ValueError, match=rf"^(store|source) URL: {said}"):
         opened(f"{address}?{options}")

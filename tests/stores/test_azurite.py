@@ -48,7 +48,7 @@ def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
 
 
 def test_etags_are_bare_wherever_they_come_from(objects: BlobObjects) -> None:
-    """ETags are bare in listings and quoted in other responses; a lease would seem to change hands in between."""
+    """ETags are the same from listings, which have no quotes, and from other responses, which quote them."""
     written = objects.put_new("a", {"ownerid": ""})
     (listed,) = objects.list("a")
     got = objects.get("a")
@@ -151,7 +151,7 @@ DOWN: tuple[Callable[[Store, Lease], object], ...] = (
 
 
 def test_a_container_that_vanished_is_a_fault_and_no_refusal(objects: BlobObjects, blobs: ContainerClient) -> None:
-    """If it were read as "no such lease", every partition would be created again."""
+    """A missing container is an error, and does not mean that there are no leases."""
     store = EtagStore(objects, HUB)
     lease = placed(store, Lease("0", owner="ann"))
     blobs.delete_container()

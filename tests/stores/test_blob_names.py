@@ -15,7 +15,7 @@ NOON = at_timestamp(1_700_000_000_000)
 
 
 def test_names_are_the_sdks_own() -> None:
-    """With one upper-case letter, the official workers would never see our blobs."""
+    """The names are in lower case, or the official workers would not see our blobs."""
     names = [HUB.name("0", "ownership"), HUB.name("12", "checkpoint"), HUB.prefix("ownership")]
     assert names == [
         "localhost:15672/hub1/$default/ownership/0",
@@ -135,7 +135,7 @@ def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: 
     ],
 )
 def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Position) -> None:
-    """A misread checkpoint would start a partition in the wrong place, or not at all."""
+    """Checkpoints of every SDK are read, with whatever they leave out."""
     lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert lease is not None
     assert (lease.checkpoint, lease.checkpoint.token) == (expected, expected.token)
@@ -153,7 +153,7 @@ def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Posit
     ],
 )
 def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
-    """If it were read as no checkpoint, one typing error would restart the partition."""
+    """An invalid checkpoint is an error that names its field, and does not restart the partition."""
     with pytest.raises(BadRowField) as caught:
         HUB.lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert caught.value.field == field
@@ -161,13 +161,13 @@ def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
 
 @pytest.mark.parametrize("at", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
 def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
-    """The next listing of every official worker in the group would fail."""
+    """A checkpoint at which the listing of an official worker fails is never written."""
     with pytest.raises(StoreError, match=r"^(offset|checkpoint 9: .* its offset)"):
         HUB.checkpoint({}, Lease("0", checkpoint=at))
 
 
 def test_a_shard_is_no_partition() -> None:
-    """Every listing, ours included, would skip a lease of that name."""
+    """A key that is not a partition is rejected, because listings skip such blobs."""
     with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout has room for partitions"):
         HUB.name("shardId-0", "checkpoint")
 
@@ -218,7 +218,7 @@ def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
 
 
 def test_notes_are_written_with_the_ownership_that_they_stand_on() -> None:
-    """If they were written without it, the blob would have no owner for any SDK."""
+    """Annotations are written together with the owner, without which an SDK would see none."""
     owned = Lease("0", owner="ann", yields=True)
     fields = HUB.annotations({"theirs": "kept"}, owned, evolve(owned, annotations=(("seal", "7"),)))
     assert fields == {"theirs": "kept", "ownerid": "ann", "handoffowner": "ann", "notes": '{"seal": "7"}'}

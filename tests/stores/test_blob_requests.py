@@ -61,7 +61,7 @@ ASKED = pytest.mark.parametrize("ask", [*WRITES.values(), *READS.values()], ids=
 def test_a_write_without_an_answer_is_sent_once(
     objects: BlobObjects, memory: BlobMemory, does: str, status: int
 ) -> None:
-    """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
+    """A write is sent once, because a second attempt would be rejected because of the first."""
     memory.faults = [BlobFault(status, "ServerBusy")] * 9
     with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable response \(HTTP {status}\)$"):
         WRITES[does](objects)

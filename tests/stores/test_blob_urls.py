@@ -78,7 +78,7 @@ def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -
     ],
 )
 def test_a_namespace_has_the_name_that_the_sdks_write(name: str, full: str) -> None:
-    """If the SDKs' blobs and ours had different names, both would read every partition."""
+    """The SDKs' blobs and ours have the same names, so workers of both share the partitions."""
     assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
 
 

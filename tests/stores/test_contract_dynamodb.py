@@ -47,7 +47,7 @@ class TestDynaliteInSegments(StoreContract):
         yield from new_store(dynalite_url, session)
 
     def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
-        """A lease in none of them would be recreated, and start from its beginning."""
+        """The segments of a scan together contain every lease."""
         made = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
         assert [list(store.list().leases) for _ in range(3)] == [made] * 3
 

@@ -189,7 +189,7 @@ def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape:
 def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
     sql: Sql, url: str, store: PostgresStore, does: str
 ) -> None:
-    """A worker would be told for each write that another worker was first."""
+    """A table whose rules discard writes can be read, but is rejected for writing."""
     seen = owned(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
     with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
@@ -207,7 +207,7 @@ def test_the_probe_shows_nobody_a_row(sql: Sql, store: PostgresStore) -> None:
 
 
 def test_a_user_whose_commits_are_not_waited_for_is_refused(sql: Sql, url: str, table: str) -> None:
-    """A confirmed checkpoint could be lost in a power failure, and the next owner would start before it."""
+    """A user whose commits may be lost in a power failure is rejected, because checkpoints must be durable."""
     sql("CREATE ROLE hasty_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE hasty_TABLE_ SET synchronous_commit = off")
     theirs = url.replace(f"user={USER}", f"user=hasty_{table}")
@@ -255,7 +255,7 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
 
 
 def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
-    """After a restart, each connection of the pool would fail another write, and a lease would expire meanwhile."""
+    """After a restart of the server, one write fails, and not one for each connection of the pool."""
     seen = owned(store)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
@@ -345,7 +345,7 @@ def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
     [("nobody_here", DATABASE, 'role "nobody_here" does not exist'), (USER, "none", 'database "none" does not exist')],
 )
 def test_a_refused_connection_says_why(postgres_service: Service, user: str, database: str, says: str) -> None:
-    """A pool hides the reason, and a worker would wait for a service that is up."""
+    """A rejected connection is an error with the server's reason, which a pool would hide."""
     with pytest.raises(StoreError, match=says) as caught:
         open_store(f"postgres://127.0.0.1:{postgres_service.port}/{database}?user={user}")
     assert not isinstance(caught.value, OutcomeUnknown)
@@ -382,6 +382,6 @@ def test_a_url_names_a_place(place: str, options: dict[str, str], named: TableLo
     ],
 )
 def test_a_url_that_names_none_is_refused(place: str, options: dict[str, str], says: str) -> None:
-    """The service's own error would mention words that the user did not write."""
+    """A URL without a table is rejected in the terms of the URL."""
     with pytest.raises(ValueError, match=f"store URL: .*{says}"):
         open_url(place, options, create=True, request_seconds=None)

@@ -152,7 +152,7 @@ def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> 
 
 @pytest.mark.services
 def test_a_table_of_postgres_is_recognised_and_another_layout_refused(postgres_service: Service) -> None:
-    """A worker without the option would create leases of its own next to the existing ones."""
+    """A worker without the option uses the layout that the table has. The option never changes a layout."""
     ours, other = (store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
     with closing(open_store(f"{ours}&layout=sessions")) as store:
         done(store.write(CreateLease(Lease("shard-0"))))

@@ -45,7 +45,7 @@ def sql(path: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def test_one_winner_between_processes(path: str) -> None:
-    """A lock that holds only between threads would let two processes read one shard."""
+    """Of several processes that claim a lease at the same moment, one gets it."""
     assert_one_winner_each(f"sqlite://{path}")
 
 
@@ -200,7 +200,7 @@ def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
 
 
 def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On closing the file, a second store of one process would release the locks of the first."""
+    """Only SQLite opens an existing file: closing any other file object would release the locks of the process."""
     SqliteStore(path).close()
     closed, close = list[int](), os.close
 
@@ -218,7 +218,7 @@ def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch:
 
 
 def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers and writers would wait for each other, and leases would expire meanwhile."""
+    """A file system without a write-ahead log is rejected, because readers and writers would wait for each other."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError, match=r"keeps no write-ahead log here \(it answers 'memory'\)"):
         SqliteStore(":memory:")

@@ -96,7 +96,7 @@ _numbers = count()
 def test_every_write_decides_as_the_reference(
     store: DynamoStore, story: list[tuple[str, str, Position, str, int]]
 ) -> None:
-    """If one condition differed, the proofs about the reference would not hold for DynamoDB."""
+    """Every condition in DynamoDB is that of the reference, so what is proved of the reference holds here, too."""
     key = f"{KEY}-{next(_numbers)}"
     reference = MemoryStore()
     views = [done(each.write(CreateLease(Lease(key)))) for each in (store, reference)]

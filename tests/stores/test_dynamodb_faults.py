@@ -187,7 +187,7 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
 def test_a_write_without_an_answer_is_sent_once(
     store: DynamoStore, line: Line, answer: AWSResponse | Exception
 ) -> None:
-    """A second attempt would meet the effect of the first, and report the worker's own lease as lost."""
+    """A write is sent once, because a second attempt would meet the effect of the first."""
     line.answers = [answer]
     with pytest.raises(OutcomeUnknown):
         store.write(CreateLease(Lease(KEY)))
@@ -230,7 +230,7 @@ def test_readings_are_repeated(store: DynamoStore, line: Line) -> None:
 
 
 def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: Line) -> None:
-    """Leases of the missing page would look deleted, and be created again."""
+    """A listing with a missing page fails, or its leases would look deleted."""
     for number in range(10):
         owned(store, key=f"s-{number}")
     line.answers = [reply(500, "InternalServerError")] * 3

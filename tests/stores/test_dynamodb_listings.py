@@ -130,7 +130,7 @@ def test_the_segments_of_a_large_table_are_read_side_by_side() -> None:
 
 
 def test_a_page_that_fails_fails_the_listing_of_all_segments() -> None:
-    """The other segments alone would show a smaller fleet, and the missing leases would be created again."""
+    """A listing fails if any segment fails, or the leases of that segment would look deleted."""
 
     def look(*, Segment: int) -> dict[str, Any]:  # noqa: N803  likewise
         if Segment == 2:

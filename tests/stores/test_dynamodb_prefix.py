@@ -117,7 +117,7 @@ def test_a_service_that_ignores_conditions_is_refused(
 def test_a_table_of_one_application_takes_no_prefix_and_the_other_wants_one(
     dynalite_url: str, session: Session
 ) -> None:
-    """Java workers, and ours without a prefix, would take every row for a lease of their own stream."""
+    """A prefix and the key of the table must match, or rows would be taken for leases of another stream."""
     DynamoStore("alone", endpoint=dynalite_url, session=session).close()
     under(dynalite_url, session, "a/", "together").close()
     with pytest.raises(StoreError, match=r"alone: it is the table of one application, which Java workers may share"):
@@ -146,7 +146,7 @@ def test_a_java_workers_request_is_refused_by_the_service(
 def test_a_table_that_was_deleted_is_made_anew_with_its_key(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """If the table of one application were created instead, it would reject all others."""
+    """A table that many applications share is created again with the key for many."""
     store = under(dynalite_url, session, "a/", "fleeting")
     seen = done(store.write(CreateLease(Lease("s-0"))))
     dynalite_client.delete_table(TableName="fleeting")

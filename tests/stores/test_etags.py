@@ -161,7 +161,7 @@ def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> Non
 
 @LAYOUTS
 def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
-    """Ten requests at every look, from every newcomer, would hold up the giver."""
+    """A next owner that waits for many leases lists them, in place of ten requests at every look."""
     objects, store = opened(layout)
     leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(5))
     objects.log.clear()
@@ -242,7 +242,7 @@ def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
 
 
 def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
-    """An ownership without a lease would be adopted by the next worker that creates that key."""
+    """A claim during a deletion leaves no ownership, which the next lease of that key would get."""
     objects, store = opened(OURS)
     free = done(store.write(CreateLease(Lease("0"))))
     other = EtagStore(objects, OURS)
@@ -278,7 +278,7 @@ def test_no_object_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) -> None:
-    """If it were read as missing, it would be created again, and its partition would start over."""
+    """A row that cannot be parsed is reported, and not created again as if it were missing."""
     objects, store = opened(layout)
     done(store.write(CreateLease(Lease("1"))))
     objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
@@ -290,7 +290,7 @@ def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) 
 
 
 def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written() -> None:
-    """A renewal that had happened before the rejection would leave the owner without its own version."""
+    """The position is checked before the renewal, so the owner still knows its version after the rejection."""
     objects, store = opened(HUB)
     lease = owned(objects, store)
     with pytest.raises(StoreError, match="wants its offset"):
@@ -474,7 +474,7 @@ def test_one_object_is_read_where_it_is_asked_for_and_two_by_threads_with_a_name
 
 @LAYOUTS
 def test_a_checkpoint_behind_both_a_request_and_a_drain_is_lost(layout: Layout) -> None:
-    """Going back would undo what the drain has finished."""
+    """After a request, too, a checkpoint behind that of a drain is rejected."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     asked = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))

@@ -117,6 +117,6 @@ def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
 
 
 def test_no_fleet_works_on_a_backup(path: Path) -> None:
-    """Conditions do not hold between processes, so two workers would each own every lease."""
+    """Workers cannot use a backup, because its conditions do not hold between processes."""
     with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
         consumption("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})

@@ -104,7 +104,7 @@ def test_the_matrix_of_conditions(objects: GcsObjects, bucket: GcsMemory) -> Non
 
 
 def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
+    """A write is sent once, because a second attempt would be rejected because of the first."""
     etag = objects.put_new("a", {"b": "2"})
     assert etag == "1"
     objects.put_over("a", {"b": "3"}, etag)
@@ -157,7 +157,7 @@ def asked(objects: GcsObjects, verb: str) -> None:
 def test_no_usable_answer_is_an_unknown_outcome(
     objects: GcsObjects, bucket: GcsMemory, verb: str, fault: int | Exception
 ) -> None:
-    """A claim counted as rejected, or as won, while the service fails would give a shard no reader, or two."""
+    """While the service fails, a claim counts neither as rejected nor as applied."""
     method = "GET" if verb == "LIST" else verb
     tries = 1 if verb in {"POST", "DELETE"} else gcs.TIMEOUTS.attempts
     bucket.faults = {method: [fault] * tries}

@@ -49,7 +49,7 @@ def test_a_key_is_one_segment_of_a_name() -> None:
 
 
 def test_the_whole_container_is_a_prefix_too() -> None:
-    """A leading slash would create a folder without a name."""
+    """Without a prefix, names begin with the kind of the object, and not with a slash."""
     assert ObjectLayout().name("s-0", "notes") == ObjectLayout("/").name("s-0", "notes") == "notes/s-0"
 
 
@@ -60,7 +60,7 @@ def test_a_strangers_name_is_no_lease(name: str) -> None:
 
 
 def test_a_lease_is_written_and_read_back_whole() -> None:
-    """A field lost here would be lost for every source without its own layout."""
+    """The generic layout returns every field of a lease as it was written."""
     checkpoint = FLEET.checkpoint({}, WHOLE)
     assert checkpoint == {
         "sequence": "41",
@@ -79,13 +79,13 @@ def test_a_lease_is_written_and_read_back_whole() -> None:
 
 
 def test_the_least_lease_says_its_start_only() -> None:
-    """Blank fields would be stored with every object, and S3 bills by size."""
+    """Blank fields are not stored, because S3 bills by size."""
     assert FLEET.checkpoint({}, Lease("s-0")) == {"sequence": "TRIM_HORIZON"}
     assert FLEET.lease("s-0", Parts(ownership=stored({"ownerid": "ann"}))) is None
 
 
 def test_ownership_counts_every_write() -> None:
-    """An S3 ETag is a digest of the content, so a renewal that changed nothing would look like no renewal."""
+    """Every write counts, because an S3 ETag is a digest of the content and must change with each renewal."""
     free = Lease("s-0")
     owned = evolve(free, owner="ann", yields=True, annotations=(("n", "7"),))
     first = FLEET.ownership({}, free, owned)

@@ -17,14 +17,14 @@ def test_an_etag_is_the_same_bare_and_quoted() -> None:
 
 @pytest.mark.parametrize("now", [1_000_060.0, 999_940.0])
 def test_a_clock_nearly_right_is_not_worth_a_word(caplog: pytest.LogCaptureFixture, now: float) -> None:
-    """A warning at every start would be ignored."""
+    """A small difference of clocks is not logged."""
     SkewWarning(lambda: now).observe(1_000_000.0)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(("now", "says"), [(1_000_061.0, "61 s ahead of"), (999_939.0, "61 s behind")])
 def test_a_clock_far_off_is_said_once(caplog: pytest.LogCaptureFixture, now: float, says: str) -> None:
-    """A warning for each page of each listing would hide all others."""
+    """A large difference of clocks is logged once, and not for each page of each listing."""
     skew = SkewWarning(lambda: now)
     for _ in range(3):
         skew.observe(1_000_000.0)

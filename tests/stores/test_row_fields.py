@@ -109,7 +109,7 @@ def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) ->
 
 
 def test_a_new_files_columns_are_those_of_the_table() -> None:
-    """A field without a column would make the first write fail, or be dropped by every write."""
+    """Every field has a column in a new file."""
     with sqlite3.connect(":memory:") as connection:
         connection.execute(SCHEMA)
         named = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]

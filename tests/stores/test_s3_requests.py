@@ -45,7 +45,7 @@ def test_the_matrix_of_conditions(objects: S3Objects, bucket: S3Bucket) -> None:
 
 
 def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A second attempt would be rejected because of the first, and a claim that succeeded would count as lost."""
+    """A write is sent once, because a second attempt would be rejected because of the first."""
     arguments = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
     etag = objects.put_new("a", {"b": "2", "a": "1"})
     assert etag == "e-1"
@@ -88,7 +88,7 @@ def asked(objects: S3Objects, operation: str) -> None:
 def test_no_usable_answer_is_an_unknown_outcome(
     objects: S3Objects, bucket: S3Bucket, operation: str, status: int
 ) -> None:
-    """A claim counted as rejected, or as won, while the service fails would give a shard no reader, or two."""
+    """While the service fails, a claim counts neither as rejected nor as applied."""
     bucket.faults = {operation: [refusal("InternalError", status)]}
     with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable response \(HTTP {status}\)$"):
         asked(objects, operation)

@@ -118,7 +118,7 @@ def test_a_lease_that_does_not_come_is_waited_for_once(script: Script, page: Pag
 
 
 def test_leases_held_up_by_the_write_itself_are_not_waited_for_each_time(script: Script, page: Page) -> None:
-    """With fewer threads than leases, each group would wait in vain for those that its own write holds up."""
+    """A group does not wait each time for leases that its own write holds up, because there are few threads."""
     late = 0.3, 0.31, 0.5, 0.51
     for number in (1, 2):
         written(script, page, second(number, *AT, *late))
@@ -208,7 +208,7 @@ def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that
 def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_gathering(
     script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller of a ticket without an answer would take its write for rejected."""
+    """A ticket that was taken from the queue gets a result, whatever ends the wait for others."""
     other = ticket("1")
     script.waiting.append(other)
     monkeypatch.setattr(page, "_written", lambda _tickets: pytest.fail("nothing was gathered"))

@@ -117,7 +117,7 @@ def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
-    """If a lease's row were written before its owner's session, what that owner commits in between would be lost."""
+    """The owner's session is written before the lease's row, so nothing that the owner commits is lost."""
     next_owner, act, order = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -201,7 +201,7 @@ def test_one_lost_answer_is_one_question_for_all_leases() -> None:
 
 
 def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late release would set the lease back, and records answered Done since would be handled again."""
+    """A release that arrives late is rejected, because it would move the lease back."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     late: list[tuple[str, ObjectFields, str]] = []
@@ -645,7 +645,7 @@ def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
 
 
 def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
-    """A worker without the option would create leases of its own next to the existing ones."""
+    """A worker without the option uses the layout that the table has, and a table with both is rejected."""
     url = f"sqlite://{tmp_path}/leases.db"
     first = open_store(f"{url}?layout=sessions")
     lease = done(first.write(CreateLease(Lease(KEY))))

@@ -183,7 +183,7 @@ def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -
 
 
 def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -> None:
-    """If a row stayed, it would count as the lease, and the shard would be read again from there."""
+    """Both rows are deleted, because a row that stays would count as the lease."""
     store = swap_of(tables, "to")
     seen = done(store.write(RenewLease(owned(store))))
     assert all(table.get([KEY]) for table in tables)
@@ -214,7 +214,7 @@ def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
 
 
 def test_tables_that_cannot_be_joined_are_refused() -> None:
-    """Old leases in TO would count as current."""
+    """A table with old leases cannot be TO, because they would count as current."""
     tables = (MemoryStore(), MemoryStore())
     done(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is no part of a swap"):

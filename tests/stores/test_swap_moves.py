@@ -67,7 +67,7 @@ def send(goal: Goal) -> None:
 
 
 def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
-    """The mark would drop the request, and the worker that made it would wait and then steal."""
+    """A renewal does not move a requested lease, because the mark would drop the request."""
     store = joined(goal := Goal())
     seen = requested(store)
     send(goal)

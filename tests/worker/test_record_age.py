@@ -189,7 +189,7 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
 
 
 def test_old_records_need_a_dead_letter() -> None:
-    """Without one, an old record could only be dropped."""
+    """An age limit needs a dead-letter sink, because old records could otherwise only be dropped."""
     with pytest.raises(ValueError, match="max_age_seconds: old records go to the dead letter, and there is none"):
         Handling(print, max_age_seconds=60)
 

@@ -160,7 +160,7 @@ def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
-    """Without a provider, tracing costs nothing."""
+    """If no provider is set, nothing is wrapped, so tracing costs nothing."""
     if missing:
         monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
     store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)

@@ -28,7 +28,7 @@ class FaultyStore(MemoryStore):
     """A memory store that fails as a test says, and records its calls.
 
     Attributes:
-        promises: The capabilities of the layout.
+        capabilities: The capabilities of the layout.
         down: Whether the store cannot be reached.
         fault: Raised by listings.
         bad: The keys of rows that were edited by hand and cannot be read.

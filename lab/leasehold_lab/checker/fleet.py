@@ -75,7 +75,7 @@ class FleetModel:
         led: Workers that are given free leases, one at a time and at any time, as by a KCL 3.x leader (M14).
         crashes: How many workers may crash, at any time.
         yields: Whether owners answer requests for a planned move.
-        hasty: Whether patience may end at any time, and not only when nothing else can happen.
+        patience_may_end: Whether patience may end at any time, and not only when nothing else can happen.
         turns: How many turns are tried for each plan, because plans depend on the turn.
     """
 

@@ -1,4 +1,4 @@
-"""Explores layout `sessions`: the real stores of a few workers, under every order of requests, crash and lost response.
+"""Explores layout `sessions`: the real stores of a few workers, in every order of requests, crashes, lost responses.
 
 A state is the table's rows and, for each worker, its snapshot between two actions, the action in progress, and the
 responses to that action so far. To continue an action, the worker is restored and the action repeated with these
@@ -8,7 +8,7 @@ responses, up to its next request, which is then answered in every possible way.
 The model follows three rules:
 
 1. Versions are digests of contents, as in S3, where equal contents have equal versions.
-2. Time passes in ticks. A tick makes every confirmation stale; a row seen before it has stood still for a whole lease.
+2. Time passes in ticks. A tick makes every confirmation stale; a row seen before it has not changed for a whole lease.
 3. A write may be answered, get lost, be applied without a response, or be applied at any later time.
 
 The laws are checked whenever a worker begins to read a lease. They are also checked in every state with one additional
@@ -445,9 +445,9 @@ class SessionModel:
         leases: The number of leases.
         faults: How often each fault may happen: tick, crash, restart, applied, late.
         abilities: The verbs that workers may use.
-        begins: The actions taken before the search begins: the number of the worker, the verb and the lease. A fourth
-            value is the number of requests that are answered, for an action that is left unfinished. The verb "tick"
-            lets time pass.
+        initial_actions: The actions taken before the search begins: the number of the worker, the verb and the lease. A
+            fourth value is the number of requests that are answered, for an action that is left unfinished. The verb
+            "tick" lets time pass.
         make: Makes the store.
         rows: The rows that exist before the leases.
     """

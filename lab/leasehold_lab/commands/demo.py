@@ -38,7 +38,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, the story on stderr.")] = False,
     rate: Annotated[int, typer.Option(help="Put this many records per second.", min=5, max=2000)] = 200,
 ) -> None:
-    """Run the demo, and say how it went."""
+    """Run the demo, and print the verdict."""
     console = Console(stderr=as_json)
     try:
         with (
@@ -69,7 +69,7 @@ def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
             yield story
             return
         screen = Screen(stage, story, encoding=console.encoding)
-        # Drawn by the thread that looks, between two looks, so that nothing changes while it is drawn.
+        # Drawn by the thread that reads the table, between two reads, so that nothing changes while it is drawn.
         with Live(screen, console=console, auto_refresh=False) as drawn:
 
             def show() -> None:

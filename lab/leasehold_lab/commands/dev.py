@@ -1,4 +1,4 @@
-"""`leasehold dev`: runs stand-ins for the cloud services until told to end."""
+"""`leasehold dev`: runs stand-ins for the cloud services until it is stopped."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def command(
     in_postgres: Annotated[bool, typer.Option("--postgres", help="Keep the leases in PostgreSQL.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start, tell, wait."""
+    """Start the stand-ins, print their URLs, and wait for a signal."""
     with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
         chosen = [parse_stream(stream) for stream in streams or ["orders=4"]]
         if len({stream.name for stream in chosen}) < len(chosen):

@@ -91,7 +91,7 @@ def command(  # noqa: PLR0917  typer calls it by name
     master: Annotated[str | None, typer.Option(help="Sweep on this Spark master instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask, and print the answer."""
+    """Run the simulation, and print its result."""
     with ending("simulate"):
         sizes = _sizes(workers)
         question = SimulationQuestion(

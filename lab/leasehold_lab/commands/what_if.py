@@ -60,7 +60,7 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
-    """Watch, simulate, tell."""
+    """Watch the table, simulate the change, and print what would move."""
     with ending("what-if", StoreError):
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:

@@ -58,7 +58,7 @@ class Ownership:
         assert store.get([KEY]) == (stored(store),)
 
     def test_a_new_store_lists_nothing(self, store: Store) -> None:
-        """A new store contains no leases, as leftovers would be taken for leases of this stream."""
+        """A new store contains no leases, because leftovers would be taken for leases of this stream."""
         assert store.list().leases == ()
 
     def test_readings_come_in_the_order_asked_without_the_missing(self, store: Store) -> None:
@@ -89,7 +89,7 @@ class Ownership:
         assert stored(store) == row
 
     def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
-        """A slow but living owner would lose its lease to a worker that believed it dead."""
+        """A claim needs the current version, so that a slow but living owner keeps its lease."""
         seen = owned(store)
         awake = done(store.write(RenewLease(seen)))
         assert lost(store.write(ClaimLease(seen, "bob"))) == awake
@@ -343,7 +343,7 @@ class Checkpoints:
         assert done(store.write(RenewLease(evolve(row, weight=None)))).weight == 256
 
     def test_notes_survive_every_other_write(self, store: Store) -> None:
-        """Annotations survive every other write, so a pinned start or a sealed end does not vanish."""
+        """Annotations survive every other write, so a pinned start or a sealed end is not lost."""
         row = done(store.write(AnnotateLease(requested(store), "a", "1")))
         row = done(store.write(RenewLease(store.get([KEY])[0])))
         row = done(store.write(CheckpointLease(row, Position("41"))))
@@ -424,7 +424,7 @@ class Handoff:
         assert lost(store.write(ClaimLease(gift, "bob"))) == now
 
     def test_what_nobody_accepted_is_taken_back(self, store: Store) -> None:
-        """A gift that its next owner did not accept can be taken back, for that worker may be dead."""
+        """A gift that its next owner did not accept can be taken back, because that worker may be dead."""
         gift = done(store.write(GiveLease(requested(store), Position("41"))))
         now = done(store.write(TakeBackLease(gift, "ann")))
         assert facts(now) == facts(evolve(gift, owner="ann"))

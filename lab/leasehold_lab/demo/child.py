@@ -1,4 +1,4 @@
-"""A process of the demo, which can be killed or asked to end, and ends when the process that started it does."""
+"""Starts a process of the demo, which can be killed or stopped, and ends when the process that started it does."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ HIDDEN_VARIABLES = (
 
 
 def isolate() -> None:
-    """Forget this process's credentials, so that they don't reach a stand-in, nor a stand-in's a real service."""
+    """Replace this process's credentials, so that they reach no stand-in, and those of a stand-in no real service."""
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)

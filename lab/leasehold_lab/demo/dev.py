@@ -150,7 +150,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
 
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
-    """Put records until told to end, each with its key and its number among the records of that key."""
+    """Put records until `ending` is set, each with its key and its number among the records of that key."""
     numbers, places = Counter[str](), count()
     pause = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
@@ -246,9 +246,9 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""How long a shard of a table's stream lives before another one follows it. An hour later it is gone.
+"""How long a shard of a table's stream lives before a new one follows it. It expires an hour later.
 
-In the service these are hours, and a day.
+In DynamoDB a shard lives for some hours and expires after a day.
 """
 
 

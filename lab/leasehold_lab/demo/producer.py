@@ -22,7 +22,7 @@ def sent_of(line: str | bytes) -> Sent:
 
 
 def produce(endpoint: str, stream: str, rate: int, ending: Event) -> None:
-    """Put `rate` records per second until told to end, and print each once the stream has it."""
+    """Put `rate` records per second until `ending` is set, and print each once the stream has it."""
     stream_client = client(endpoint)
 
     def acknowledged(rows: KeyedRows) -> None:

@@ -47,7 +47,7 @@ WAIT_SECONDS = 30.0
 
 
 class StreamError(Exception):
-    """The stand-in did not do what it was asked to."""
+    """The stand-in did not carry out a request."""
 
 
 def client(endpoint: str) -> "KinesisClient":
@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 
 class Tail(Generic[T]):
-    """The lines added to a file since the last look.
+    """The lines added to a file since the last call.
 
     An incomplete last line is not returned: its writer is still writing it, or was killed.
     """
@@ -181,7 +181,7 @@ AT_WORK = "at work"
 
 
 class StageError(Exception):
-    """The run cannot continue. The message has what stopped, and its last output."""
+    """The run cannot continue. The message names the process that stopped, with its last output."""
 
 
 @define
@@ -274,7 +274,7 @@ class Stage:
         self.tick()
 
     def abandon(self) -> None:
-        """Kill all processes, in whatever state they are."""
+        """Kill all processes without letting them drain."""
         for child in self._children.values():
             child.kill()
         self._children.clear()

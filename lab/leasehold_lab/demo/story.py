@@ -20,7 +20,7 @@ class Story:
     Attributes:
         sent: The records that the stream acknowledged.
         chapter: The heading of the current event.
-        said: The sentences shown so far, each with the seconds after which it was shown.
+        said: The sentences shown so far, each with its time in seconds since the start.
         heard: Called with each sentence.
         shown: Called after each change.
     """

@@ -47,7 +47,7 @@ class Limits:
             judged.
         groups: How workers form groups.
         callable_faults: Whether unforeseen exceptions are allowed.
-        notice_seconds: How long a worker may take to stop after its right to a lease is over.
+        notice_seconds: How long a worker may take to stop after it has lost its right to a lease.
         duplicates: Whether a record may be dispatched again after its shard changed hands.
         wait_seconds: How much of a record's wait for its dispatch may lie outside the reach of all faults. Unless this
             is infinite (not judged), repetitions need a fault to explain them, too.

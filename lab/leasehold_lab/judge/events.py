@@ -73,7 +73,7 @@ class Sent:
     """A record that the stream acknowledged.
 
     Attributes:
-        key: Its partition key, or whatever else records are ordered by.
+        key: Its partition key, or the key by which the source orders records.
         number: Increases in the order in which the stream accepted the records of one key.
         digest: A digest of its data, unique among the records of the key.
         t: When it was acknowledged; None if that was not recorded.
@@ -193,8 +193,8 @@ class Incident:
     Attributes:
         what: One of these:
 
-            - "start", "crash", "leave", "gone": A process started, died without warning, was told to leave, or left.
-            - "nap": It stood still for `seconds`.
+            - "start", "crash", "leave", "gone": A process started, died without warning, was asked to leave, or left.
+            - "nap": It was paused for `seconds`.
             - "zombie": From now on it renews but never plans.
             - "split", "merge", "double": A shard was split or merged, or all shards were split.
             - "trouble": Something failed for `seconds`, described in `note`.
@@ -216,7 +216,7 @@ class RunHistory:
     Attributes:
         first: The rows at the start.
         events: The events, those of each process in its own order.
-        writes: The writes in the order in which the table took them.
+        writes: The writes in the order in which the table applied them.
         answers: Writes as their processes saw them, if no table recorded them.
         rows: Rows seen in reads of the table.
         parents: The parents of every shard that the stream listed.

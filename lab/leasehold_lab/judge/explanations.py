@@ -8,12 +8,12 @@ everything.
 
 Four rules hold:
 
-1. The judge asks no stream, table, worker or clock; the program that ran the fleet recorded everything.
+1. The judge reads no stream, table or clock, and calls no worker; the program that ran the fleet recorded everything.
 2. A breach contains what, when and why, and is never just False.
 3. A law is judged only if what it is about was recorded. Records sent and dispatched are enough for losses, order,
    duplicates, tokens and gaps; the other laws need writes, and the times of reads and of finished handlers. Writes come
-   as the table took them, or as each process saw the responses to its own; then two writes are compared only if one was
-   answered before the other was sent.
+   as the table applied them, or as each process saw the responses to its own. Two of the latter are compared only if
+   one was answered before the other was sent.
 4. A fault is recorded by the program that caused it. A long wait or a repetition that no fault explains is a breach.
 
 `verdict_on` returns the verdict on a finished run, for people and programs: its figures, and every breach.
@@ -150,7 +150,7 @@ class Explanations:
         for record in self._history.of_kinds("record"):
             before = last.get((record.shard, record.place))
             last[record.shard, record.place] = record
-            # If the process did not let go in between, the laws of records report the repetition.
+            # If the process did not lose the lease in between, the laws of records report the repetition.
             if before is None or before.process == record.process or (record.process, record.shard) in named:
                 continue
             concerned = self._concerned(record.shard, before.t, record.t)

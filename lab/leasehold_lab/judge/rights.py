@@ -5,7 +5,7 @@ Laws 1 to 5 judge the writes as the table applied them (`RunHistory.writes`):
 1. A lease is claimed only after it has expired by its owner's own clock.
 2. Each change of owner adds one to the counter, so a former owner always notices. A checkpoint never goes back.
 3. A checkpoint passes a record only after a handler has finished with the record or a dead letter holds it.
-4. A process dispatches records only if it holds the lease, or held it until a moment ago.
+4. A process dispatches records only if it holds the lease, or held it until shortly before.
 5. A process reads every lease that it holds, or lets it go, within UNREAD_SECONDS.
 
 Laws 6 to 12 judge the writes as their processes saw them (`RunHistory.answers`), together with the records dispatched.
@@ -15,7 +15,7 @@ only if it was sent after the other was answered:
 6. No two processes are both told that their write created the same version of a lease.
 7. The counter of a lease never falls.
 8. A process that takes a lease or writes its checkpoint never receives a checkpoint before one already confirmed.
-9. A worker writes no checkpoint after another worker has taken the lease from it.
+9. A worker writes no checkpoint once another worker has taken the lease from it.
 10. A process dispatches records only as long as the last write it sent keeps the lease.
 11. A lease is claimed only after it has expired by its owner's own clock.
 12. Once the end of a shard is checkpointed, no later reader dispatches its records again, even if the row was deleted.
@@ -210,7 +210,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
         elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
             if write.t - current.written > silent(write.worker):
-                # The process let go when its lease expired, and took up the same lease later.
+                # The process dropped its expired lease, and took the same lease again later.
                 over.append(evolve(current, end=write.t))
                 current.begin = write.t
             current.written = write.t

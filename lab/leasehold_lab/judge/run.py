@@ -35,7 +35,7 @@ RecordId = tuple[str, str]
 
 @frozen
 class Life:
-    """One process of a worker, from start to end. `leaves` is when it was told to leave."""
+    """One process of a worker, from start to end. `leaves` is when it was asked to leave."""
 
     worker: str
     process: str
@@ -63,7 +63,7 @@ def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
 
 
 def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
-    """Return the workers that are running at `t` and have not been told to leave."""
+    """Return the workers that are running at `t` and have not been asked to leave."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
 
@@ -89,7 +89,7 @@ class ReaderChange:
 
 @frozen
 class JudgedRun:
-    """A run that is over, or is judged as if it were."""
+    """A run that has ended, or is judged as if it had."""
 
     history: RunHistory
     limits: Limits

@@ -16,8 +16,8 @@ class Tenure:
     """The reading of a shard by one process, from `initialize` to its end.
 
     Attributes:
-        end: Infinity while the tenure goes on.
-        how: The event that ended it, "cut" if the process died or initialized again first, or "" while it goes on.
+        end: Infinity while the tenure continues.
+        how: The event that ended it, "cut" if the process died or initialized again first, or "" while it continues.
         records: In the order of dispatch.
         finished: The places of the records that a handler has finished with, if that was recorded.
         again: Records dispatched although a handler had finished with them.

@@ -1,4 +1,4 @@
-"""The contract of stores for a store of your own, in one line of a test file."""
+"""Applies the contract of stores to a store of your own, in one line of a test file."""
 
 import inspect
 from collections.abc import Callable, Iterator

@@ -53,7 +53,7 @@ class Law:
     _holds: Callable[[Planner, Any], None]
 
     def __call__(self, plan: Planner, case: Scene | SmallFleet) -> None:
-        """Try this one case. Raises LawBroken, and whatever `plan` raises."""
+        """Try this one case. Raises LawBroken, and any exception that `plan` raises."""
         self._holds(plan, case)
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ def simulate(
         seed: The seed of everything that is random.
         cycles: How long to continue after the event, in units of `Config(rules).cycle_seconds`. During the last two
             the fleet must be at rest.
-        handler: Receives every batch. Time stands still while it runs. Without a handler records are only recorded.
+        handler: Receives every batch. Time does not pass while it runs. Without a handler records are only recorded.
         network: The faults of requests. By default two in a thousand requests stall, and as many responses are lost.
             The last half of the time has no faults.
 

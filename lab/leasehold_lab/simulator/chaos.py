@@ -93,7 +93,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
     if _chance(acknowledging, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
-    # A bulletin tells who must look; or every worker looks, because rows are dated and annotations cost requests, or
+    # A bulletin says who must look; or every worker looks, because rows are dated and annotations cost requests, or
     # because it looks once a cycle.
     cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _with_callable_faults(seed, draw.choice(cadences))
@@ -124,7 +124,7 @@ def _chance(draw: random.Random, probability: float) -> bool:
 
 
 def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
-    """Let some fleets know who is coming, but never expect a worker that doesn't come or that leaves for good."""
+    """Let some fleets know who is coming, but never expect a worker that doesn't come or doesn't return."""
     names = tuple(sorted({member.worker for member in members}))
     staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}
     hint = draw.choice((None, len(names), names))
@@ -159,7 +159,7 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
             ending_process = evolve(process, ends=end, ending="leave")
         case _:
             return [process]
-    # A process restarted under the old id comes after its predecessor is gone, including its drain.
+    # A process with the old id starts only after its predecessor has drained and ended.
     restarted = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
     return [ending_process, restarted] if ending.endswith("again") else [ending_process]
 

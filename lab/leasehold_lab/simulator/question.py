@@ -72,11 +72,11 @@ class SimulationQuestion:
         start: Whether the starts of workers are spread over a cycle or nearly simultaneous.
         pace: "cycle" if every worker scans once per 20.05 s (C16 excepted) and renews every 3.3 s; "own" for the
             default of each rule set's library.
-        hint: Whether `minimal` is told which workers to expect.
+        hint: Whether `minimal` knows which workers to expect.
         grouped: Whether `minimal` balances the groups too.
         peer: The rules of the other workers, if only `share` of the workers have ours.
         cycles: How long to continue after the event.
-        pauses: How often per hour each worker stands still for 1 to 3 s.
+        pauses: How often per hour each worker is paused, for 1 to 3 s.
         sessions: Whether the table has the layout `sessions`.
         known: Whether the workers that are there from the beginning have read the table before; needs `pace` "own".
         dated: Whether the table is like blobs: listings show how old each row is, and bulletins cost requests.
@@ -214,7 +214,7 @@ def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: in
 
 
 def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
-    """Return the answer for every seed, in order, from a few long tasks on Spark, which needs leasehold installed."""
+    """Return the answer for every seed, in order, computed by a few long tasks on Spark, which needs leasehold."""
 
     def answers(batches: Iterable[object]) -> Iterator[object]:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own

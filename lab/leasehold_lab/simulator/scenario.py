@@ -32,7 +32,7 @@ only at the end of a shard, as a child of a MultiLangDaemon may.
 
 @frozen
 class Nap:
-    """A period in which a process stands still, as a paused virtual machine does."""
+    """A period in which a process is paused, as in a suspended virtual machine."""
 
     at: float
     seconds: float
@@ -48,10 +48,10 @@ class Member:
         starts: When it starts.
         ends: When it ends.
         ending: Whether it then dies without warning, or drains.
-        naps: When it stands still.
-        phase: How long after its start it looks a second time, whatever it planned. This keeps members that start
+        naps: When it is paused.
+        phase: How long after its start it looks a second time, regardless of its plan. This keeps members that start
             together from always looking at the same time.
-        plans: Until when it plans. A zombie goes on renewing after that.
+        plans: Until when it plans. A zombie continues to renew after that.
         foreign: Whether it stands for another library: it answers no requests for planned moves, and steals under the
             version that it saw, as KCL 2.x and the Event Hubs SDKs do.
         rate: How fast its clock runs.
@@ -188,7 +188,7 @@ class Scenario:
         checkpoints: The least number of seconds between two checkpoints of a lease; 0 to checkpoint every batch.
         read_seconds: The time between two reads of a shard, and between two records of one.
         weighed: Whether the throughput that readers measure is stored.
-        scan_per_cycle: Whether the table is scanned exactly once per `cycle_seconds`, whatever the plan requests (C16
+        scan_per_cycle: Whether the table is scanned exactly once per `cycle_seconds`, regardless of the plan (C16
             excepted).
         sessions: Whether the table has the layout `sessions`; if there are swaps, the second table has it.
         swaps: When the leases are moved to a second table, back, there again, and so on; if empty, there is one table.
@@ -375,7 +375,7 @@ def known(fleet: FleetScenario) -> FleetScenario:
 
 
 def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
-    """Return the fleet with pauses: every worker stands still now and then, for 1 to 3 s."""
+    """Return the fleet with pauses: every worker is paused now and then, for 1 to 3 s."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:

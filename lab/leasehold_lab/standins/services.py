@@ -12,7 +12,7 @@ AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 WRITING_SECONDS = 8.0
-"""How long azurite may take to write its data when it is told to end."""
+"""How long azurite may take to write its data when it is stopped."""
 
 KINESIS_FILE = "streams.json"
 """The file in which kinesis-local keeps its streams. If it is ended while it writes, the file is truncated."""
@@ -65,7 +65,7 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
 
 
 def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
-    """Run Azure's blob containers. The account's name is the first part of every path.
+    """Run a stand-in for Azure Blob Storage. The account's name is the first part of every path.
 
     If `folder` is given they are kept there: written every few seconds and, unless it is killed, at the end.
     """

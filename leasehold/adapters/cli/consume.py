@@ -89,7 +89,7 @@ def command(
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
     **options: Unpack[Options],
 ) -> None:
-    """Run one worker until it is told to end."""
+    """Run one or more workers until they are stopped."""
     me = options["worker"] = worker_id() if options["worker"] is None else options["worker"]
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log == "json":

@@ -64,7 +64,7 @@ def command(  # noqa: PLR0917  one for each option
     create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Plan, write, verify, tell."""
+    """Copy the leases, verify the copies, and print each move."""
     with (
         ending("copy-leases", StoreError),
         closing(open_store(from_, create=False, write=False)) as source,

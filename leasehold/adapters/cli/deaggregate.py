@@ -48,7 +48,7 @@ def command(
     strict: Annotated[bool, typer.Option("--strict", help="Treat a malformed aggregate as an error.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, too.")] = False,
 ) -> None:
-    """Read every line, print every user record, then say what was dropped."""
+    """Print the user records of every line, then report what was dropped."""
     records, dropped = Counter[str](), Counter[str]()
     with ending("deaggregate", misuse=(ValueError, OSError)):
         within: HashRange | None = None

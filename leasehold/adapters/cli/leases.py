@@ -138,7 +138,7 @@ def command(  # noqa: PLR0917  one for each option
     check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
     **options: Unpack[Options],
 ) -> None:
-    """Look once, or keep watching."""
+    """Show the table once, or repeatedly with `--watch`."""
     with ending("leases", StoreError, SourceError), ExitStack() as stack:
         lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
         table = stack.enter_context(closing(open_for_reading(store, options["to"])))

@@ -48,7 +48,7 @@ def command(
     name: Annotated[str, typer.Option(help="This query's.")] = "main",
     once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
 ) -> None:
-    """Run the query, and report errors in one line."""
+    """Run the query until it ends or is stopped, and report an error in one line."""
     try:
         source_options = _options(options or ())
         # Check this here: a Connect server's page shows every option that it receives, even a rejected one.
@@ -84,7 +84,7 @@ def command(
 
 
 class BatchPrinter:
-    """Prints each batch of a query once, also if the query is started again."""
+    """Prints each batch of a query once, even if the query is started again."""
 
     def __init__(self) -> None:
         self._query: StreamingQuery | None = None

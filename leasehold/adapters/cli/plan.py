@@ -79,7 +79,7 @@ def command(
         typer.Option(help="Ask as this worker, where the input does not say who asks.", show_default=False),
     ] = None,
 ) -> None:
-    """Read one question, print one answer."""
+    """Read a JSON question from standard input, and print the plan."""
     with ending("plan", misuse=(BadJsonField, OSError)):
         planned = answer(sys.stdin.buffer.read(), worker)
     print(json.dumps(planned, indent=indent))

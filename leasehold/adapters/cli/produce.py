@@ -58,7 +58,7 @@ def command(
     json_: Annotated[bool, typer.Option("--json", help="Print the counters as JSON at the end.")] = False,
     **options: Unpack[ProduceOptions],
 ) -> None:
-    """Read until the end or a signal, then drain."""
+    """Send the lines until the end of the input or a signal, then wait until all are written."""
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
         key_of = _key(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
@@ -92,7 +92,7 @@ def _member(line: bytes, name: str) -> str:
         document = json.loads(line, parse_constant=_not_json)
     except (ValueError, RecursionError):
         raise ValueError(f"--key json:{name}: it is not JSON") from None
-    # Treat null like a missing member, otherwise all lines without a key would share the key "null", and one shard.
+    # Treat null like a missing member, or all lines without a key would share the key "null", and one shard.
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
     value = document[name]

@@ -75,7 +75,7 @@ def command(  # noqa: PLR0917  one for each option
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Hand all over, and say what became of them."""
+    """Dispatch or put back every dead letter, and print what became of each."""
     with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")

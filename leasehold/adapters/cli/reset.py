@@ -121,7 +121,7 @@ def command(  # noqa: PLR0917  one for each option
     even_if_owned: EvenIfOwned = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan, write, tell."""
+    """Set the checkpoints, and print each move."""
     with ending("reset", StoreError):
         if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
             raise ValueError("--to, --shift-by and --plan: give one of them")

@@ -270,7 +270,7 @@ class Children:
 
     Args:
         argv: The program and its arguments.
-        most_records: The maximum number of records in a message.
+        max_records: The maximum number of records in a message.
         timeout_seconds: Kill a child that sends nothing for this long while an answer is due; None for never.
         shard_end_seconds: How long to wait for the answer to `shardEnded` if `timeout_seconds` is None.
     """

@@ -100,7 +100,7 @@ class ChildHandler:
         children: The children.
         attempts: How many children in turn are sent a batch that ends them.
         dead_letter: Receives a record that ends every child; None to leave the shard to other workers.
-        empty: Whether children also get messages for reads without records.
+        send_empty: Whether children also get messages for reads without records.
         strict: Whether the first fault of a child ends the worker, as in Java. It is then in `fault`.
     """
 

@@ -120,8 +120,8 @@ class Conversation:
 
     Args:
         shard: The id of the shard.
-        at: The checkpoint in the row.
-        most_records: The maximum number of records in a message.
+        checkpoint: The checkpoint in the row.
+        max_records: The maximum number of records in a message.
 
     Attributes:
         acknowledged: The checkpoint in the row.

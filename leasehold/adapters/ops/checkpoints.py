@@ -3,11 +3,11 @@
 A copy never moves a checkpoint back, and is verified afterwards. The fencing number is copied, too, so a lease's next
 owner in the new store gets a number above all those that its handlers have seen in the old one. (A layout that does not
 count owners has no number to copy.) Every store uses the id of a partition or shard as the key, so keys are copied
-unchanged. If a table serves several streams its keys have a prefix, which can be removed or added.
+unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
 
 No worker ever moves a checkpoint back. Only the store's reset does, on a lease without an owner, and it counts as a
-change of owner. So all writes of a former owner are rejected, while the row, its fencing number and the annotations of
-others stay.
+change of owner. All writes of a former owner are then rejected, while the row, its fencing number and the annotations
+of others stay.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -28,7 +28,7 @@ STILL_SECONDS = 40.0
 """Longer than the time between two renewals of any known worker. Those of the Python SDK take up to 36 s."""
 
 _ATTEMPTS = 5
-"""If the operator insists, a live owner may renew between our two writes, so we try again."""
+"""How often to try with `insist`, because a live owner may renew between the two writes."""
 
 
 @frozen
@@ -103,7 +103,7 @@ def live_keys(
 ) -> frozenset[str]:
     """Return the keys of the leases whose owner renewed within `still_seconds`.
 
-    Waits that long, unless the ages of the rows show that no owner has.
+    Waits that long, unless the ages of the rows already show that no owner did.
     """
     (keys,) = live_keys_of_each([(store, leases)], still_seconds, pause)
     return keys
@@ -135,7 +135,7 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
     """Move the stored lease to this one's checkpoint, and let it count owners from this one's epoch.
 
     The owner, if there is one, is removed first. The row exists at all times: after a crash in between, the lease has
-    no owner and its former checkpoint, and the command can be run again.
+    no owner but its former checkpoint, and the command can be run again.
 
     Args:
         store: The store.

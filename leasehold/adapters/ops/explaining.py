@@ -339,7 +339,7 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
         if progress.behind is None
         else f"it was {progress.behind:.1f} s behind then"
     )
-    # An owner measures from when it took the lease, also if it had held the lease before.
+    # An owner measures from when it took the lease, even if it had held the lease before.
     never = f"has not been read since it came to {progress.owner}"
     read = never if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
     tried = (

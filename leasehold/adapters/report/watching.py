@@ -1,7 +1,7 @@
 """Watches a lease table, and returns its state as one value and as the JSON that pages and monitoring read.
 
 `leases`, `serve`, `explain`, `what-if` and `report` all show a `WatchedTable`. A `TableWatch` returns one for each
-reading of the table. Between readings it remembers how long rows have stood still, and whether positions move.
+reading of the table. Between readings it remembers how long rows have been unchanged, and whether positions move.
 """
 
 import math
@@ -73,7 +73,7 @@ class WatchedTable:
     """The state of a table after it was watched for some time.
 
     Attributes:
-        leases: The leases, each with how long it has stood still, sorted by key.
+        leases: The leases, each with how long it has been unchanged, sorted by key.
         history: What the watch has learned about owners.
         seconds: For how many seconds the table was watched.
         malformed: The rows that cannot be read as leases.

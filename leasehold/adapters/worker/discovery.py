@@ -464,6 +464,6 @@ def expired_unread(lease: Lease) -> str:
 
 
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
-    """Return whether this worker is drawn from the crowd, the `times`-th time that there is cause."""
+    """Return whether this worker is drawn from the crowd, the `times`-th time that a draw is needed."""
     # All workers compute the same digest, so they agree on the draw without communication.
     return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))

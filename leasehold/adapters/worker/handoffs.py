@@ -2,8 +2,8 @@
 
 The taker registers as next owner and reads only that row until it owns the lease (`Look.keys`). The owner gives the
 lease at the end of its running batch (H3), with `Holding.release`. The next owner starts to read only after it has
-claimed the lease. If it does not claim the gift in time, the gift is taken back here, otherwise no worker would read
-the lease until it expires.
+claimed the lease. If it does not claim the gift in time, the gift is taken back here, because no worker would read the
+lease until it expires.
 """
 
 import logging
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class ParallelMap(Protocol):
-    """Applies a function to each item, like `map`; a pool's need not wait for one write before the next."""
+    """Applies a function to each item, one after another like `map`, or concurrently like that of a pool."""
 
     def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
         """Return the results in the order of the items."""

@@ -284,7 +284,7 @@ class ProgressMeter:
         before = progress_of(lease)
         moved = before is not None and before.owner != me
         self.moved = moved
-        # Continue the previous owner's values, otherwise a batch that no owner can handle would always look new.
+        # Continue the previous owner's values, or a batch that no owner can handle would always look new.
         before = before or Progress(0.0, me)
         self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
         self._arrived: float | None = None
@@ -326,7 +326,7 @@ class ProgressMeter:
             self._taken = now - max(0.0, wall() - before.done)
 
     def awaited(self, now: float) -> None:
-        """Note that the shard is to be read from now on, so that it counts as silent also if it is never asked for."""
+        """Note that the shard is to be read from now on, so that it counts as silent even without a request."""
         with self._lock:
             self.silent_since = now
 
@@ -383,7 +383,7 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # Nothing was asked for: an idle link has nothing to bring.
+                # No request was made: an idle link has nothing to return.
                 self.called = self.silent_since = None
             return
         with self._lock:
@@ -400,7 +400,7 @@ class ProgressMeter:
             self._pending = self._unfinished or self._oldest is None
             self._arriving, self._excused = batch.last_arrived, waits
             if waits:
-                self._done = now  # otherwise a shard whose records are to wait would be shown as stalled
+                self._done = now  # or a shard whose records are to wait would be shown as stalled
             if batch.behind_seconds is not None:
                 # The time that records are to wait is lag, but does not show that the consumer falls behind.
                 self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
@@ -420,7 +420,7 @@ class ProgressMeter:
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
-            # Counts as done up to now, otherwise a shard that is right to wait would be shown as stalled.
+            # Counts as done up to now, or a shard that is right to wait would be shown as stalled.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 
@@ -493,7 +493,7 @@ class ProgressMeter:
         self._lags.append((now, behind))
 
     def _behind_at(self, now: float) -> float | None:
-        # Records that are not done grow older, whatever is read or tried meanwhile.
+        # Records that are not done grow older, even if others are read in the meantime.
         oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
             if self._before is not None:

@@ -2,7 +2,7 @@
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
-   a renewal is in progress the lease is dropped a third later, because nearly all of those succeed.
+   a renewal is in progress, the lease is dropped a third of that time later, because nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
 from ours. `first_watch`, `renew_pause` and `news` are a worker's part in bulletins (C4): whether it reads them, how
@@ -213,7 +213,7 @@ class Renewing:
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
-            # Always, otherwise the renewal would count as in progress forever, and the lease not be renewed again.
+            # Even after an exception, or the renewal would count as in progress forever, and never be repeated.
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
@@ -230,7 +230,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose measured gaps are too long. `plan` waits longer for them, by the same figures."""
         for owner, gap in slow_owners(me, config):
-            # Only once, otherwise every full read would log it for as long as that worker runs.
+            # Only once, or every full read would log it for as long as that worker runs.
             if owner not in self._said:
                 self._said.add(owner)
                 log.warning(

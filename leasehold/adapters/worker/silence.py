@@ -1,6 +1,6 @@
 """Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D7).
 
-A worker whose connection to the lease table works renews its leases, whatever becomes of its connection to the stream.
+A worker whose connection to the lease table works renews its leases, even if its connection to the stream fails.
 To others these leases look alive, although no worker reads them. The rules are in `specs/lifecycle.md`.
 
 This module reads no clock and sends no request. `Worker` has it judge after each full read of the table, and carries
@@ -129,7 +129,7 @@ class StreamSilence:
         resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not resting:
             return False
-        # What nobody has taken by now, nobody else will: it is better tried here than left alone.
+        # A lease that no other worker has taken by now, no other worker will take, so try it here.
         given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= given_up)
 
@@ -213,14 +213,14 @@ class StreamSilence:
             few([holding.key for holding in left]),
             rest,
         )
-        # Not for the whole rest: what nobody else has taken by then is tried again (D5).
+        # Not for the whole rest: a lease that no other worker has taken by then is tried again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in left]
 
     def _stream(self, name: str) -> _StreamState:
         return self._streams.setdefault(name, _StreamState(REST * self._lease_seconds))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
-        """Return since when each stream has not responded, by stream, and note which of them do not respond now."""
+        """Return, for each stream that does not respond, since when it has not, and record these streams as silent."""
         silences = _silent_since(holdings)
         for name, since in silences.items():
             if now - since >= self._lease_seconds * MARGIN:
@@ -245,7 +245,7 @@ class StreamSilence:
         return since + max(TRIAL * self._lease_seconds, shard.rest_seconds if shard else 0.0)
 
     def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
-        """Return the lease of a shard that does not respond, with the owner that has the fewest leases to read it."""
+        """Return the lease of a shard that does not respond, to be given to the owner that has the fewest leases."""
         shard = self._shards.setdefault(holding.key, _ShardState(REST * self._lease_seconds))
         rest, shard.rest_seconds = shard.rest_seconds, min(2 * shard.rest_seconds, REST_SECONDS_MOST)
         shard.rests_until = now + rest
@@ -281,7 +281,7 @@ class StreamSilence:
 
 
 def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
-    """Return since when each stream that does not respond has not, by stream (D1)."""
+    """Return, for each stream that does not respond, since when it has not (D1)."""
     heard, waits = dict[str, float](), dict[str, float]()
     for holding in holdings:
         name, progress = holding.lease.stream, holding.progress

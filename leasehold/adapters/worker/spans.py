@@ -34,5 +34,5 @@ class WorkerSpans:
         return source
 
     def handler(self, handler: Handle) -> Handle:
-        """Wrap a handler of batches so that each call, with whatever it awaits, is a span."""
+        """Wrap a handler of batches so that each call, including what it awaits, is a span."""
         return handler

@@ -1,9 +1,9 @@
 """What one worker has read of its lease table, how old that is, and what may have happened unseen.
 
-1. `Watch` keeps what was read and for how long each row has stood still. This file adds when it was read, and what a
+1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and what a
    reading does not show: rows of leases that were dropped here, and leases that others have finished while this process
-   stood still.
-2. A reading that fails changes nothing but what is known about outages, and is still needed afterwards.
+   was paused.
+2. A reading that fails only changes what is known about outages, and must be repeated.
 """
 
 import math
@@ -31,7 +31,7 @@ class TableView:
         clock: The worker's clock.
 
     Attributes:
-        watch: What was read, and for how long each row has stood still.
+        watch: What was read, and for how long each row has been unchanged.
     """
 
     def __init__(self, store: Store, config: Config, clock: Callable[[], float]) -> None:
@@ -86,7 +86,7 @@ class TableView:
         keys: Collection[str] | None,
         reports: Reports = NO_REPORTS,
     ) -> Sequence[Lease]:
-        """Keep these rows, and return every lease with how long it has stood still.
+        """Keep these rows, and return every lease with how long it has been unchanged.
 
         Args:
             rows: The rows, as read or as returned by writes.

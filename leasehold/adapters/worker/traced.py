@@ -119,9 +119,9 @@ class TracedSpans(WorkerSpans):
         return TracedSource(source, self)
 
     def handler(self, handler: Handle) -> Handle:
-        """Wrap a handler of batches so that each call, with whatever it awaits, is a span."""
+        """Wrap a handler of batches so that each call, including what it awaits, is a span."""
 
-        def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  whatever the callable takes
+        def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  the callable's own arguments
             # OpenTelemetry rejects and logs an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
             attributes = {"lease": batch.lease, "records": len(batch.records), **fence}

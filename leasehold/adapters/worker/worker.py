@@ -267,15 +267,15 @@ class Worker:
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it.
 
-        The shards are listed, too. If the shard does not exist, its row must be deleted (L10), otherwise workers would
-        try to read it forever.
+        The shards are listed, too. If the shard does not exist, its row must be deleted (L10), or workers would try to
+        read it forever.
         """
         self._book.leave_alone(key, seconds)
         self.discovery.want()
 
     def close(self) -> None:
         """Take no more leases, and withdraw all requests; the consumer releases the held leases."""
-        # Must come first, otherwise a turn that begins meanwhile could make another request.
+        # Must come first, or a turn that begins meanwhile could make another request.
         self._closing = True
         self._book.handoffs.withdraw()
 
@@ -391,7 +391,7 @@ class Worker:
         return shards
 
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
-        """Carry out these actions, and return the leases with those that this worker has taken.
+        """Carry out these actions, and return all leases, including those that this worker has just taken.
 
         The response to a write contains the row, so no row is read again to see the result (C10).
         """

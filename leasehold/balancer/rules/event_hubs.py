@@ -154,7 +154,7 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
 
 
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take one partition while not above the share: a free one, or else one of an owner two above the share (E6)."""
+    """Take one partition unless above the share: a free one, else one of an owner that holds two more than it (E6)."""
     low, _ = _share(census)
     mine = len(census.mine)
     if mine > low:  # E6

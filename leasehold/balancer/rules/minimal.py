@@ -30,9 +30,9 @@ rather than stolen (H2), so that the owner finishes its batch and writes its che
 records dispatched after its last checkpoint are delivered again.
 
 Why the moves end. Each move of M6 brings two workers closer to their shares and moves none away from its share;
-balanced workers request nothing (M3). If other workers fail to act, because they are stuck or were expected in vain,
-any worker does so in their place after `patience` cycles without a change (M9). It moves one lease per turn, and only
-between workers that are two or more leases apart, so no such move can undo another.
+balanced workers request nothing (M3). If other workers fail to act, because they are stuck or never came although they
+were expected, any worker does so in their place after `patience` cycles without a change (M9). It moves one lease per
+turn, and only between workers that are two or more leases apart, so no such move can undo another.
 
 Example: a holds 6 leases, b holds 4, and c joins. The floor is 3, and the one extra goes to a, so the shares are 4, 3
 and 3. The others cannot see c yet, so it takes one lease to become visible, here one of b's (M5). Now the counts are 6,

@@ -10,8 +10,8 @@ right error, or retries.
    here must give the same signature. There must be no proxy and no client certificate, and server certificates must be
    verified. No code except boto3 and this package may have registered handlers for the call. Otherwise, and if the
    internals of boto3 are not as expected, boto3 makes every call.
-2. A pattern is valid only for the credentials that it was made with. If they change, also if they are refreshed, boto3
-   makes the next call.
+2. A pattern is valid only for the credentials that it was made with. If they change or are refreshed, boto3 makes
+   the next call.
 3. A request that may have been carried out is not sent again, except where boto3 itself would retry it.
 
 `Signer` makes Signature Version 4 for requests that differ only in their time and body. The rest of the canonical

@@ -428,7 +428,7 @@ class DynamoStore:
             table: The name of the table.
             region: The region, or None for the session's.
             endpoint: The endpoint, or None for the region's.
-            create: Create the table if it does not exist, also if it is deleted later.
+            create: Create the table if it does not exist, and again if it is deleted later.
             session: A boto3 session with the credentials. By default boto3 finds them.
             request_seconds: The time limit of a request with all its retries.
             prefix: The prefix of one application, if many share the table.

@@ -350,7 +350,7 @@ _CELLS = "SELECT name, version, fields FROM cells"
 
 
 def cell_of(row: Row | Mapping[str, Any]) -> Stored:
-    """Parse a stored row. If its fields are invalid, return none; the caller raises an error naming a missing field."""
+    """Parse a stored row. If its fields are invalid, the cell has none, and the caller names a missing one."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:

@@ -70,7 +70,7 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
 
 
 def bucket_of(location: str) -> tuple[str, str]:
-    """Split the place of a URL into bucket and prefix. Raises ValueError if there is no bucket."""
+    """Split the location in a URL into bucket and prefix. Raises ValueError if there is no bucket."""
     bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("store URL: gcs:// wants bucket/prefix")

@@ -75,7 +75,7 @@ class VersionedRows(Protocol):
         """Delete a row if it still has this version.
 
         Returns:
-            False if the deletion was rejected. True if the row no longer exists, also if it did not exist before.
+            False if the deletion was rejected. True if the row no longer exists, even if it did not exist before.
         """
 
     def prove(self) -> None:

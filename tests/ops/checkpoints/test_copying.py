@@ -207,7 +207,7 @@ class Mortal:
 def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
     owner: str | None, *, after: bool
 ) -> None:
-    """A missing lease would be created again by the fleet, perhaps at LATEST, and its records would be lost."""
+    """No lease is ever missing, because the fleet would create it again, perhaps at LATEST, and skip its records."""
     for writes in count(1):
         store = MemoryStore()
         rows = [placed(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]

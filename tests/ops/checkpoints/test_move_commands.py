@@ -273,7 +273,7 @@ def test_the_moves_of_a_pipe_are_one_line_each(here: tuple[str, MemoryStore]) ->
 def test_a_living_owners_lease_is_not_reset_unless_told(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running worker would checkpoint over the reset, and the operator would believe it done."""
+    """The lease of a running worker is not reset, because the worker would checkpoint over the reset."""
     url, store = here
     row = [placed(store, Lease("0", owner="ann", checkpoint=AT_9))]
 
@@ -291,7 +291,7 @@ def test_a_living_owners_lease_is_not_reset_unless_told(
 def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two fleets would read one stream although the operator was told that all went well."""
+    """A copy is refused while a fleet reads FROM, because two fleets could then read one stream."""
     url, target = here
     name = uuid4().hex
     source = MemoryStore(name)
@@ -326,7 +326,7 @@ def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeyp
 
 
 def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None:
-    """A row that was reset in FROM would count again while TO's owner reads. A backup would have half of the leases."""
+    """A table of a swap has only a part of the leases, and a row reset in FROM would count again while TO is read."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
     with closing(open_both(*tables)) as both:

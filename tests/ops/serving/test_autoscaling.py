@@ -41,7 +41,7 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.services
 @pytest.mark.timeout(2000)  # the first time it is built
 def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
-    """Readers of an example that is rejected would look for the fault in their cluster."""
+    """The API server accepts every example as it is printed."""
     objects = example("keda.yml") + example("hpa.yml")
     assert [api.create(each) for each in objects] == [(201, "")] * 5
 
@@ -57,7 +57,7 @@ def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
     ],
 )
 def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str, value: object, says: str) -> None:
-    """A server that accepts everything would prove nothing about the examples."""
+    """The API server rejects an example with a planted mistake, so its acceptance of the others means something."""
     wrong = deepcopy(scaled())
     wrong["metadata"]["name"], wrong["spec"][field] = "wrong", value
     status, said = api.create(wrong)
@@ -65,7 +65,7 @@ def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str,
 
 
 def test_the_metric_is_one_that_the_server_tells() -> None:
-    """If KEDA queried a missing number, the fleet would never grow."""
+    """The metric that KEDA queries is one that the server exports."""
     table = ScriptedTable(overloaded)
     table.minute = 9
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
@@ -78,7 +78,7 @@ def test_the_metric_is_one_that_the_server_tells() -> None:
 
 
 def test_containers_name_options_that_there_are() -> None:
-    """After a rename of an option, pods would end at once."""
+    """The commands of the containers use options that exist."""
     workers, server = (each["spec"]["template"]["spec"] for each in example("keda.yml")[:2])
     for pod, app in ((workers, consume), (server, serve)):
         (container,) = pod["containers"]

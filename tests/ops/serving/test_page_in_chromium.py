@@ -78,7 +78,7 @@ def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str,
 
 
 def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium: str, tmp_path: Path, url: str) -> None:
-    """Without a mouse, users can see all leases, and keep the focus at every update."""
+    """Users of the keyboard can reach all leases, and keep the focus at every update."""
     keys = "[...document.querySelectorAll('#leases td:first-child')].map(one => one.innerText.trim())"
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until("document.querySelectorAll('#leases tr').length > 1")

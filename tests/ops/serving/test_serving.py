@@ -298,7 +298,7 @@ def test_the_record_outlives_the_server(tmp_path: Path) -> None:
 
 
 def test_a_table_that_was_never_read_has_no_figures() -> None:
-    """A zero that was never measured would keep an alarm silent."""
+    """Metrics that were never measured are left out, because a zero would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
     lines = exposition([(unread.state(), unread.fresh)]).splitlines()
     assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
@@ -434,7 +434,7 @@ class Odd(Table):
 
 
 def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
-    """If its thread ended, the page would stay unchanged for as long as the server lives."""
+    """The thread of a watcher survives any exception of a reading."""
     looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
     troubles = []
     looked.start()
@@ -446,7 +446,7 @@ def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
 
 
 def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that are never completed would use up all descriptors."""
+    """A connection without a complete request is closed, so descriptors do not run out."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
     begun = (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
     for text in begun:

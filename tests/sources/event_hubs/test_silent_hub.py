@@ -131,7 +131,7 @@ def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
 
 
 def test_a_quiet_hub_is_never_waited_for_longer_than_a_response_takes(world: World) -> None:
-    """Otherwise a worker with a short `lease_seconds` would leave its leases to others (D1)."""
+    """A worker with a short `lease_seconds` keeps its leases while its link waits (D1)."""
     waits = [0.0 if world.meter.silent_since is None else world.now - world.meter.silent_since for _ in world.live(300)]
     assert max(waits) <= STEP_SECONDS
 

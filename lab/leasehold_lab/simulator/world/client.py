@@ -55,7 +55,7 @@ class Exchange:
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
     def call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Do the work, or whatever the fault of this call does instead."""
+        """Make the call, or apply the fault that is due for it."""
         if not self._full:
             return action()
         calls = self._history.calls
@@ -149,7 +149,7 @@ class Client:
     # Reading
 
     def list(self) -> Listing:
-        """Return every lease, some perhaps as they were a moment ago."""
+        """Return every lease, some perhaps as they were shortly before."""
         self._history.requests["list"] += 1
 
         def read() -> Listing:
@@ -189,7 +189,7 @@ class Client:
             raise OutcomeUnknown("the table asks to slow down")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases as they are or, if `stale_ok`, perhaps as they were a moment ago."""
+        """Read these leases as they are or, if `stale_ok`, perhaps as they were shortly before."""
         requested_keys = tuple(keys)
         self._history.requests["get"] += 1
         self._history.fetched += len(requested_keys)
@@ -257,7 +257,7 @@ class Client:
             outcome = self._table.write(write)
             done = isinstance(outcome, Done)
             if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
-                # Nor does it note on the row that its owner answers requests.
+                # Nor does it write on the row that its owner answers requests.
                 outcome = self._table.mark_unresponsive(key)
             if self._records_writes and (self._full or verb != "renew" or not done):
                 after = outcome.lease if done and verb != "delete" else self._table.row(key)
@@ -279,7 +279,7 @@ class Client:
     # Transport
 
     def read_through(self, what: str, compute: Callable[[], T]) -> T:
-        """Send another kind of request to the table, which answers it halfway through."""
+        """Send another kind of request to the table. It takes effect between two waits."""
 
         def read() -> T:
             self._travel()
@@ -398,7 +398,7 @@ class StreamClient:
     def ask(
         self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
     ) -> Any:  # noqa: ANN401  the call's own
-        """Send a request to the stream, about a shard unless it is "". The stream answers it halfway through."""
+        """Send a request to the stream, about this shard unless it is "". It takes effect between two waits."""
 
         def send() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)

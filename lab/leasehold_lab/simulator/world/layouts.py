@@ -43,7 +43,7 @@ class DistantCells:
         self._history.requests["list"] += 1
         rows = self._client.read_through("store.list", lambda: self._cells.list(*prefixes, consistent=consistent))
         self._history.scanned += len(rows)
-        # If a listing contains names without content, as of objects, the changed ones must be read.
+        # A listing of objects contains only names and versions, so the changed ones must be read.
         self._history.changed_since_listed += sum(self._last_etags.get(row.name) != row.etag for row in rows)
         self._last_etags = {row.name: row.etag for row in rows}
         return rows
@@ -127,7 +127,7 @@ class SwapClient(PassingStore):
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
-        """Write. After any exception, it is unknown whether the write was applied."""
+        """Apply or reject the write, and record it. After any exception, its outcome counts as unknown."""
         sent = self._world.tasks.now
         try:
             outcome = super().write(write)

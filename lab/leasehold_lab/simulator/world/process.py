@@ -173,7 +173,7 @@ class Process:
         self.wait_while_paused()
 
     def wait_if_deaf(self, shard: str) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
+        """If the process gets no response about the shard now, wait until the request fails with SourceUnavailable."""
         if self.member.deaf_to and shard not in self.member.deaf_to:
             return
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self.member.deaf):
@@ -195,7 +195,7 @@ class Process:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Stand still, and once it plans no more block its turns forever: between two turns, when no lock is held."""
+        """Pause between two turns, when no lock is held; once the process plans no more, block its turns forever."""
         self.wait_while_paused()
         turns = self._tasks.current is self._time.named.get("leasehold-turn")
         while turns and self._tasks.now >= self.member.plans:

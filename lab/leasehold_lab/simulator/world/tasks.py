@@ -152,7 +152,7 @@ class TaskHost(Protocol):
         """Announce a task of this name. Raises RuntimeError if the process can have no more."""
 
     def idle(self) -> None:
-        """Let the process stand still, if it must, while a task waits for others."""
+        """Pause the process, if a pause is due, while a task waits for others."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Record an exception that nothing provides for."""

@@ -35,8 +35,8 @@ class SimulatedHistory(RunHistory):
         requests: The number of requests by verb ("list" and "get" included).
         scanned: Rows read by listings.
         fetched: Rows read by key.
-        glimpsed: Of the rows read by key, how many might be stale.
-        refetched: Rows that had changed since the same process last listed them, in layout `sessions`.
+        fetched_stale: Of the rows read by key, how many might be stale.
+        changed_since_listed: Rows that had changed since the same process last listed them, in layout `sessions`.
         calls: The calls of all processes, in the order in which they began, if everything is recorded.
         listings: When each listing of the whole table began and ended, and the process that made it.
         swaps: When each swap of tables was requested, and when every lease had arrived.
@@ -118,7 +118,7 @@ class SimulatedTable(MemoryStore):
 
 
 class UnitBudget:
-    """A budget that grows by `per_second` units, up to what one second brings. Requests beyond it wait their turn."""
+    """A budget that grows by `per_second` units, up to those of one second. Requests beyond it wait."""
 
     def __init__(self, per_second: float, now: Callable[[], float]) -> None:
         self._per_second, self._now = per_second, now
@@ -134,7 +134,7 @@ class UnitBudget:
 
 
 FIRST_MS = 1_700_000_000_000
-"""When the first record of each shard arrived, in milliseconds since 1970. Another follows each millisecond."""
+"""When the first record of each shard arrived, in milliseconds since 1970. Another one arrives each millisecond."""
 
 FIRST_NUMBER = 100
 """The sequence number of the first record of each shard."""
@@ -191,7 +191,7 @@ class ListSource:
     made: int = 0
 
     def incarnation(self) -> str:
-        """Return the stream and when it was created, or "" if the source was not told."""
+        """Return the stream and when it was created, or "" if the source does not know it."""
         return f"listed:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -315,7 +315,7 @@ class Caller(Protocol):
         worker_id: The id of its worker.
         process_id: Its own id, which is never used again.
         foreign: Whether it stands for another library.
-        forgets: Whether it stands for an earlier version, which does not know calls.
+        ignores_calls: Whether it stands for an earlier version, which does not know calls.
     """
 
     worker_id: str
@@ -327,7 +327,7 @@ class Caller(Protocol):
         """Let virtual time pass. Raises Killed if the process died meanwhile."""
 
     def wait_if_deaf(self, shard: str) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
+        """If the process gets no response about the shard now, wait until the request fails with SourceUnavailable."""
 
     def pause(self, seconds: float) -> None:
         """Stand still with all its tasks."""

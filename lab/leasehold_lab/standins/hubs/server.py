@@ -2,9 +2,9 @@
 
 One port serves both AMQP and the requests of tests. If a connection begins with `{`, it belongs to a test: each
 request is a line of JSON, and so is its response (`execute`). A `HubConnection` moves bytes. Each link that a client
-attaches sends out events (`Reading`), receives events (`LinkWriting`), or answers requests to `$cbs` (authorization)
-and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP requires. Everything
-runs on one event loop, so hubs need no locks.
+attaches sends out events (`PartitionReader`), receives events (`HubWriter`), or answers requests to `$cbs`
+(authorization) and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP
+requires. Everything runs on one event loop, so hubs need no locks.
 
 Addresses are those of the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`, `$cbs` and
 `$management`. A client may write a whole URL before them.
@@ -404,7 +404,7 @@ class HubConnection(asyncio.Protocol):
             self._forget(name)
 
     def data_received(self, data: bytes) -> None:
-        """Receive control lines if the very first byte opens one, otherwise AMQP."""
+        """Receive lines of a test if the first byte of the connection opens one, and AMQP otherwise."""
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:

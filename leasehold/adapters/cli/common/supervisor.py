@@ -206,7 +206,7 @@ class Supervisor:
             raise
 
     def _relay(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
-        """Pass on whole lines until the process closes its output, or the reader of ours has gone.
+        """Pass on whole lines until the process closes its output, or the reader of ours closes it.
 
         In the second case the output of the process is closed. While the sink cannot be written to, such as a full
         disk, the lines wait here and the process blocks. An incomplete last line of a killed process is dropped.
@@ -248,7 +248,7 @@ def _shell_status(status: int) -> int:
 
 
 def at_end_of_supervisor(stop: Callable[[], None]) -> None:
-    """Call `stop` once the supervisor of this process asks it to end, or has died. Without a supervisor, do nothing."""
+    """Call `stop` once the supervisor of this process stops it, or has died. Without a supervisor, do nothing."""
 
     def wait() -> None:
         while os.read(0, CHUNK_BYTES):

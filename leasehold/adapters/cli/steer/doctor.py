@@ -51,7 +51,7 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
-    """Examine, tell."""
+    """Examine the source and the store, and print the findings."""
     with ending("doctor"):
         checkpoint_seconds = options_of(Options)["checkpoint_seconds"].checked(
             options["checkpoint_seconds"], "--checkpoint-seconds"

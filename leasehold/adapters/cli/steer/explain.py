@@ -56,7 +56,7 @@ def command(
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
-    """Watch, plan, tell."""
+    """Watch the table, and print the plans of the workers or the story of a lease."""
     with ending("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")

@@ -45,7 +45,7 @@ def command(
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
     **options: Unpack[Options],
 ) -> None:
-    """Run one worker until it is told to end."""
+    """Run one worker until it is stopped."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     logging.getLogger("leasehold.child").setLevel(logging.DEBUG)
@@ -94,7 +94,7 @@ def _note_signals(told: list[int]) -> None:
         stop = signal.getsignal(signal_number)
 
         def note(number: int, frame: FrameType | None) -> None:
-            # Must run before the worker's own handler, otherwise the exit status could not show the signal.
+            # Must run before the worker's own handler, or the exit status could not show the signal.
             told.append(number)
             if callable(stop):  # noqa: B023  the worker's own handler is the same for each signal
                 stop(number, frame)  # noqa: B023

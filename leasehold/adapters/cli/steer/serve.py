@@ -68,7 +68,7 @@ def command(  # noqa: PLR0917  one for each option
     history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
     **options: Unpack[Options],
 ) -> None:
-    """Watch and serve."""
+    """Watch the tables and serve the page, or write it to a file."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ending("serve", StoreError, SourceError, OSError), suppress(Ended):  # the way to end it
         config = fleet_config(options)

@@ -68,7 +68,7 @@ def command(  # noqa: PLR0917  one for each option
     create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Open both, ask who knows, tell the fleet, follow, end."""
+    """Start or reverse a swap, and follow it until every lease has arrived."""
     with ending("swap", StoreError), ExitStack() as opened:
         check_tables_differ(from_, to, "TO")
         if status and back:

@@ -1,6 +1,6 @@
 """Tries rights, one request for each, and returns the results.
 
-Rule 1: A right that the service denies is told apart from a service that does not respond.
+Rule 1: A right that the service denies is distinguished from a service that does not respond.
 Rule 2: If the service cannot be reached, or the object of all further requests does not exist, no more are sent.
 Rule 3: An attempt has no lasting effect. Whatever it writes, it removes.
 
@@ -96,8 +96,8 @@ class RightAttempt:
 
     Attributes:
         right: The right, as the service calls it.
-        ask: Uses the right without a lasting effect. Returns a string if there is more to say than "allowed". Raises
-            StoreError, SourceError, NotTried, Absent or NotALeaseTable.
+        ask: Uses the right without a lasting effect. May return a string, which replaces "allowed" in the finding.
+            Raises StoreError, SourceError, NotTried, Absent or NotALeaseTable.
         writes: Whether it is a right to write.
     """
 

@@ -41,9 +41,9 @@ ROW_BYTES, UNIT_BYTES = 360, 4096
 WRITE_BYTES = 1024
 """The size of a write unit."""
 SESSION_BYTES, ANNOTATIONS_BYTES = (250, 38), (330, 48)
-"""The compressed sizes of a session's row and of its notes, each without leases and per lease.
+"""The compressed sizes of a session's row and of its annotations, each without leases and per lease.
 
-`row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and notes of Kinesis.
+`row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and annotations of Kinesis.
 """
 ROW_SECONDS = 1.5
 """Measured seconds between two reads of the lookout's row by each other worker, for `lease_seconds` 10."""
@@ -150,7 +150,7 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
 
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """Return the loads in the layout `sessions`: one write for all leases of a worker, plus a row of notes."""
+    """Return the loads in the layout `sessions`: one write for all leases of a worker, plus a row of annotations."""
     average_leases = math.ceil(fleet.leases / fleet.workers)
     session_size, size_of_annotations = (
         first + more * average_leases for first, more in (SESSION_BYTES, ANNOTATIONS_BYTES)
@@ -204,7 +204,7 @@ RESPONSE_SECONDS = 0.02
 CELLS_MAX = 2_000_000
 """The most leases times workers.
 
-Beyond it, DynamoDB needs longer than a lease lasts to let each worker read the table after a change.
+Beyond this, DynamoDB cannot let each worker read the table after a change within the duration of a lease.
 """
 
 

@@ -64,7 +64,7 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the rights on `account/container`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
     clock = ServiceClock()
-    # This must send no request yet, otherwise a missing container would be an error and not a finding.
+    # This must send no request yet, or a missing container would be an error and not a finding.
     client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
     hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
     layout = hub or ObjectLayout(options.get("prefix", ""))

@@ -125,7 +125,8 @@ class Unpacker:
         skip_through: The order of a position. Records up to it are dropped; None if all records come later.
         misplaced: What to do with aggregates that have records outside the hash range.
         dropped: Counts what is dropped.
-        whole: Whether to keep aggregates as they are. The position of an aggregate is that of its last user record.
+        whole_aggregates: Whether to keep aggregates as they are. The position of an aggregate is that of its last user
+            record.
         seen: Which records of Spark sinks were read before. Duplicates of these are dropped.
 
     Attributes:
@@ -311,7 +312,7 @@ class Poller:
         start: Where to start: just after a sequence number, or at a sentinel or a time.
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
         misplaced: What to do with aggregates that have records outside the hash range.
-        whole: Whether aggregates are dispatched as they are.
+        whole_aggregates: Whether aggregates are dispatched as they are.
         rewind: Whether to start at the oldest record if the start was trimmed.
         pace: The pauses between requests.
         timeouts: The timeouts; by default that of the client.

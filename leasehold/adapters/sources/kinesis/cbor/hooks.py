@@ -192,7 +192,7 @@ class Subscription:
 
     Args:
         raw: The body of the response, which is read as it arrives.
-        unreadable: Called with the reason if an event in CBOR cannot be parsed.
+        on_unreadable: Called with the reason if an event in CBOR cannot be parsed.
 
     Raises:
         ResponseParserError: If the body does not start like a subscription, as in boto3.
