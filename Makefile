@@ -44,11 +44,11 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 
 # What `make check` runs is not run again.
 test: $(READY) ## run every test that needs no opt-in, but for those of `make check`
-	$(BIN)/pytest -m 'not more' --ignore tests/test_house.py --ignore tests/docs/test_site.py -n 5 \
+	$(BIN)/pytest -m 'not more' --ignore tests/test_house.py --ignore tests/docs/test_site.py -n 4 \
 		--dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
 test-more: $(READY) ## run the opt-in tests, and say what could not be had
-	$(BIN)/pytest -m more -n 3 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
+	$(BIN)/pytest -m more -n 4 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
 check: $(READY) ## format, lint, types, import contracts, rules of the house, growth of cost, the site of docs/
 	$(BIN)/ruff format --check

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -20,8 +20,8 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_s
 ROOT = Path(leasehold.__file__).parent
 BATCHES = 60
 PAUSE_SECONDS = 0.02
-Call = tuple[str, str]
-"""A file below `leasehold/`, and a function of it."""
+Call = tuple[str, str, str]
+"""A file below `leasehold/`, a function of it, and the thread that calls it, without its number."""
 
 
 def steady() -> list[Call]:
@@ -38,7 +38,8 @@ def steady() -> list[Call]:
                 inside = file.startswith(str(ROOT)) and not file.startswith(own)
                 names[file] = str(Path(file).relative_to(ROOT)) if inside else None
             if (name := names[file]) is not None and not _within(frame, own):
-                calls.append((name, frame.f_code.co_qualname))
+                thread = threading.current_thread().name.rstrip("-0123456789")
+                calls.append((name, frame.f_code.co_qualname, thread))
 
     def handle(_batch: leasehold.Delivery) -> None:
         ends.append(len(calls))
@@ -70,10 +71,11 @@ def _until(so: Callable[[], bool]) -> None:
 def main() -> int:
     """Print the calls in order, those that repeat once, and the figures."""
     calls = steady()
-    for file, name in dict.fromkeys(calls):
-        print(f"{file:44} {name}")
-    files = {file for file, _ in calls}
-    print(f"{len(calls)} calls of {len(set(calls))} functions in {len(files)} files")
+    for file, name, thread in dict.fromkeys(calls):
+        print(f"{thread:20} {file:44} {name}")
+    files, functions = {file for file, *_ in calls}, {call[:2] for call in calls}
+    print(f"{len(calls)} calls of {len(functions)} functions in {len(files)} files")
+    print("threads, in turn:", " > ".join(thread for thread, _ in groupby(thread for *_, thread in calls)))
     return 0
 
 

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leasehold.balancer.rules.shares import least_moves
-from leasehold_lab.judge.rights import changes, owners_at, settled
+from leasehold_lab.judge.rights import changes, owners_at, without_taken_back
 from leasehold_lab.judge.run import alive_at, lives
-from leasehold_lab.simulator.question import SimulationQuestion, everybody, fleet_of
+from leasehold_lab.simulator.question import SimulationQuestion, all_workers, fleet_of
 from leasehold_lab.simulator.run import run
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -48,8 +48,8 @@ def story(rules: str) -> Story:
     history = run(fleet.scenario)
     all_lives = lives(history.incidents)
     owners = owners_at(history, fleet.since)
-    least = least_moves(owners, everybody(question), question.groups)
-    passed = iter([change for change in settled(changes(history.writes)) if change.t > fleet.since])
+    least = least_moves(owners, all_workers(question), question.groups)
+    passed = iter([change for change in without_taken_back(changes(history.writes)) if change.t > fleet.since])
     coming = next(passed, None)
     moved, samples = 0, []
     for step in range(int((history.end - fleet.since) / STEP_SECONDS)):

@@ -27,7 +27,7 @@ from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.judge.rights import changes, settled, unowned
+from leasehold_lab.judge.rights import changes, unowned, without_taken_back
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import (
     Capacity,
@@ -131,7 +131,7 @@ def _figures(scenario: Scenario, since: float) -> Told:
         now += step
         most = max(most, now)
     changed = [each for each in changes(history.writes) if each.t >= since and each.after is not None]
-    passed = settled(changed)
+    passed = without_taken_back(changed)
     last = max((each.t for each in passed), default=since) - since
     longest = max(unowned(history, history.end, since).values(), default=0.0)
     rows = len(within) * len(history.first)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from leasehold_lab.judge.rights import changes, owners_at, settled
+from leasehold_lab.judge.rights import changes, owners_at, without_taken_back
 from leasehold_lab.simulator.question import SimulationQuestion, config_of, fleet_of
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member
@@ -74,7 +74,7 @@ def story() -> Story:
     owners = {key: owner for key, owner in owners_at(history, fleet.since).items() if owner}
     passed = [
         (change.t - begins, change.key, change.after)
-        for change in settled(changes(history.writes))
+        for change in without_taken_back(changes(history.writes))
         if begins < change.t < begins + ENDS
     ]
     return Story(killed, owners, tuple(passed))

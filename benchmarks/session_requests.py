@@ -99,8 +99,8 @@ def requested(shards: int, workers: int, checkpoints: float, seconds: float) -> 
 
 def _figures(history: SimulatedHistory) -> tuple[float, ...]:
     asked = history.requests
-    read = history.fetched - history.glimpsed / 2
-    return asked["session"], asked["told"], asked["lease"], asked["list"], read, history.refetched
+    read = history.fetched - history.fetched_stale / 2
+    return asked["session"], asked["told"], asked["lease"], asked["list"], read, history.changed_since_listed
 
 
 def bills(shards: int, workers: int, found: Requested) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -1,53 +1,87 @@
-"""What a row costs by the size of a batch, and how large batches get with `lease.lingerMs` and without.
+"""Prints the table of Spark figures: what a row costs by the size of a batch, and what 1,000 quiet shards cost.
 
     python benchmarks/spark_batches.py
 
 The service and the packages are those of `spark_throughput.py`: rows of 1 KB in aggregates, in eight shards, into a
-sink that drops them, on two cores. First batches are held to a number of rows that always wait. Then the service gives
-32 MB a second, and a batch takes what has come since the one before. Counted is the processor time of Spark's and
-Python's processes, but for Java's own compiling.
+sink that drops them, on two cores. First, batches are limited to a number of rows that are always there. Then the
+service delivers 32 MB a second, and a batch takes what has come since the one before, with `lease.lingerMs` and
+without. The cost is the processor time of Spark's and Python's processes, except Java's own compiling: the median of
+the rounds, with the smallest and the largest. Last comes the process that reads for a query of 1,000 shards that have
+no records (`spark_runner.py`).
 """
 
+import argparse
 import os
+import statistics
 import sys
+import tempfile
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from pyspark.sql import SparkSession
 from spark_canned import Canned
-from spark_throughput import canned, form, in_own_process, ran
+from spark_runner import QUIET_SHARDS, Load, at_rest, served
+from spark_throughput import Figures, canned, form, in_own_process, ran
 from standins.spark import spark_session
 
-LIMITS = 40_000, 200_000
-LINGERS = 0, 1000
-ROWS, BATCHES_LEAST = 200_000, 2
+from leasehold_lab.demo.child import ENVIRONMENT
+
+ROW_LIMITS = 10_000, 40_000, 200_000
+LINGER_MS = 0, 1000
+ROWS, MIN_BATCHES = 200_000, 2
+"""How many rows a measurement has at least, and how many batches."""
+STEADY_ROWS = 20_000
+"""About how many rows a batch has if the service delivers 32 MB a second."""
 
 
-def measured(spark: SparkSession) -> None:
-    """Print a line for each way to make batches."""
+def measured(spark: SparkSession, rounds: int, scale: float) -> None:
+    """Print a row of the table for each way to make batches."""
     spark.dataSource.register(Canned)
-    print(f"{datetime.now(tz=UTC):%Y-%m-%d}, local[2], load {os.getloadavg()[0]:.1f}, packages {form(spark)}")
-    print(f"{'':36}{'rows a batch':>14}{'µs a row':>10}{'MB/s of a processor':>21}")
-    sides = [(f"{limit:,} rows a batch at most", "heavy", limit, 0) for limit in LIMITS]
-    sides += [(f"32 MB/s, lingerMs {linger}", "steady", 0, linger) for linger in LINGERS]
-    ran(canned(spark, "leased", "heavy"), BATCHES_LEAST)  # Java compiles itself meanwhile
-    for name, answer, limit, linger in sides:
-        more = {"linger": str(linger)} | ({"rows": str(limit)} if limit else {})
-        batches = max(BATCHES_LEAST, ROWS // (limit or 20_000))
-        (figures,) = ran(canned(spark, "leased", answer, **more), batches)
-        micros = 1e6 / figures.work
-        print(f"{name:36}{figures.rows / len(figures.triggers):14,.0f}{micros:10.1f}{1000 / micros:21,.0f}", flush=True)
+    date, load = datetime.now(tz=UTC), os.getloadavg()[0]
+    print(f"{date:%Y-%m-%d}, local[2], {os.cpu_count()} processors, load {load:.1f}, packages {form(spark)}\n")
+    print("| a batch has | rows | µs a row | MB/s per processor |\n|---|---|---|---|", flush=True)
+    sides = {f"at most {limit:,} rows": ("heavy", limit, 0) for limit in ROW_LIMITS}
+    sides |= {f"what came, 32 MB/s, `lease.lingerMs` {linger}": ("steady", 0, linger) for linger in LINGER_MS}
+    ran(canned(spark, "leased", "heavy"), MIN_BATCHES)  # Java compiles itself meanwhile
+    runs: dict[str, list[Figures]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name, (answer, limit, linger) in list(sides.items())[:: -1 if turn % 2 else 1]:
+            options = {"linger": str(linger)} | ({"rows": str(limit)} if limit else {})
+            batches = max(MIN_BATCHES, int(scale * ROWS) // (limit or STEADY_ROWS))
+            runs[name] += ran(canned(spark, "leased", answer, **options), batches)
+    for name, figures in runs.items():
+        micros = sorted(1e6 / work for work in map(attrgetter("work"), figures))
+        median = statistics.median(micros)
+        rows = statistics.median(each.rows / len(each.triggers) for each in figures)
+        print(f"| {name} | {rows:,.0f} | {median:.1f} ({micros[0]:.1f} to {micros[-1]:.1f}) | {1000 / median:,.0f} |")
+
+
+def quiet_shards() -> None:
+    """Print what a query costs whose shards have no records."""
+    os.environ.update(ENVIRONMENT)
+    with served(Load("nothing", 0, 0), QUIET_SHARDS) as endpoint, tempfile.TemporaryDirectory() as folder:
+        print(f"\n{QUIET_SHARDS:,} shards without records: {at_rest(endpoint, Path(folder))}")
 
 
 def main() -> int:
-    """Measure what a wheel installs, in a process of its own."""
-    if sys.argv[1:] != ["--here"]:
-        return in_own_process(__file__)
-    with spark_session(2) as spark:
-        measured(spark)
-    return 0
+    """Measure what a wheel installs, in processes of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (%(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="less for a trial; see ROWS (%(default)s)")
+    parser.add_argument("--here", choices=("batches", "quiet"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here == "quiet":
+        quiet_shards()
+        return 0
+    if options.here == "batches":
+        with spark_session(2) as spark:
+            measured(spark, options.rounds, options.scale)
+        return 0
+    words = ("--rounds", str(options.rounds), "--scale", str(options.scale))
+    return max(in_own_process(__file__, part, *words) for part in ("batches", "quiet"))
 
 
 if __name__ == "__main__":

@@ -17,16 +17,16 @@ from spark_bare import BARE
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.feed import ReadAheadPace
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.offsets import Held, shares
-from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.offsets import RangeStart, fair_shares
+from leasehold.adapters.spark.options import OptionReader, parse_lease_options
+from leasehold.adapters.spark.prefetcher import ReadAheadPace
+from leasehold.adapters.spark.query_run import QueryRun
 from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import Chunk, SourceSpec, chunk_of
-from leasehold.adapters.spark.stream import Run
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class Stream:
 class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
-    handing_off, over, answers, undecided = False, True, 0, 0
-    unfinished: Mapping[str, str] = {}
+    handing_off, may_end, answered_reads, undecided = False, True, 0, 0
+    awaited: Mapping[str, str] = {}
     behind: Mapping[str, float] = {}
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:
@@ -141,11 +141,11 @@ class Unshared:
         """Not at all."""
         return True
 
-    def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
+    def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
         """All that waits."""
         with self._changed:
-            held = {key: Held(0, begins) for key, begins in self._begins.items()}
-            sizes = shares({key: larder.bytes for key, larder in self._larders.items()}, size)
+            held = {key: RangeStart(0, begins) for key, begins in self._begins.items()}
+            sizes = fair_shares({key: larder.bytes for key, larder in self._larders.items()}, size)
             found = {key: self._larders[key].take(shard_rows, most) for key, most in sizes.items()}
             taken = {key: chunk for key, chunk in found.items() if chunk is not None}
             self._begins.update({key: chunk.ends for key, chunk in taken.items()})
@@ -170,8 +170,8 @@ class Unshared:
 class Unleased(LeasedReader):
     """The same reader without leases."""
 
-    def _running(self) -> Run:
-        run = super()._running()
+    def _started_run(self) -> QueryRun:
+        run = super()._started_run()
         if not isinstance(cast("object", run._loop), Unshared):  # noqa: SLF001  nothing has begun yet
             source_spec, options = self._source_spec, self._options
             pace = ReadAheadPace(
@@ -219,8 +219,8 @@ class Files:
 class ByFiles(LeasedReader):
     """The same reader, its tasks reading files."""
 
-    def _running(self) -> Run:
-        run = super()._running()
+    def _started_run(self) -> QueryRun:
+        run = super()._started_run()
         if not isinstance(cast("object", run._transport), Files):  # noqa: SLF001  nothing has begun yet
             run._transport = cast("Transport", Files())  # noqa: SLF001  as above
         return run
@@ -261,6 +261,6 @@ class Canned(DataSource):
         size = {"maxBytesPerTrigger": str(BATCH_BYTES)}
         if rows := self.options.get("rows"):
             size = {"maxRowsPerTrigger": rows, "lease.bufferBytes": str(2 * USER_BYTES * int(rows) + (64 << 20))}
-        given = Given({**size, **more})
-        options = lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
+        given = OptionReader({**size, **more})
+        options = parse_lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
         return (LEASED | TRANSPORTS)[name](source_spec, options)

@@ -31,7 +31,7 @@ from standins.spark import SOON, spark_session
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, client, services
 
@@ -77,7 +77,7 @@ def application(stream: str, endpoint: str, folder: str, name: str) -> None:
     with spark_session(1, SOON) as spark:
         records = spark.readStream.format("kinesis-leased").options(**options)
         writer = records.load().writeStream.format("parquet").option("path", f"{folder}/{name}")
-        begun(writer.option("checkpointLocation", f"{folder}/{name}-progress").start).awaitTermination()
+        start_query(writer.option("checkpointLocation", f"{folder}/{name}-progress").start).awaitTermination()
 
 
 def written(folder: Path, name: str) -> list[str]:

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from standins.spark import SOON, spark_cluster, spark_session
 
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.toolchain import java_home
 from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, client, put, services
@@ -100,7 +100,7 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
         writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.format("noop")
         return writer.option("checkpointLocation", str(folder / "progress")).queryName("first").start()
 
-    query, batches, job = begun(start), 0, Thread(target=second, args=(spark, folder), daemon=True)
+    query, batches, job = start_query(start), 0, Thread(target=second, args=(spark, folder), daemon=True)
     while query.isActive:
         batches += any(each["numInputRows"] for each in query.recentProgress)
         if batches:

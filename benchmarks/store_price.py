@@ -97,7 +97,7 @@ def _figures(history: SimulatedHistory) -> dict[str, float]:
         "checkpoints": asked["checkpoint"],
         "lists": asked["list"],
         "scanned": history.scanned,
-        "fetched": history.fetched - history.glimpsed / 2,
+        "fetched": history.fetched - history.fetched_stale / 2,
     }
 
 

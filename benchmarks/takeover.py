@@ -25,7 +25,7 @@ from standins.dynamodb_local import dynamodb_local
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN, Child
+from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES, Child
 from leasehold_lab.demo.stage import Stage
 from leasehold_lab.standins.services import kinesis_local
 
@@ -112,7 +112,7 @@ def main() -> int:
     options.add_argument("--runs", type=int, default=3, help="of each fleet (%(default)s)")
     options.add_argument("fleets", nargs="*", default=FLEETS, metavar="FLEET")
     given = options.parse_args()
-    for name in FOREIGN:
+    for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     print(f"lease_seconds {given.lease_seconds}, {'stopped' if given.stop else 'killed'}; least, median, most seconds")

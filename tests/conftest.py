@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache, partial
 from hashlib import sha256
@@ -49,10 +50,13 @@ SHARED = {
     "leasehold_azurite": "azurite",
     "moto_url": "moto",
     "postgres_service": "postgres",
+    "dynamodb_local_url": "dynamodb-local",
 }
 """What takes seconds of a processor to start or to build, by the group of the tests that use it."""
 LONGEST = ("rolling", "java", "spark", "fleets", "runs", "docs")
 """Groups that take minutes; `runs` are fleets, too, apart so that neither is waited for alone."""
+LONG = ("status_from_outside", "swapped_day", "sleepers", "digests", "flights", "recipes", "compiled", "producer")
+"""Modules, without `test_`, with single tests that take more than a minute: they start before the short ones."""
 
 # The speed of a busy machine does not matter for the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -125,6 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests are shuffled, so that none relies on what the one before it in its file left: a client that knows its
     service, a log.
     """
+    _sample(items)
     if config.option.shuffle:
         draw = random.Random(config.option.shuffle)  # noqa: S311  an order, not a secret
         turns = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
@@ -156,15 +161,32 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         assert handler is signal.default_int_handler, f"{item.nodeid} left a handler of SIGINT: {handler!r}"
 
 
+def _sample(items: list[pytest.Item]) -> None:
+    """Mark cases of tests marked `sampled(step)` for `make test-more`, except the first of every `step`.
+
+    If no column of a table has a length that `step` divides, the sample has every value of every column.
+    """
+    counted = Counter[tuple[str, int]]()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark and not item.get_closest_marker("more"):
+            of = (item.parent.nodeid if item.parent else "", id(mark))
+            if counted[of] % mark.args[0]:
+                item.add_marker(pytest.mark.more)
+            counted[of] += 1
+
+
 def _group(item: pytest.Item) -> str:
     mark = item.get_closest_marker("xdist_group")
     return str(mark.args[0]) if mark else ""
 
 
 def _turn(item: pytest.Item) -> int:
-    """Put groups that take minutes first, then other groups, then the rest."""
+    """Put groups that take minutes first, then long tests, then other groups, then the rest."""
     group = _group(item)
-    return LONGEST.index(group) if group in LONGEST else len(LONGEST) + (not group)
+    if group in LONGEST:
+        return LONGEST.index(group)
+    return len(LONGEST) + (0 if item.path.stem.removeprefix("test_") in LONG else 1 if group else 2)
 
 
 @pytest.fixture(scope="session")

@@ -210,6 +210,7 @@ def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(wheels: Wheels, pro
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_an_application_may_have_packages_of_our_names(
     installed: Path, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path

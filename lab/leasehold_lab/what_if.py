@@ -35,7 +35,7 @@ class FleetChange:
     seed: int = 0
 
 
-MOST_ADDED = 10_000
+ADDED_MAX = 10_000
 """The most workers that a number may stand for. Simulating more would take too long to wait for."""
 
 
@@ -43,9 +43,9 @@ def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     """Return the workers that come: numbers stand for that many workers, others are names. Raises ValueError."""
     names: list[str] = []
     for name_or_count in add:
-        count = decimal(name_or_count, MOST_ADDED)
+        count = decimal(name_or_count, ADDED_MAX)
         if count is None and name_or_count.isascii() and name_or_count.isdigit():
-            raise ValueError(f"--add: at most {MOST_ADDED} workers can be simulated")
+            raise ValueError(f"--add: at most {ADDED_MAX} workers can be simulated")
         if count is not None:
             free = (f"added-{number}" for number in range(1, 1_000_000))
             fresh = (name for name in free if name not in names and name not in present)

@@ -38,6 +38,7 @@ from leasehold.adapters.inputs import (
     start,
 )
 from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
+from leasehold.adapters.lambda_processes import ParallelFunction
 from leasehold.adapters.options import MIB, Options, checked, options_of
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Source
@@ -124,6 +125,7 @@ class Consumption:
                 opened.callback(source.close)
             if self.function is not None:
                 self.function.reads(source)
+                opened.callback(self.function.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
             if_recreated = self.options["if_recreated"]
@@ -206,13 +208,13 @@ def consumption(
         check_tables_differ(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = _function(handler, given, named)
+        function = _function(handler, given)
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
         source = _as_mapped(source, named("handler"))
     elif isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if (limit := values["concurrency"]) is not None:
+    if function is None and (limit := values["concurrency"]) is not None:
         handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
     planning = {"rules": values["rules"], "lease_seconds": values["lease_seconds"], **_beginning(values, named)}
     planner_options = settings(planning, values["set"] or (), named("set"))
@@ -249,12 +251,11 @@ def consumption(
     )
 
 
-def _function(handler: str, given: Mapping[str, Any], named: Callable[[str], str]) -> LambdaFunction:
-    if "concurrency" in given:
-        raise ValueError(
-            f"{named('concurrency')}: a process makes one call of a Lambda function at a time; start more processes"
-        )
-    return lambda_function(handler, _load, given.get("handler_seconds", math.inf))
+def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
+    function = lambda_function(handler, _load, given.get("handler_seconds", math.inf))
+    if (count := given.get("concurrency", 1)) == 1:
+        return function
+    return ParallelFunction(function.function, function.settings, function.handler_seconds, concurrency=count)
 
 
 def _as_mapped(source: str | Source, option: str) -> str | Source:

@@ -181,16 +181,25 @@ EARLIEST_MS, LATEST_MS = 10**11, 10**13
 """The years 1973 and 2286. A number outside this range is probably in another unit."""
 
 
-def checked_time(milliseconds: int, option: str) -> int:
+def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
     """Return this time, unless it is probably not in milliseconds since 1970.
 
     0 stands for the beginning.
+
+    Args:
+        milliseconds: The time.
+        option: The option as its user writes it.
+        in_seconds: Whether the option is given in seconds. This matters for the message only.
 
     Raises:
         ValueError: The time is before 1973 or after 2286; the message names the option.
     """
     if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
         return milliseconds
+    if in_seconds:
+        raise ValueError(
+            f"{option}: {milliseconds // 1000} s since 1970 is {said_moment(milliseconds)}; give it in seconds"
+        )
     unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
     raise ValueError(
         f"{option}: {milliseconds} ms since 1970 is {said_moment(milliseconds)}; is it in {unit}? "

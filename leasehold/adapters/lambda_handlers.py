@@ -9,7 +9,7 @@ as done or failed, depending on what the function returns or raises.
    batch, fails the whole batch.
 3. An exception fails the whole batch. So does `SystemExit`, which on Lambda ends only the invocation.
 4. A process makes one call at a time (`Handling.most_calls`), as an execution environment does, because functions may
-   keep state between calls.
+   keep state between calls. `leasehold.adapters.lambda_processes` makes several, each in a process of its own.
 """
 
 import asyncio
@@ -173,11 +173,28 @@ class LambdaFunction:
         """Use this source's ARNs in events."""
         self._source = source if isinstance(source, Addressed) else None
 
+    def close(self) -> None:
+        """Free what the calls need."""
+
+    def arn(self, delivery: Delivery) -> str:
+        """Return the ARN of the batch's stream, or "" if it has none."""
+        return "" if self._source is None else self._source.arn(delivery.stream)
+
     def __call__(self, delivery: Delivery) -> None:
         """Call the function. Raises what the function raises, and ReportedFailure."""
-        arn = "" if self._source is None else self._source.arn(delivery.stream)
         records = delivery.records
-        event = {"Records": events_of(records, shard=delivery.shard, arn=arn, role=self.settings.role)}
+        failed = self.first_failed(delivery.shard, self.arn(delivery), records)
+        if failed is not None:
+            if failed:
+                delivery.checkpoint(records[failed - 1])
+            raise ReportedFailure(f"its response reports record {records[failed].sequence_number} as failed")
+
+    def first_failed(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
+        """Call the function with these records; return the index of the first one that it reports as failed.
+
+        Raises what the function raises, and ReportedFailure.
+        """
+        event = {"Records": events_of(records, shard=shard, arn=arn, role=self.settings.role)}
         self._enter_loop()
         try:
             response = self.function(event, self._context(arn))
@@ -187,12 +204,8 @@ class LambdaFunction:
             response.close()
             raise ReportedFailure("its function returned a coroutine, which Lambda does not await")
         if not self.settings.report_batch_item_failures:
-            return
-        failed = first_failed(response, [record.sequence_number for record in records])
-        if failed is not None:
-            if failed:
-                delivery.checkpoint(records[failed - 1])
-            raise ReportedFailure(f"its response reports record {records[failed].sequence_number} as failed")
+            return None
+        return first_failed(response, [record.sequence_number for record in records])
 
     def _context(self, arn: str) -> LambdaContext:
         partition, _, region, account = ((arn or "arn:aws") + "::::").split(":")[1:5]

@@ -174,11 +174,19 @@ class Options(TypedDict, total=False):
         Sequence[str] | Mapping[str, object] | None, Option("Change another setting of the planner, as name=value.")
     ]
     concurrency: Annotated[
-        int | None, Option("Handle this many keys of a batch at once, each in order; for async def handlers.")
+        int | None, Option("Handle this many keys of a batch at once, each in order; for async def or lambda:.")
     ]
     attempts: Annotated[int | None, Option("Try a batch this many times.", _OF_HANDLING["attempts"])]
     max_records: Annotated[
         int | None, Option("Put at most this many records into a batch.", unset="as many as one read brings")
+    ]
+    linger_seconds: Annotated[
+        Seconds | None,
+        Option(
+            "Let the first record of a batch wait this long for more, up to max_records or 6 MiB.",
+            _OF_HANDLING["linger_seconds"],
+            limits=DurationLimits(0.0, 300.0, "each record may wait that long before it is handled"),
+        ),
     ]
     threads: Annotated[int | None, Option("Read or handle this many shards at a time, each in a thread.", READERS)]
     dead_letter: Annotated[

@@ -169,7 +169,7 @@ class Statements:
         )
 
 
-class _BoundedConnection(Connection[DictRow]):
+class _DeadlineConnection(Connection[DictRow]):
     """A connection with a read timeout, because a server that hangs keeps its connections open."""
 
     seconds: float = TIMEOUTS.read_seconds
@@ -197,12 +197,12 @@ class PostgresStore:
         with self._translated():
             connect(location.conninfo(timeouts)).close()
 
-        def set_timeout(connection: _BoundedConnection) -> None:
+        def set_timeout(connection: _DeadlineConnection) -> None:
             connection.seconds = timeouts.read_seconds
 
         self._pool = ConnectionPool(
             location.conninfo(timeouts),
-            connection_class=_BoundedConnection,
+            connection_class=_DeadlineConnection,
             # No prepared statements, because a pooler may send them to another connection.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
             configure=set_timeout,
@@ -384,7 +384,7 @@ class PostgresStore:
         return True
 
     @contextmanager
-    def connection(self) -> Iterator[_BoundedConnection]:
+    def connection(self) -> Iterator[_DeadlineConnection]:
         """Yield a connection from the pool, and turn its errors into ours."""
         with self._translated():
             connection = self._pool.getconn()
@@ -414,10 +414,15 @@ def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
         raise OutcomeUnknown(f"{table}: no connection within {timeouts.connect_seconds:g} s") from error
     except _UNAVAILABLE as error:
         if not error.sqlstate and _PERMANENT_ERRORS.search(str(error)):
-            raise StoreError(f"{table}: {printable(str(error).strip())}") from error
-        raise OutcomeUnknown(f"{table}: {printable(str(error).strip())}") from error
+            raise StoreError(f"{table}: {_message(error)}") from error
+        raise OutcomeUnknown(f"{table}: {_message(error)}") from error
     except Error as error:
-        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
+        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or _message(error)}") from error
+
+
+def _message(error: Error) -> str:
+    # In one line: messages of failed connections have several.
+    return printable(" ".join(str(error).split()))
 
 
 CELLS_SCHEMA = """

@@ -181,7 +181,7 @@ class ReleaseLease:
     Attributes:
         lease: The lease as seen.
         me: The worker that releases the lease.
-        to: A worker of another library, which becomes the owner (M14).
+        to: A worker that becomes the owner without having asked for the lease (M14, D7).
 
     Examples:
         >>> from leasehold import Lease

@@ -23,7 +23,7 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import changes
-from leasehold_lab.simulator.call_faults import DEATHS, READINGS, CallFault
+from leasehold_lab.simulator.call_faults import DEATHS, READ_CALLS, CallFault
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -70,7 +70,7 @@ def writes_of(history: SimulatedHistory) -> list[int]:
     return [
         number
         for number, call in enumerate(history.calls)
-        if asked_at <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READINGS
+        if asked_at <= call.t <= moved + 3.0 and call.what.startswith("store.") and call.what not in READ_CALLS
     ]
 
 

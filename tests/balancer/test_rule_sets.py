@@ -21,6 +21,7 @@ from leasehold.testing import laws
 from leasehold_lab.properties.laws import Law
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("law", laws.LAWS, ids=str)
 def test_a_new_rule_set_is_held_to_the_laws(law: Law) -> None:
     """The laws are not tied to the rule sets that existed when they were written."""

@@ -106,6 +106,7 @@ def owned(lease: Lease, worker: str, number: int) -> Lease:
     return evolve(lease, owner=worker, next_owner=None, version=Version(str(number)), annotations=signed(worker))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])
 def test_no_lease_moves_twice_for_the_sake_of_loads_that_stay(asked: bool) -> None:
     """S9: A worker that plans from an old listing, or during a move, must not pass on what has just arrived."""
@@ -126,6 +127,7 @@ def test_a_lease_that_moves_twice_moved_for_its_count_first() -> None:
         assert max(fleet.loads.values()) <= max(1.25 * mean, fleet.hottest + BAND * mean)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("even", [True, False])
 def test_where_hardly_anything_flows_counts_alone_decide(even: bool) -> None:

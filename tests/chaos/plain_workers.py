@@ -61,7 +61,7 @@ from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Capabilities, Store
 from leasehold.stores.swap import SwapStore
 from leasehold.stores.urls import name_of
-from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN
+from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 from leasehold_lab.demo.stage import TICK_SECONDS
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, verdict_on
@@ -385,7 +385,7 @@ def main() -> int:
     if arguments["consumer"] == "multilang" and (arguments["source"] != "kinesis" or arguments["to"]):
         options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
     kept = arguments.pop("folder")
-    for name in FOREIGN:
+    for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     wanted = Wanted(**arguments)

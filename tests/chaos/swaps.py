@@ -15,7 +15,7 @@ from pathlib import Path
 from plain_workers import Outcome, Wanted, run, to_stderr
 from services import NotHere
 
-from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN
+from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 
 PAIRS = (
     ("dynamodb", "", "postgres", ""),
@@ -42,7 +42,7 @@ def main() -> int:
     options.add_argument("--first", type=int, default=1, help="the first seed (%(default)s)")
     options.add_argument("--seconds", type=float, default=45.0, help="for which faults are played (%(default)s)")
     arguments = options.parse_args()
-    for name in FOREIGN:
+    for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     outcomes: list[Outcome] = []

@@ -14,7 +14,6 @@ from attrs import evolve
 from disk import Disk
 from libc import STEP_SECONDS, UnkindLibc, libc_can_be_put_before
 from processes import NoMore, NoMoreThreads, threads_can_be_refused
-from sampling import one_in
 from services import a_table
 from written import WrittenStore, answer_of
 
@@ -181,9 +180,10 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
         process.communicate("\n")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.services
 @pytest.mark.timeout(1800)  # the store of S3 may have to be built
-@pytest.mark.parametrize("store", one_in(4, ["dynamodb", "azblob", "postgres", "s3"]))
+@pytest.mark.parametrize("store", ["dynamodb", "azblob", "postgres", "s3"])
 def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path: Path) -> None:
     """A restart keeps all leases, as it must in any service."""
     with a_table(store, tmp_path, "") as table:

@@ -20,7 +20,7 @@ from leasehold.stores.urls import open_store
 from leasehold_lab.commands import dev as dev_command
 from leasehold_lab.commands.dev import app
 from leasehold_lab.contract.actors import owned
-from leasehold_lab.demo.dev import WantedStream, wanted
+from leasehold_lab.demo.dev import RequestedStream, parse_stream
 from leasehold_lab.standins.hubs import event_hubs
 
 LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
@@ -29,16 +29,16 @@ LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
 @pytest.mark.parametrize(
     ("text", "stream"),
     [
-        ("orders=4", WantedStream("orders", 4)),
-        ("x", WantedStream("x", 1)),
-        ("kinesis:x=2", WantedStream("x", 2)),
-        ("eventhubs:flights=3", WantedStream("flights", 3, "eventhubs")),
-        ("table:carts=2", WantedStream("carts", 2, "table")),
+        ("orders=4", RequestedStream("orders", 4)),
+        ("x", RequestedStream("x", 1)),
+        ("kinesis:x=2", RequestedStream("x", 2)),
+        ("eventhubs:flights=3", RequestedStream("flights", 3, "eventhubs")),
+        ("table:carts=2", RequestedStream("carts", 2, "table")),
     ],
 )
-def test_a_stream_is_named_with_its_shards(text: str, stream: WantedStream) -> None:
+def test_a_stream_is_named_with_its_shards(text: str, stream: RequestedStream) -> None:
     """A stream has the requested number of shards."""
-    assert wanted(text) == stream
+    assert parse_stream(text) == stream
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,7 @@ def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout)["leases"])
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
     """A newcomer succeeds with the second line too, and finds no processes running the next day."""

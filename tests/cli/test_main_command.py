@@ -83,6 +83,7 @@ def test_h_is_help_everywhere() -> None:
     assert "Usage: leasehold leases" in of_one.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("words", "offered"), [("leasehold re", "reset"), ("leasehold leases --wi", "--wide")])
 def test_a_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
     environment = {"_LEASEHOLD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

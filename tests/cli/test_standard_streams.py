@@ -29,6 +29,7 @@ def ran(
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "words", [("plan",), ("--version",), ("leases", "--help"), SIMULATE], ids=lambda words: words[0]
 )
@@ -52,6 +53,7 @@ def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() 
     assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("words", [("plan",), ("--version",), SIMULATE], ids=lambda words: words[0])
 def test_a_command_whose_reader_has_gone_ends_as_any_program_in_a_pipe(words: tuple[str, ...]) -> None:
     """A script with `set -o pipefail` can tell it from a failure."""
@@ -75,12 +77,14 @@ def test_a_command_that_fails_keeps_its_status_if_its_reader_has_gone() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["plan", "deaggregate"])
 def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
     """The command ends as on bad usage."""
     assert ran(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
 
 
+@pytest.mark.more
 def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
     """Commands that need no file in it go on. Otherwise, the message about the folder comes before the error."""
     says = "leasehold: the working folder was deleted; relative paths lead nowhere\n"

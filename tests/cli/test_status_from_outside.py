@@ -33,7 +33,7 @@ from standins.wire_with_faults import FaultyWire, faulty_wire
 from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.report.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
-from leasehold.adapters.worker.progress import SILENT_SECONDS
+from leasehold.adapters.worker.progress import LATE, SILENT_SECONDS
 from leasehold.errors import StoreError
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.protocol import Store
@@ -49,7 +49,7 @@ from leasehold_lab.standins.services import (
     kinesis_local,
     moto,
 )
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -73,7 +73,7 @@ ROOT = Path(__file__).parents[2]
 LEASEHOLD = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
 
 HANDLER = """
-import pathlib, time
+import asyncio, pathlib, time
 MODE = pathlib.Path(__file__).with_name("mode")
 def handle(batch):
     mode = MODE.read_text()
@@ -82,6 +82,14 @@ def handle(batch):
     while mode == "hangs" and MODE.read_text() == "hangs":
         time.sleep(0.2)
     if mode == "sleeps":
+        time.sleep(8)
+async def handle_async(batch):
+    mode = MODE.read_text()
+    while mode == "hangs" and MODE.read_text() == "hangs":
+        await asyncio.sleep(0.2)
+    if mode == "sleeps":
+        await asyncio.sleep(8)
+    if mode == "blocks":
         time.sleep(8)
 """
 
@@ -130,6 +138,9 @@ CASES = [
     Case("kinesis", "sqlite", "handler", "hangs", HUNG, r"its handler has been at work"),
     Case("kinesis", "sqlite", "handler", "sleeps", OK, ""),
     Case("kinesis", "sqlite", "handler", "poison", STALLED, r"its handler raised ValueError"),
+    Case("kinesis", "sqlite", "async", "sleeps", OK, ""),
+    Case("kinesis", "sqlite", "async", "blocks", OK, ""),
+    Case("kinesis", "sqlite", "async", "hangs", HUNG, r"its handler has been at work"),
     Case("kinesis", "sqlite", "letter", "lost", STALLED, r"its handler raised ValueError.*; the dead letter.*file://"),
     Case("kinesis", "sqlite", "worker", "killed", ORPHAN, UNHEARD),
     Case("kinesis", "sqlite", "pair", "raises", OK, ""),  # the other worker takes the lease that this one puts aside
@@ -149,11 +160,16 @@ CASES = [
     Case("kinesis", "dynamodb", "table", "throttled", ORPHAN, UNHEARD),
     Case("kinesis", "dynamodb", "table", "refused", ORPHAN, UNHEARD),
     Case("kinesis", "dynamodb", "table", "cut", ORPHAN, UNHEARD),
+    Case("kinesis", "dynamodb", "table", "mute", ORPHAN, UNHEARD),
+    Case("kinesis", "dynamodb", "table", "unwritable", ORPHAN, UNHEARD),
     Case("kinesis", "azblob", "table", "silent", ORPHAN, UNHEARD),
+    Case("kinesis", "azblob", "table", "mute", ORPHAN, UNHEARD),
     Case("kinesis", "azblob", "table", "refused", ORPHAN, UNHEARD),
     Case("kinesis", "s3", "table", "silent", ORPHAN, UNHEARD),
+    Case("kinesis", "s3", "table", "mute", ORPHAN, UNHEARD),
     Case("kinesis", "s3", "table", "refused", ORPHAN, UNHEARD),
     Case("kinesis", "postgres", "table", "silent", ORPHAN, UNHEARD),
+    Case("kinesis", "postgres", "table", "mute", ORPHAN, UNHEARD),
     Case("kinesis", "postgres", "handler", "raises", STALLED, r"its handler raised ValueError"),
     Case("eventhubs", "sqlite", "stream", "silent", STALLED, r"nothing was heard|no answer"),
     Case("eventhubs", "sqlite", "stream", "dripping", STALLED, r"nothing was heard|no answer"),
@@ -204,7 +220,7 @@ class Trial:
         match case.source:
             case "dynamodb-streams":
                 self.table_streams = TableStreams(name=case.name, lanes=1)
-                to = services.stack.enter_context(served(self.table_streams))
+                to = services.stack.enter_context(serve_table(self.table_streams))
                 to = self.faulty(to) if case.where == "stream" else to
                 self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={to}"
             case "kinesis":
@@ -271,7 +287,8 @@ class Trial:
     def started(self, folder: Path, name: str) -> "subprocess.Popen[bytes]":
         """Start a worker whose handler is in this folder."""
         env = {**os.environ, **self.env, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        words = ["consume", self.source, "--store", self.url, "--handler", "shape:handle", "--worker", name]
+        handler = "shape:handle_async" if self.case.where == "async" else "shape:handle"
+        words = ["consume", self.source, "--store", self.url, "--handler", handler, "--worker", name]
         words += ["--from", "TRIM_HORIZON", "--lease-seconds", f"{LEASE_SECONDS:g}", "--verbose"]
         words += ["--dead-letter", f"file://{self.letters}"] if self.case.where == "letter" else []
         with (folder / "worker.log").open("ab") as log:
@@ -367,7 +384,7 @@ class Trial:
         self.said = "begun"
         if self.line is not None:
             self.line.set(self.case.how)
-        elif self.case.where == "handler":
+        elif self.case.where in {"handler", "async"}:
             if self.case.how == "poison":
                 self.send("poison")
             self.mode(self.case.how)
@@ -404,7 +421,7 @@ class Trial:
             return
         if self.line is not None:
             self.line.set("")
-        elif self.case.where in {"handler", "pair"}:
+        elif self.case.where in {"handler", "async", "pair"}:
             self.mode("well")
         elif self.case.where == "letter":
             self.letters.mkdir()
@@ -438,6 +455,10 @@ class Trial:
                 log = (self.folder / "worker.log").read_text()[-600:]
                 return f"{self.case.name}: never OK: {table and table.status}", [f"{self.case.name}: {log}"]
             self.fault()
+            if self.case.where == "worker":
+                time.sleep(LATE * LEASE_SECONDS)  # a renewal is overdue by now, so no command says OK any more
+                early = self.command("leases", self.store, "--check")
+                wrong += [] if early.returncode else [f"OK after a kill: {early.stdout}{early.stderr}"]
             slow = self.case.words == OK
             taken, table = self.until(lambda found: not found.status.ok, QUIET_SECONDS if slow else WITHIN_SECONDS)
             assert table is not None

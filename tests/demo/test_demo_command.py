@@ -26,6 +26,7 @@ def test_the_demo_loses_nothing_and_says_so() -> None:
     assert [change["before"] for change in verdict["owner_changes"] if change["how"] == "cut"] == ["worker-2"] * 2
 
 
+@pytest.mark.more
 def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     """The demo leaves no processes or folders when it is interrupted.
 

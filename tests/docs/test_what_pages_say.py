@@ -19,7 +19,7 @@ from leasehold.adapters.sources.protocol import Record
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
 """Whether a goal was met, how busy a machine was, and which seed failed."""
-ONLY_OF_HANDLING = {"bench_seconds", "most_wait_seconds", "least_wait_seconds"}
+ONLY_OF_HANDLING = {"cooldown_seconds", "most_wait_seconds", "least_wait_seconds"}
 """Options that `handlers.md` names as fields of Handling, beside those of `leasehold.run`."""
 
 REFUSED_BY_SPARK = {"eventhubs.connectionString", "eventhubs.startingPositions"}
@@ -87,7 +87,7 @@ def test_every_option_of_spark_stands_on_a_page() -> None:
     """Each option that the sources and sinks of Spark read is named in their reference."""
     spark = Path(metrics.__file__).parents[1] / "spark"
     code = "".join(path.read_text(encoding="utf-8") for path in spark.rglob("*.py"))
-    read = re.findall(r'\bgiven\.(?:text|need|number|choice|flag)\(\s*"([\w.]+)"', code)
+    read = re.findall(r'\bopts\.(?:text|required|number|choice|flag)\(\s*"([\w.]+)"', code)
     pages = "".join((DOCS / f"spark-{page}.md").read_text(encoding="utf-8") for page in ("options", "writing"))
     assert read
     assert [name for name in read if f"`{name}`" not in pages and name not in REFUSED_BY_SPARK] == []

@@ -127,6 +127,7 @@ def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
         assert [text.strip() for shard, _epoch, text in lines_read if shard == name] == each
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_the_page_shows_what_node_prints() -> None:
     """A planner called from another language responds as the page says."""

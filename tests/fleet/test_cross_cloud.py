@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 ROWS = 1800
 
 
+@pytest.mark.more
 def test_event_hubs_by_leases_in_dynamodb(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
     """A partition, which has no parents but an offset, fits into a row designed for shards."""
     store = f"dynamodb://hub-leases?region=eu-west-1&endpoint={dynalite_url}"

@@ -20,7 +20,7 @@ from leasehold.balancer.rules.shares import least_moves
 from leasehold.stores.protocol import Done, Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, TakeBackLease, Write
-from leasehold_lab.simulator.world.process import Paced
+from leasehold_lab.simulator.world.process import OncePerCycleWorker
 from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.xdist_group("fleets")]
@@ -68,14 +68,14 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
     """Run one worker on its own connection until told to stop."""
     with closing(open_store(url)) as connection:
         store, wanted = Noted(connection, ledger), Event()
-        worker = Paced(
+        worker = OncePerCycleWorker(
             store=store,
             source=ListSource(even_shards(LEASES)),
             me=name,
             config=CONFIG,
             consumer=Unread(),
-            hurried=wanted.set,
         )
+        worker.hurried = wanted.set
         while not ending.is_set():
             due = min(worker.turn(seconds()), worker.renew(seconds()))
             wanted.wait(min(SOON_SECONDS, max(0.0, due - seconds())))

@@ -159,7 +159,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
 ) -> None:
     """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
     orders.put(5)
-    handling = Handling(orders.handle, bench_seconds=0.5)
+    handling = Handling(orders.handle, cooldown_seconds=0.5)
     with reading(Worker(store=table, source=source(orders, stream_line), me="ann", config=CONFIG), handling) as ended:
         until(orders.drained, "the first records")
         until(lambda: any(checkpoint.isdigit() for _, checkpoint in rows(table)), "a checkpoint")

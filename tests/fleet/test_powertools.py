@@ -21,7 +21,7 @@ from waiters import WAIT, until
 from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.services]
 
@@ -275,7 +275,7 @@ def test_shards_that_roll_a_kill_and_poison_cost_a_table_function_nothing(
                 table.roll()
             table.put(f"i-{number % KEYS}", {"text": {"S": texts[number]}})
 
-    with served(table) as endpoint:
+    with serve_table(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         with functions(tmp_path, powertools, TABLE.format(**FORMS[form]), source) as fleet:
             for worker in ("a-1", "b-1", "c-1"):

@@ -13,7 +13,7 @@ from attrs import define, field
 from fed_fleet import FedFleet, a_fed_fleet
 from hub_stage import Feed, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.ops.swapping import awaited, observed, sent
+from leasehold.adapters.ops.swapping import open_joined, set_direction, wait_until_known
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import FROM, TO, Direction, SwapStore, control_row, place_of, split_version
 from leasehold.stores.urls import name_of, open_store
@@ -145,15 +145,15 @@ def test_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_ur
         closing(open_store(urls[TO])) as target,
     ):
         tables, stage = (source, target), group.stage
-        both = observed(tables, names)
+        both = open_joined(tables, names)
         for worker in ("ours-1", "ours-2"):
             stage.join(worker)
         assert group.settle() == [2, 2]
         epochs = [{lease.key: lease.epoch for lease in both.list().leases}]
-        awaited(tables, both, names[TO], SETTLE_SECONDS)
+        wait_until_known(tables, both, names[TO], SETTLE_SECONDS)
         ways: tuple[Direction, ...] = ("to", "from", "to")
         for way in ways:
-            sent(tables, way)
+            set_direction(tables, way)
             assert stage.until(partial(all_in, stage, way.upper()), SETTLE_SECONDS), stage.leases
             epochs.append({lease.key: lease.epoch for lease in both.list().leases})
         stage.kill("ours-1")

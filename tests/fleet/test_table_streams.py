@@ -19,7 +19,7 @@ from waiters import until
 from leasehold.stores.urls import open_store
 from leasehold_lab.judge.events import Incident, RunHistory, Sent, event_of
 from leasehold_lab.judge.explanations import RunVerdict, verdict_on
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 pytestmark = [pytest.mark.more, pytest.mark.slow]
 
@@ -96,7 +96,7 @@ def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
         lanes=LANES, roll_seconds=ROLL_SECONDS, retention=30.0, stale_seconds=0.5, empty_every=5, limit=10, kept=put
     )
     store = f"sqlite:///{tmp_path}/leases.db"
-    with served(table) as endpoint:
+    with serve_table(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         with a_fleet(command(source, store), tmp_path) as fleet:
             writes = Thread(target=written, args=(table, int(SECONDS * RATE)))
@@ -141,7 +141,7 @@ def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_eac
     put, over, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
     table = TableStreams(lanes=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=put)
     store = f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb_local_url}"
-    with served(table) as endpoint:
+    with serve_table(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         place = (endpoint, dynamodb_local_url, table.arn, name)
         # The adapter's KCL reports in a separate table, so ours must be told for whom to release leases.

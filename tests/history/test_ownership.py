@@ -11,7 +11,7 @@ from leasehold.balancer.rules.shares import least_moves
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteEvent
 from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import UNREAD_SECONDS, OwnerChange, refused, settled, unowned
+from leasehold_lab.judge.rights import UNREAD_SECONDS, OwnerChange, count_rejected, unowned, without_taken_back
 
 
 def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
@@ -73,7 +73,7 @@ def test_a_gift_that_was_taken_back_is_no_move() -> None:
     back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
     again = OwnerChange(5.0, "s-0", "a", "b", "give")
     other = OwnerChange(2.0, "s-1", "a", "b", "give")
-    assert settled([first, other, back, again]) == (other, again)
+    assert without_taken_back([first, other, back, again]) == (other, again)
 
 
 def test_only_what_somebody_else_had_done_before_is_refused() -> None:
@@ -83,7 +83,7 @@ def test_only_what_somebody_else_had_done_before_is_refused() -> None:
         row = Lease("s-0", owner=owner)
         return WriteEvent(1.0, 0.9, "a", "a#0", "claim", "s-0", row, row, done=False)
 
-    assert (refused([claim("a")]), refused([claim("b")])) == (0, 1)
+    assert (count_rejected([claim("a")]), count_rejected([claim("b")])) == (0, 1)
 
 
 @pytest.mark.parametrize(("late", "told"), [(0.0, []), (0.5, ["held unread"])])

@@ -28,7 +28,7 @@ from standins.spark import spark_session
 
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -115,7 +115,7 @@ def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
     )
     thread = Thread(target=rival.run)
     with spark_session(1) as spark:
-        query = begun(lambda: _start(spark, ground, sink, folder))
+        query = start_query(lambda: _start(spark, ground, sink, folder))
         thread.start()
         try:
             _until(lambda: query.isActive and _shares(ground) == EVEN, "an even split")

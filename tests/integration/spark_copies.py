@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from standins.spark import SOON, spark_session
 
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold_lab.demo.child import ENVIRONMENT, Child, isolate
 from leasehold_lab.demo.stage import Stream, services
@@ -49,7 +49,7 @@ def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None
         writer = writer.option("kinesis.region", ENVIRONMENT["AWS_DEFAULT_REGION"]).trigger(availableNow=True)
         if case != "session":
             writer = writer.option("checkpointLocation", f"{folder}/{name}/q")
-        begun(writer.start).awaitTermination()
+        start_query(writer.start).awaitTermination()
 
 
 def wait(*queries: Child) -> None:

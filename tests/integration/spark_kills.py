@@ -38,7 +38,7 @@ from spark_killer import HERE, MARK, ON_CLUSTER, Killer, cluster, killed, left, 
 from standins.spark import LATE, SOON, spark_session
 from standins.spark import ON_CLUSTER as CLUSTER_SETTINGS
 
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold_lab.demo.child import Child
 
 LEASE_SECONDS = 6.0
@@ -97,7 +97,7 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
             writer = writer.option("checkpointLocation", str(folder / "progress"))
             return (writer if dies else writer.trigger(availableNow=True)).start()
 
-        query = begun(start)
+        query = start_query(start)
         try:
             query.awaitTermination()
         except StreamingQueryException:

@@ -49,7 +49,7 @@ sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "source
 import kcl_jar
 from faulty_line import Line, Refused, Reset, line
 
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.balancer.model import HASH_KEYS
 from leasehold_lab.demo.child import Child, isolate
@@ -83,14 +83,14 @@ Row = tuple[str, bytes]
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
     """Read and write until killed, or told to end by a file; print when a query begins, and each batch that is done."""
-    told_whole = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
+    full_traces = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
         on_cluster |= {"spark.cores.max": "2"}
-    said: object = None
+    last_status: object = None
     # Four attempts for a task, as on a cluster: a `local` master has but one.
     with spark_session(
-        2, SOON, master=master or "local[2,4]", settings=told_whole | (on_cluster if master else {})
+        2, SOON, master=master or "local[2,4]", settings=full_traces | (on_cluster if master else {})
     ) as spark:
 
         def start() -> StreamingQuery:
@@ -100,22 +100,22 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
             return (writer.trigger(availableNow=True) if (folder / "last").exists() else writer).start()
 
         def ending() -> bool:
-            nonlocal said
+            nonlocal last_status
             for query in spark.streams.active:
                 progress = query.lastProgress
                 now = {"run": query.runId, "batch": progress and progress["batchId"]}
-                if now != said:
-                    said = now
+                if now != last_status:
+                    last_status = now
                     sys.stdout.write(json.dumps(now) + "\n")
                     sys.stdout.flush()
             return False
 
-        supervise(start, ending=ending)
+        supervise(start, should_stop=ending)
     return 0
 
 
 @frozen
-class Given:
+class Received:
     """What a reader got in the end.
 
     doubled  rows that came again
@@ -128,14 +128,14 @@ class Given:
     order: int
 
 
-def judged(sent: Sequence[Row], given: Sequence[Row]) -> Given:
+def judged(sent: Sequence[Row], received: Sequence[Row]) -> Received:
     """Compare the rows that a reader got, in its order, with those that were sent."""
-    times = Counter(data for _, data in given)
+    times = Counter(data for _, data in received)
     numbers = defaultdict[str, list[int]](list)
-    for key, data in given:
+    for key, data in received:
         numbers[key].append(int(data))
-    return Given(
-        len(given),
+    return Received(
+        len(received),
         sum(not times[data] for _, data in sent),
         sum(count - 1 for count in times.values()),
         sum(found != sorted(found) for found in numbers.values()),
@@ -150,6 +150,7 @@ class Pipeline:
     kills     what was killed, in order
     again     why queries were started again
     name      the lease table, and the beginning of the streams' names
+    patience  multiplies how long anything is waited for, for a machine that does other work
     versions  versions of PySpark, which the applications use in turn; "" is the present one, which the last one uses
     """
 
@@ -164,8 +165,14 @@ class Pipeline:
     lives: int = 0
     versions: Sequence[str] = ()
     name: str = "pipeline"
+    patience: float = 1.0
 
-    def run(self, count: int, told: Callable[[str], None]) -> tuple[list[Row], Stream]:
+    @property
+    def wait_seconds(self) -> float:
+        """How long anything may take."""
+        return self.patience * WAIT_SECONDS
+
+    def run(self, count: int, report: Callable[[str], None]) -> tuple[list[Row], Stream]:
         """Kill this often, let the last application end by itself, and return the sent rows and the output stream."""
         chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
         read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
@@ -180,7 +187,7 @@ class Pipeline:
                         self._reshaped(count, read, wrote)
                         faulty.fail("PutRecords", *chance.choices(FAULTS, k=chance.randrange(4)))
                         self._kill(app, faulty, chance)
-                        told(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
+                        report(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
                     assert app.running or self.kills[-1:] == ["application"], app.said
                 finally:
                     self.end(app)
@@ -188,7 +195,7 @@ class Pipeline:
             self.versions = ()
             app = self.begin(faulty.url)
             try:
-                _until(lambda: not app.running, app, 2 * WAIT_SECONDS)
+                _until(lambda: not app.running, app, 2 * self.wait_seconds)
                 assert app.wait() == 0, app.said
             finally:
                 self.end(app)
@@ -247,14 +254,14 @@ class Pipeline:
             "committer": lambda: self._found(app, who, port),
         }
         came = moments.get(who, lambda: _batches(app) > done)
-        _until(lambda: not app.running or came(), app)
+        _until(lambda: not app.running or came(), app, self.wait_seconds)
         time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
         pids = self._found(app, who, port)
         if not pids:  # nothing of this kind has begun yet
             return
         self.kills += [who] * bool(_struck(pids if who == "application" else [chance.choice(pids)]))
         if who == "application":
-            _until(lambda: not app.running, app)
+            _until(lambda: not app.running, app, self.wait_seconds)
 
     def _found(self, app: Victim, who: str, port: int) -> list[int]:
         below = executors.marked(f"{MARK}={self.folder}") if who == "executor" else descendants(app.pid)
@@ -284,14 +291,14 @@ def _lines(app: Child) -> int:
     return len(app.out.read_bytes().splitlines())
 
 
-def _until(seen: Callable[[], object], app: Victim, seconds: float = WAIT_SECONDS) -> None:
+def _until(seen: Callable[[], object], app: Victim, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < deadline, app.said
         time.sleep(0.1)
 
 
-def plain(folder: Path, stream: Stream, count: int) -> list[Row]:
+def plain(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]:
     """Return what a plain worker gets, until nothing more comes."""
     handler = folder / "given.py"
     handler.write_text(
@@ -306,7 +313,7 @@ def plain(folder: Path, stream: Stream, count: int) -> list[Row]:
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
     try:
-        lines = _all(worker, count)
+        lines = _all(worker, count, seconds)
     finally:
         worker.kill()
     return [(key, data.encode()) for key, data in map(json.loads, lines)]
@@ -327,9 +334,9 @@ def kcl(kinesis: str, stream: Stream) -> set[bytes]:
     return {data for kept in kcl_jar.verdicts(asked) for _, _, data, _, _ in kept}
 
 
-def _all(worker: Child, count: int) -> list[bytes]:
+def _all(worker: Child, count: int, seconds: float) -> list[bytes]:
     """Return the worker's output once there are this many lines and no more have come for a while."""
-    deadline, seen, since = time.monotonic() + WAIT_SECONDS, -1, 0.0
+    deadline, seen, since = time.monotonic() + seconds, -1, 0.0
     while time.monotonic() < deadline and worker.running:
         now = _lines(worker)
         if now != seen:
@@ -357,7 +364,7 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
             writer = writer.format("parquet").option("path", str(folder / "end")).queryName("end")
             return writer.option("checkpointLocation", str(folder / "end-progress")).trigger(availableNow=True).start()
 
-        begun(start).awaitTermination()
+        start_query(start).awaitTermination()
         rows = spark.read.parquet(str(folder / "end"))
         number = f.lpad("sequenceNumber", 60, "0")
         collected = rows.orderBy(number, "subSequenceNumber").select("partitionKey", "data").collect()
@@ -368,29 +375,29 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
 class Outcome:
     """The result of a run.
 
-    again  how often a query was started again, by the logged reason
-    given  what each reader got in the end, by name
-    kcl    rows that the Java KCL did not find, or None if it did not read
+    again     how often a query was started again, by the logged reason
+    received  what each reader got in the end, by name
+    kcl       rows that the Java KCL did not find, or None if it did not read
     """
 
     kills: dict[str, int]
     lives: int
     again: dict[str, int]
     sent: int
-    given: dict[str, Given]
+    received: dict[str, Received]
     kcl: int | None
 
     @property
     def faults(self) -> int:
         """The number of rows that were lost, and of rows that came again or out of order."""
-        return sum(each.lost + each.doubled + each.order for each in self.given.values()) + (self.kcl or 0)
+        return sum(each.lost + each.doubled + each.order for each in self.received.values()) + (self.kcl or 0)
 
 
-def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[[str], None] = to_stderr) -> Outcome:
+def tried(pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = to_stderr) -> Outcome:
     """Kill the pipeline this often, and have all readers read its output."""
-    sent, stream = pipeline.run(kills, told)
+    sent, stream = pipeline.run(kills, report)
     readers = {
-        "plain": judged(sent, plain(pipeline.folder, stream, len(sent))),
+        "plain": judged(sent, plain(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
         "spark": judged(sent, by_spark(pipeline.folder, pipeline.kinesis, stream)),
     }
     missed = None
@@ -416,6 +423,7 @@ def main() -> int:
     )
     options.add_argument("--java", action="store_true", help="have the Java KCL read what came, too")
     options.add_argument("--executors", action="store_true", help="each application has an executor, which dies, too")
+    options.add_argument("--patience", type=float, default=1.0, help="multiplies all time limits (%(default)s)")
     what = "a version of PySpark, as 4.0, or '' for the present one; several take turns, see above"
     options.add_argument("--pyspark", action="append", default=[], metavar="VERSION", help=what)
     arguments = options.parse_args()
@@ -427,7 +435,16 @@ def main() -> int:
         kinesis, dynamodb = stack.enter_context(services())
         master = stack.enter_context(cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
         until = time.monotonic() + 60 * arguments.minutes
-        pipeline = Pipeline(folder, kinesis, dynamodb, arguments.seed, master, until, versions=arguments.pyspark)
+        pipeline = Pipeline(
+            folder,
+            kinesis,
+            dynamodb,
+            arguments.seed,
+            master,
+            until,
+            versions=arguments.pyspark,
+            patience=arguments.patience,
+        )
         result = tried(pipeline, arguments.kills, java=arguments.java)
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
     return 1 if result.faults else 0

@@ -7,7 +7,7 @@ pytest.importorskip("proton", reason="python-qpid-proton was not built: no C com
 
 from proton import Message
 
-from leasehold_lab.standins.hubs.partitions import Hub, HubRefusal, Partition, annotated, events, partition_key
+from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, annotated, events, partition_key
 from leasehold_lab.standins.hubs.server import Padding, padded
 
 DETACH = bytes.fromhex("00000010 02000001 005316 c0 03 01 5200".replace(" ", ""))
@@ -100,7 +100,7 @@ def test_where_a_reader_starts(selector: str | None, first: int) -> None:
 @pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])
 def test_a_filter_not_understood_is_refused(selector: str) -> None:
     """An unknown filter is an error, because ignoring it would send the partition from its start."""
-    with pytest.raises(HubRefusal, match="filter"):
+    with pytest.raises(HubRejection, match="filter"):
         Partition().start(selector)
 
 

@@ -10,7 +10,7 @@ import pytest
 from children import child
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import Command, answers, free_port, serving
+from leasehold_lab.standins.node import Command, accepts_connections, free_port, serving
 
 SERVES = """
 import socket, sys
@@ -61,7 +61,7 @@ def test_another_port_is_tried_when_somebody_was_faster() -> None:
         return _python(SERVES)(port)
 
     with serving("late", command) as service:
-        assert (len(ports), service.port, answers(service.port)) == (2, ports[-1], True)
+        assert (len(ports), service.port, accepts_connections(service.port)) == (2, ports[-1], True)
 
 
 def test_ports_are_not_tried_for_ever() -> None:
@@ -95,8 +95,8 @@ def _talk_to_death(port: int) -> None:
 def test_a_service_that_ignores_the_request_to_stop_is_ended() -> None:
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
     with serving("stubborn", _python(stubborn)) as service:
-        assert answers(service.port)
-    assert not answers(service.port)
+        assert accepts_connections(service.port)
+    assert not accepts_connections(service.port)
 
 
 def test_a_service_dies_with_its_parent() -> None:
@@ -119,4 +119,4 @@ with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, s
 
 def test_a_free_port_can_be_bound() -> None:
     with socket.create_server(("127.0.0.1", free_port())) as server:
-        assert answers(server.getsockname()[1])
+        assert accepts_connections(server.getsockname()[1])

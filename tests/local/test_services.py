@@ -13,7 +13,7 @@ from standins.versitygw import versitygw
 from waiters import AT_ONCE
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import Service, answers
+from leasehold_lab.standins.node import Service, accepts_connections
 from leasehold_lab.standins.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
 
 
@@ -57,6 +57,7 @@ def _listens_beyond_loopback(port: int) -> bool:
     return False
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.services
 @pytest.mark.parametrize(
     ("start", "call", "answer"),
@@ -74,7 +75,7 @@ def test_a_stand_in_starts_answers_and_stops(
     """A stand-in listens only on loopback, and its port is free afterwards."""
     with start() as service:
         assert (call(service), _listens_beyond_loopback(service.port)) == (answer, False)
-    assert not answers(service.port)
+    assert not accepts_connections(service.port)
 
 
 @pytest.mark.more
@@ -84,7 +85,7 @@ def test_dynamodb_local_starts_answers_and_stops() -> None:
         pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
     with dynamodb_local() as service:
         assert _tables(service) == ["leases"]
-    assert not answers(service.port)
+    assert not accepts_connections(service.port)
 
 
 @pytest.mark.more
@@ -96,7 +97,7 @@ def test_ferrokinesis_starts_answers_and_stops() -> None:
             assert (_streams(service), _listens_beyond_loopback(service.port)) == (["0", "1", "2"], False)
     except ServiceError as missing:
         pytest.skip(f"FAN-OUT IS NOT TESTED WITH A SERVICE: {missing}")
-    assert not answers(service.port)
+    assert not accepts_connections(service.port)
 
 
 @pytest.mark.more
@@ -108,7 +109,7 @@ def test_versitygw_starts_answers_and_stops() -> None:
             assert (_buckets(service), _listens_beyond_loopback(service.port)) == (["leases"], False)
     except ServiceError as missing:
         pytest.skip(f"S3 IS NOT TESTED IN RACES: {missing}")
-    assert not answers(service.port)
+    assert not accepts_connections(service.port)
 
 
 def test_dynamodb_local_is_not_fetched_unasked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from ground import Ground, processor
-from sampling import one_in
 
-from leasehold.adapters.ops.swapping import awaited, followed, observed, sent
+from leasehold.adapters.ops.swapping import move_until_arrived, open_joined, set_direction, wait_until_known
 from leasehold.stores.swap import TO, place_of
 from leasehold.stores.urls import name_of, open_store
 
@@ -79,10 +78,10 @@ def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground,
         daemon.await_line(lambda line: "got processRecords 1" in line)
         with closing(open_store(ground.store, create=False)) as source, closing(open_store(to)) as target:
             tables, names = (source, target), (name_of(ground.store), name_of(to))
-            store = observed(tables, names)
-            awaited(tables, store, names[TO], 60.0)
-            sent(tables, "to")
-            (*_, last) = followed(tables, store, names[TO])
+            store = open_joined(tables, names)
+            wait_until_known(tables, store, names[TO], 60.0)
+            set_direction(tables, "to")
+            (*_, last) = move_until_arrived(tables, store, names[TO])
             assert (last.gone, last.there, last.moving) == (1, 0, 0)
             (second,) = ground.put("b")
             daemon.await_line(lambda line: "got processRecords 1" in line)
@@ -91,7 +90,8 @@ def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground,
         assert (left.owner, left.checkpoint.sequence, place_of(left)) == (None, second, "TO")
 
 
-@pytest.mark.parametrize("how", one_in(3, ["crash", "SIGTERM", "SIGINT"]))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
 def test_with_strict_the_status_is_javas(how: str, ground: Ground) -> None:
     """Scripts that restart a daemon by its exit status keep working."""
     ground.put("a")

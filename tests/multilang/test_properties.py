@@ -170,6 +170,14 @@ def test_properties_that_are_taken() -> None:
             "callProcessRecordsEvenForEmptyRecordList: 'yes' is neither true nor false",
         ),
         (
+            {"initialPositionInStreamExtended": "1700000000000"},
+            "initialPositionInStreamExtended: 1700000000000 s since 1970 is *; give it in seconds",
+        ),
+        (
+            {"initialPositionInStreamExtended": "28333333"},
+            "initialPositionInStreamExtended: 28333333 s since 1970 is 1970-11-24T22:22:13.000Z; give it in seconds",
+        ),
+        (
             {"initialPositionInStream": "LATEST", "initialPositionInStreamExtended": "5"},
             "initialPositionInStreamExtended: set either this or initialPositionInStream, not both",
         ),

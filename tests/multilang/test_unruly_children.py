@@ -55,6 +55,7 @@ class Daemon:
         self._thread.join()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_record_is_lost_by_children_that_misbehave(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

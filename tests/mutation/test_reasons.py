@@ -36,6 +36,7 @@ def test_an_entry_whose_place_or_test_is_gone_is_named(entry: Reason, fault: str
     assert (faults == []) if fault is None else any(fault in each for each in faults)
 
 
+@pytest.mark.more
 def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that cannot be collected proves nothing, and the copy is restored afterwards."""
     monkeypatch.setattr(reasons, "COPY", tmp_path)

@@ -13,27 +13,27 @@ from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.inputs import paced
 from leasehold.adapters.ops.doctor import examination
 from leasehold.adapters.ops.doctor.attempts import (
+    Absent,
     Finding,
     FindingState,
-    NotThere,
     NotTried,
     RightAttempt,
     RightsTrial,
     ServiceClock,
-    attempted,
-    clock_of,
-    recognised,
-    well,
+    clock_finding,
+    compare_with_stream,
+    none_wrong,
+    try_rights,
 )
 from leasehold.adapters.ops.doctor.embedded import memory_trial, sqlite_trial
 from leasehold.adapters.ops.doctor.examination import (
     LIST_PRICES,
     Fleet,
-    cost_of,
-    gap_of,
+    cost_finding,
+    gap_finding,
     gap_seconds,
     loads,
-    size_of,
+    size_finding,
 )
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
@@ -67,7 +67,7 @@ def refusal(code: str) -> ClientError:
 
 def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
     trial = RightsTrial("table t", attempts, None, None, lambda: None)
-    return list(attempted(trial, read_only=read_only))
+    return list(try_rights(trial, read_only=read_only))
 
 
 FINE = RightAttempt("x:Read", lambda: "allowed")
@@ -80,7 +80,7 @@ def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
         Finding("x:Do", "wrong", "t: no", "allow x:Do"),
         Finding("x:Read", "ok", "table t: allowed"),
     ]
-    assert not well(found)
+    assert not none_wrong(found)
 
 
 class Refused(Exception):
@@ -111,7 +111,7 @@ def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo:
         (raising(OutcomeUnknown("t: slow down"), refusal("ThrottlingException")), "unknown", 1),
         (raising(SourceUnavailable("t: slow down"), refusal("LimitExceededException")), "unknown", 1),
         (raising(SourceError("t: no such"), refusal("ResourceNotFoundException")), "wrong", 0),
-        (raising(NotThere("there is no table")), "unknown", 0),
+        (raising(Absent("there is no table")), "unknown", 0),
         (raising(NotTried("not tried")), "unknown", 1),
     ],
 )
@@ -126,7 +126,7 @@ def test_no_right_to_write_is_used_where_none_may_be() -> None:
     found = tried(raising(StoreError("asked")), FINE, read_only=True)
     assert [each.state for each in found] == ["unknown", "ok"]
     assert "--read-only" in found[0].says
-    assert well(found)
+    assert none_wrong(found)
 
 
 @pytest.mark.parametrize(("write", "state", "proved"), [(FINE, "ok", 1), (StoreError("t: no"), "unknown", 0)])
@@ -134,10 +134,10 @@ def test_conditions_are_tried_where_all_rights_to_write_are_there(
     write: RightAttempt | Exception, state: str, proved: int
 ) -> None:
     """A store that rejects writes for lack of rights is not called careless with conditions."""
-    seen, calls = examination._Gathered(), list[int]()  # noqa: SLF001  a step of an examination
+    seen, calls = examination._Results(), list[int]()  # noqa: SLF001  a step of an examination
     attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
-    assert examination._rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
+    assert examination._try_rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
     assert ([(each.state) for each in seen.findings if each.what == "conditional writes"], len(calls)) == (
         [state],
         proved,
@@ -206,7 +206,7 @@ OTHER = "name another table, or the source that this one belongs to"
 )
 def test_the_whole_sentence_on_a_table_is_right(listing: Listing, finding: Finding) -> None:
     """A sentence with a correct beginning could still count the wrong rows, or give advice that costs a table."""
-    assert recognised(listing, SHARDS, lambda _lease: True) == (finding,)
+    assert compare_with_stream(listing, SHARDS, lambda _lease: True) == (finding,)
 
 
 def test_the_whole_sentence_on_time_and_money_is_right() -> None:
@@ -214,23 +214,25 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
     late = "longer while the store does not answer"
     ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
-    assert gap_of(ours) == Finding("gap", "ok", f"{gap} until the next look, mostly sooner by the lookout; {late}")
+    assert gap_finding(ours) == Finding("gap", "ok", f"{gap} until the next look, mostly sooner by the lookout; {late}")
     gap = gap.replace("15.5", "15.0").replace("10.5", "10")
-    assert gap_of(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
+    assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
     table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
     unit = "10 open shards, 2 workers, layout usual: at rest 1.9 writes and 0.5 read units a second"
     busy = "under steady records 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
     other = "in layout sessions 3.5 writes and 0.9 read units a second"
     said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
-    assert cost_of(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
-    assert cost_of(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
-    assert "layout sessions" not in cost_of(evolve(table, shared=False), Config(), None).says  # the blobs of the SDKs
-    told = cost_of(evolve(table, sessions=True), Config(), None).says
+    assert cost_finding(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
+    assert cost_finding(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
+    assert (
+        "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
+    )  # the blobs of the SDKs
+    told = cost_finding(evolve(table, sessions=True), Config(), None).says
     assert "2 workers, layout sessions: at rest 1.4 writes" in told
     assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
-    assert "under steady records 1,000 writes" in cost_of(Fleet("s3", 500, 1, 1.0), Config(), None).says
-    alone = cost_of(bucket, Config(), None).says
+    assert "under steady records 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
+    alone = cost_finding(bucket, Config(), None).says
     assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
     assert " reads a second; under steady records " in alone
     # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
@@ -252,19 +254,19 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
 def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, says: str) -> None:
     """A correct clock is not called wrong, and one that is ahead is not reported as behind."""
     todo = "set the clock: requests are refused at 5 min, and lag is as true as clocks are" if state == "wrong" else ""
-    assert clock_of("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
-    assert clock_of("x", None) == Finding("clock of x", "unknown", "the service told no time")
+    assert clock_finding("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
+    assert clock_finding("x", None) == Finding("clock of x", "unknown", "the service told no time")
 
 
 def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
     """One table may serve many streams, and partitions of all hubs have the same numbers."""
-    (found,) = recognised(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
+    (found,) = compare_with_stream(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
     assert (found.state, "; 1 leases are of streams that are not read here" in found.says) == ("ok", True)
 
     def refuse(_lease: Lease) -> bool:
         raise SourceError("lease '0': another hub")
 
-    (found,) = recognised(Listing(ROWS), SHARDS, refuse)
+    (found,) = compare_with_stream(Listing(ROWS), SHARDS, refuse)
     assert (found.state, found.says) == ("wrong", "lease '0': another hub")
 
 
@@ -273,10 +275,10 @@ def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: fl
     """Requests would be rejected because they seem to be signed at another time."""
     clock = ServiceClock(lambda: ours)
     clock.heard(SimpleNamespace(headers={}))
-    assert clock_of("x", clock.ahead).state == "unknown"
+    assert clock_finding("x", clock.ahead).state == "unknown"
     clock.heard(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
     assert clock.ahead == ahead
-    assert clock_of("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
+    assert clock_finding("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
 
 
 def test_the_gap_is_a_lease_and_a_look() -> None:
@@ -318,8 +320,8 @@ def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
     fleet = Fleet("s3", 10, 2, 1.0, parts=3)
     rest, busy = loads(fleet, Config())
     assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
-    assert "US$" in cost_of(fleet, Config(), LIST_PRICES["s3"]).says
-    assert "US$" not in cost_of(fleet, Config(), None).says
+    assert "US$" in cost_finding(fleet, Config(), LIST_PRICES["s3"]).says
+    assert "US$" not in cost_finding(fleet, Config(), None).says
 
 
 def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
@@ -327,10 +329,10 @@ def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
     before = (tmp_path / "l.db").read_bytes()
-    assert [(each.what, each.state) for each in attempted(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
+    assert [(each.what, each.state) for each in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
     trial.close()
     assert (tmp_path / "l.db").read_bytes() == before
-    (found,) = attempted(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
+    (found,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
     assert found.state == "unknown"
     assert [path.name for path in tmp_path.iterdir()] == ["l.db"]
 
@@ -342,7 +344,7 @@ def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch
         return Done(write.lease)
 
     monkeypatch.setattr(MemoryStore, "write", careless)
-    found = list(attempted(memory_trial("careless", {}), read_only=False))
+    found = list(try_rights(memory_trial("careless", {}), read_only=False))
     assert [each.state for each in found] == ["ok", "wrong"]
     assert "under a condition that did not hold" in found[1].says
 
@@ -420,13 +422,13 @@ def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatc
 )
 def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, state: str, todo: str) -> None:
     """Above a limit, leases are renewed late and taken from live workers."""
-    found = size_of(leases, workers, Config())
+    found = size_finding(leases, workers, Config())
     assert (found.what, found.state, found.todo.split(", or")[0]) == ("size", state, todo)
 
 
 def test_the_size_says_its_figures() -> None:
     """Without the figures, the warning could not be judged."""
-    assert size_of(2_000, 4, Config()).says == (
+    assert size_finding(2_000, 4, Config()).says == (
         "500 leases a worker are renewed in time while the store answers within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
     )

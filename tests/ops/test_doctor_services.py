@@ -17,7 +17,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.steer.doctor import app
-from leasehold.adapters.ops.doctor.attempts import Finding, attempted
+from leasehold.adapters.ops.doctor.attempts import Finding, try_rights
 from leasehold.adapters.ops.doctor.event_hubs import trials as hub_trials
 from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -27,7 +27,7 @@ from leasehold_lab.contract.actors import placed
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
 from leasehold_lab.standins.node import Service
 from leasehold_lab.standins.postgres import conninfo_of, store_url
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -255,7 +255,7 @@ def of_hub(place: str, **options: str) -> list[Finding]:
     """Return the findings on this hub."""
     (trial,) = hub_trials(place, options)
     with closing(trial):
-        return list(attempted(trial, read_only=False))
+        return list(try_rights(trial, read_only=False))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch
 def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
     """All missing rights are found before the first worker starts."""
     table = TableStreams()
-    with served(table) as endpoint:
+    with serve_table(table) as endpoint:
         words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
         rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
         status, found = asked(*words)

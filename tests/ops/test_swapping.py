@@ -16,16 +16,16 @@ from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.cli.steer.swap import app as swap
 from leasehold.adapters.ops.serving.app import exposition
-from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher, ViewWanted
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher, ViewRequest
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
-    awaited,
-    control_of,
-    ended,
-    followed,
-    opened,
+    end_swap,
+    move_until_arrived,
+    open_for_reading,
     progress,
-    sent,
+    read_control,
+    set_direction,
+    wait_until_known,
 )
 from leasehold.adapters.report.watching import TableWatch, picture
 from leasehold.adapters.worker.scheduler import Unread
@@ -89,14 +89,14 @@ def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
 def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
     """Leases without an owner do not hold it up, and the fleet does not need FROM afterwards."""
     store = joined(tables)
-    awaited(tables, store, NAMES[TO], 0.0)
-    sent(tables, "to")
-    looks = list(followed(tables, store, NAMES[TO], renewing(tables)))
+    wait_until_known(tables, store, NAMES[TO], 0.0)
+    set_direction(tables, "to")
+    looks = list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
     assert looks == [
         SwapProgress("to", there=3, moving=0, gone=0, unaware=()),
         SwapProgress("to", there=0, moving=0, gone=3, unaware=()),
     ]
-    ended(tables, store, NAMES[TO], renewing(tables))
+    end_swap(tables, store, NAMES[TO], renewing(tables))
     left = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
     assert left == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
     assert stored(store, "s-0").owner == "ann"
@@ -108,9 +108,9 @@ def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
 def _over(tables: tuple[Store, Store]) -> None:
     """Carry the swap through to its end."""
     store = joined(tables)
-    sent(tables, "to")
-    list(followed(tables, store, NAMES[TO], renewing(tables)))
-    ended(tables, store, NAMES[TO], renewing(tables))
+    set_direction(tables, "to")
+    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    end_swap(tables, store, NAMES[TO], renewing(tables))
 
 
 def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_to(tables: tuple[Store, Store]) -> None:
@@ -146,10 +146,10 @@ def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
         names = (name_of(urls[FROM]), name_of(urls[TO]))
         control_row(tables, names)
         store = SwapStore(tables, names[TO], look_seconds=0.0)
-        sent(tables, "to")
-        list(followed(tables, store, names[TO], lambda _seconds: None))
+        set_direction(tables, "to")
+        list(move_until_arrived(tables, store, names[TO], lambda _seconds: None))
         began = int(time.time())
-        ended(tables, store, names[TO], lambda _seconds: None)
+        end_swap(tables, store, names[TO], lambda _seconds: None)
     told = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
     assert began <= told.pop("ended_at") <= time.time() + 1
     assert told == {"way": "over", "from": names[FROM], "to": names[TO]}
@@ -168,27 +168,27 @@ def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_
 ) -> None:
     """While both rows exist, the control row counts."""
     store = joined(tables)
-    sent(tables, "to")
-    list(followed(tables, store, NAMES[TO], renewing(tables)))
+    set_direction(tables, "to")
+    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
     done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),)))))
     assert not swap_is_over(tables, NAMES)
     assert control_row(tables, NAMES) is not None
-    ended(tables, store, NAMES[TO], renewing(tables))
+    end_swap(tables, store, NAMES[TO], renewing(tables))
     assert swap_is_over(tables, NAMES)
 
 
 def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
     """A table that turns out to be slower does not have to be kept."""
     store = joined(tables)
-    sent(tables, "to")
-    list(followed(tables, store, NAMES[TO], renewing(tables)))
-    sent(tables, "from")
-    (*_, last) = followed(tables, store, NAMES[TO], renewing(tables))
+    set_direction(tables, "to")
+    list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
+    set_direction(tables, "from")
+    (*_, last) = move_until_arrived(tables, store, NAMES[TO], renewing(tables))
     assert last == SwapProgress("from", there=3, moving=0, gone=0, unaware=())
     assert {lease.version.partition(":")[0] for lease in store.list().leases} == {"from"}
-    sent(tables, "closed")
+    set_direction(tables, "closed")
     with pytest.raises(StoreError, match="swap in the other direction"):
-        sent(tables, "from")
+        set_direction(tables, "from")
 
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
@@ -197,14 +197,14 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
     done(tables[FROM].write(ClaimLease(free, "bob")))
     store = joined(tables)
     with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
-        awaited(tables, store, NAMES[TO], 0.0)
+        wait_until_known(tables, store, NAMES[TO], 0.0)
     heard: list[float] = []
 
     def restarted(seconds: float) -> None:
         heard.append(seconds)
         done(store.write(ClaimLease(stored(store, "s-2"), "bob")))
 
-    awaited(tables, store, NAMES[TO], 60.0, restarted)
+    wait_until_known(tables, store, NAMES[TO], 60.0, restarted)
     assert heard == [1.0]
 
 
@@ -213,12 +213,12 @@ def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
-        awaited(tables, joined(tables), NAMES[TO], 60.0)
+        wait_until_known(tables, joined(tables), NAMES[TO], 60.0)
 
 
 def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
     """Workers do not plan for it."""
-    assert control_of(tables).key == CONTROL
+    assert read_control(tables).key == CONTROL
     assert CONTROL not in {lease.key for lease in joined(tables).list().leases}
 
 
@@ -241,7 +241,7 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
         control_row(found, (name_of(urls[FROM]), name_of(urls[TO])))
         store = SwapStore(found, name_of(urls[TO]), look_seconds=0.0)
         held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
-        sent(found, "to")
+        set_direction(found, "to")
         done(store.write(RenewLease(held[0])))
         (row,) = source.get(["s-1"])
         done(source.write(ReleaseLease(row, "", f"{MARK}ann")))
@@ -250,7 +250,7 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str]) -> None:
     """In one table alone, leases that moved look lost and their owners unknown."""
-    with closing(opened(*half_way)) as both:
+    with closing(open_for_reading(*half_way)) as both:
         table = TableWatch(both, 10.0, 10.0).look()
     shown = picture(table, Config())
     assert [(lease["key"], lease["owner"], lease["place"]) for lease in shown["leases"]] == [
@@ -273,10 +273,10 @@ def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
     """The page and monitoring do not call half of the fleet dead."""
-    with closing(opened(*half_way)) as both, closing(FleetRecord()) as record:
+    with closing(open_for_reading(*half_way)) as both, closing(FleetRecord()) as record:
         watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
         watcher.look()
-        assert [(row["key"], row["place"]) for row in watcher.view(ViewWanted(sort="key"))["rows"]] == [
+        assert [(row["key"], row["place"]) for row in watcher.view(ViewRequest(sort="key"))["rows"]] == [
             ("s-0", "TO"),
             ("s-1", "FROM>TO"),
             ("s-2", "FROM"),
@@ -319,11 +319,11 @@ def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
     """Leases of two fleets are not shown as those of one."""
     open_store(other := f"sqlite://{tmp_path}/other.db").close()
     with pytest.raises(StoreError, match="no swap is under way between these tables"):
-        opened(half_way[FROM], other)
+        open_for_reading(half_way[FROM], other)
     with pytest.raises(StoreError, match="is the goal of a swap from"):
-        opened(other, half_way[TO])
+        open_for_reading(other, half_way[TO])
     with pytest.raises(ValueError, match="--to: it is the store that the leases are in"):
-        opened(half_way[TO], half_way[TO])
+        open_for_reading(half_way[TO], half_way[TO])
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["later swap under way", "later swap over"])
@@ -337,10 +337,10 @@ def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_lease
     control_row(later, names)
     both = SwapStore(later, names[TO], look_seconds=0.0)
     assert len(before.list().leases) == 3
-    sent(later, "to")
+    set_direction(later, "to")
     if over:
-        list(followed(later, both, names[TO], renewing(later)))
-        ended(later, both, names[TO], renewing(later))
+        list(move_until_arrived(later, both, names[TO], renewing(later)))
+        end_swap(later, both, names[TO], renewing(later))
         with pytest.raises(StoreError, match="have moved to memory://later by a later"):
             control_row(tables, NAMES)
     else:

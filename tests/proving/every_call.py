@@ -24,7 +24,7 @@ from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.rights import unowned
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READINGS, CallableFault, CallEvent, CallFault
+from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READ_CALLS, CallableFault, CallEvent, CallFault
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
@@ -207,7 +207,7 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     known: tuple[str, ...]
     match kind:
         case "store":
-            known = OF_STORE_READS if what in READINGS else OF_STORE_WRITES
+            known = OF_STORE_READS if what in READ_CALLS else OF_STORE_WRITES
         case "source":
             known = (*OF_SOURCE, "untrue") if verb == "shards" else OF_SOURCE
         case "reader":
@@ -248,7 +248,7 @@ def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
     plain = undisturbed(story)
     met = [(plain.calls[mishap.number].what, mishap.fault) for mishap in befalling]
     # A rejected read of the table may indicate an outage, which counts against no worker (C17).
-    passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READINGS for what, fault in met)
+    passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READ_CALLS for what, fault in met)
     most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
     free = unowned(history, history.end, history.end - AT_REST)
     return (

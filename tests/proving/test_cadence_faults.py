@@ -108,6 +108,7 @@ def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyP
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
 
 
+@pytest.mark.more
 def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: What it freed would wait for C11."""
     said = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
@@ -122,6 +123,7 @@ def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) ->
     assert longest_unowned(lived(STORIES["an ordinary worker dies"])) > OWNED_AGAIN_SECONDS
 
 
+@pytest.mark.more
 def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: A lease freed too early has been claimed while its owner still reads."""
 
@@ -136,6 +138,7 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
     assert "two holders" in {breach.what for breach in said}
 
 
+@pytest.mark.more
 def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """C3: If every worker took itself for the lookout, only the bill would show it."""
     name = "an ordinary worker dies"
@@ -144,6 +147,7 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
     assert lived(STORIES[name]).scanned > 3 * bill
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "story", ["an ordinary worker dies", "the lookout dies", "a new lookout comes, and somebody dies"]
 )
@@ -165,6 +169,7 @@ def test_one_event_costs_few_listings() -> None:
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> None:

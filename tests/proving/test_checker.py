@@ -9,7 +9,7 @@ from leasehold.balancer.rules import shares
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold_lab.checker.cases import OURS, bounded
 from leasehold_lab.checker.fleet import FleetModel
-from leasehold_lab.checker.verdict import Case, Fault, judge, surprises, written
+from leasehold_lab.checker.verdict import Case, Fault, judge, page_of, surprises
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +31,18 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
     """There is no livelock, no ignored lease and no unbalanced rest beyond the known ones; the table is current."""
     verdict = judge(case)
     assert surprises((case,), (verdict,)) == []
-    row = written((verdict,), "").splitlines()[-1]
+    row = page_of((verdict,), "").splitlines()[-1]
     assert verdict.expanded == verdict.discovered
     assert row in PROOF.read_text().splitlines(), "run `make prove`"
 
 
+@pytest.mark.more
 def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: extras go to the worker that holds least, so that each move changes the shares."""
 

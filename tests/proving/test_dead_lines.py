@@ -79,15 +79,16 @@ def history_of(
     return run(evolve(layout, owners=(None,) * shards, members=members, seconds=SECONDS, calm=SECONDS))
 
 
-def longest_unread(history: SimulatedHistory, since: float = SINCE) -> float:
+def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float = SECONDS) -> float:
     """Return the longest time that a shard was not read."""
     longest = 0.0
     for key in {row.key for row in history.first}:
         read = [since, *(event.t for event in history.of_kinds("read") if event.shard == key and event.t > since)]
-        longest = max(longest, *(later - earlier for earlier, later in zip(read, [*read[1:], SECONDS], strict=True)))
+        longest = max(longest, *(later - earlier for earlier, later in zip(read, [*read[1:], until], strict=True)))
     return longest
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shards", [2, *(pytest.param(many, marks=pytest.mark.more) for many in (1, 5))])
@@ -120,6 +121,7 @@ def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str,
     ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_an_outage_of_the_stream_workers_keep_their_leases(layout: str, rules: str) -> None:
@@ -167,3 +169,63 @@ def test_a_drain_does_not_wait_for_a_call_of_the_stream_that_never_returns() -> 
     gone = next(incident.t for incident in history.incidents if incident.what == "gone")
     assert gone <= 70.0 + 5.0
     assert {key for _, key, _ in released(history)} == {"s-0", "s-1"}
+
+
+def lone_history(
+    config: Config,
+    layout: Scenario,
+    *,
+    since: float,
+    seconds: float,
+    deaf: tuple[str, ...] = (SICK,),
+    gives_up_seconds: float = 5.0,
+    lasting: float = math.inf,
+) -> SimulatedHistory:
+    """Return the history of two workers with three leases each, of which some get no response about one shard."""
+    names = SICK, WELL
+    members = tuple(
+        Member(
+            name,
+            config,
+            deaf=(Nap(since, lasting),) if name in deaf else (),
+            deaf_to=frozenset({"s-2"}),
+            gives_up_seconds=gives_up_seconds,
+        )
+        for name in names
+    )
+    owners = tuple(names[number % 2] for number in range(6))
+    return run(evolve(layout, owners=owners, members=members, seconds=seconds, calm=seconds))
+
+
+@pytest.mark.parametrize(
+    "rules", ["minimal", *(pytest.param(name, marks=pytest.mark.more) for name in sorted(CONFIGS)[:3])]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("from_the_start", [pytest.param(True, marks=pytest.mark.more), False])
+@pytest.mark.parametrize("gives_up_seconds", [0.0, pytest.param(5.0, marks=pytest.mark.more)])
+def test_no_shard_waits_for_a_worker_that_gets_no_response_about_it_alone(
+    layout: str, rules: str, *, from_the_start: bool, gives_up_seconds: float
+) -> None:
+    """Its calls are refused or time out, while other shards respond. A shard that was never read waits longer."""
+    since = 0.0 if from_the_start else 20.0
+    history = lone_history(
+        CONFIGS[rules], LAYOUTS[layout], since=since, seconds=70.0, gives_up_seconds=gives_up_seconds
+    )
+    # See above: a free lease is found up to a cycle later.
+    looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
+    assert longest_unread(history, since, 70.0) <= (4 if from_the_start else 2) * LEASE_SECONDS + looks
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.more) if name != "rows" else name for name in LAYOUTS]
+)
+def test_a_shard_that_responds_to_no_worker_moves_seldom_and_is_read_at_once_afterwards(layout: str) -> None:
+    """Each worker keeps it for longer every time, and moves no other lease because of it."""
+    history = lone_history(
+        CONFIGS["minimal"], LAYOUTS[layout], since=20.0, lasting=200.0, seconds=SECONDS + 40.0, deaf=(SICK, WELL)
+    )
+    moves = [move for move in released(history, 20.0) if move[1] == "s-2"]
+    others = [move for move in released(history, 20.0) if move[1] != "s-2"]
+    assert len(moves) <= 5
+    assert len(others) <= 5
+    assert longest_unread(history, 220.0, SECONDS + 40.0) <= 15.0

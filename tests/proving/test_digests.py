@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from leasehold_lab.simulator import digests
-from leasehold_lab.simulator.digests import digest, digests_of, first_difference, scenario_of, stored, trace
+from leasehold_lab.simulator.digests import digest, digests_of, first_difference, read_digests, scenario_of, trace
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 
@@ -24,7 +24,7 @@ CHUNKS = [range(8), *(pytest.param(range(at, at + CHUNK), marks=pytest.mark.more
 @pytest.mark.parametrize("seeds", CHUNKS, ids=str)
 def test_each_history_is_the_stored_one(seeds: range) -> None:
     """No write, record or incident of a simulated fleet changes unnoticed."""
-    expected = stored(STORED)
+    expected = read_digests(STORED)
     assert dict(zip(seeds, digests_of(seeds), strict=True)) == {seed: expected[seed] for seed in seeds}
 
 

@@ -101,6 +101,7 @@ def gaps(history: SimulatedHistory) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("newcomer", [None, 0.3, 2.0, 9.0])
 @pytest.mark.parametrize("lease_seconds", [LEASE, 3.0])
 @pytest.mark.parametrize("seed", SEEDS)

@@ -19,6 +19,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", [0, pytest.param(EACH // 2, marks=pytest.mark.more)])
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
 def test_no_single_fault_does_harm(place: int, first: int) -> None:
@@ -29,6 +30,7 @@ def test_no_single_fault_does_harm(place: int, first: int) -> None:
     assert [said for each in asked for said in tried(each)] == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("story", STORIES, ids=[story.name for story in STORIES])
 def test_what_is_planned_leaves_no_shard_unread(story: CallStory) -> None:
     """A start, a drain or a split does not wait for the next read of the whole table."""

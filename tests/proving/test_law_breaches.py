@@ -95,6 +95,7 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_named(name: str) -> None:
     """A law that nothing can break would accept any rule set of a user."""

@@ -12,7 +12,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteEvent
 from leasehold_lab.judge.explanations import judge
-from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, Deviation, Whose, poisonous
+from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, CallableKind, Deviation, poisonous
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Scenario
 
@@ -32,7 +32,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def told(whose: Whose, what: Deviation, seconds: float = 25.0) -> RunHistory:
+def told(whose: CallableKind, what: Deviation, seconds: float = 25.0) -> RunHistory:
     """Run a worker of four shards whose callable does this for a while, and one whose callable works."""
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
@@ -40,9 +40,10 @@ def told(whose: Whose, what: Deviation, seconds: float = 25.0) -> RunHistory:
     return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, callable_faults=faults))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("whose", ["handler", "observer", "measure"])
 @pytest.mark.parametrize("what", HARMLESS)
-def test_both_laws_hold_whatever_a_callable_does(whose: Whose, what: Deviation) -> None:
+def test_both_laws_hold_whatever_a_callable_does(whose: CallableKind, what: Deviation) -> None:
     """No record is lost, and no shard is held without being read."""
     assert judge(told(whose, what), LIMITS) == ()
 
@@ -74,6 +75,7 @@ def test_poison_is_buried_and_nothing_else_is() -> None:
     assert max(together.values()) > 3 * POISON, "long batches were searched"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
     """No checkpoint passes a record that reached neither its handler nor the dead letters."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from sampling import one_in
 
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
@@ -21,12 +20,13 @@ from leasehold_lab.checker.sessions import CheckedCells, SessionModel, settings
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", one_in(3, sorted(settings())))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", sorted(settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time."""
     explored = settings()[name].explore(4_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
-    assert explored.states >= 4_000 or explored.whole
+    assert explored.states >= 4_000 or explored.complete
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -154,7 +154,7 @@ def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
 def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
     """Replace a lease's row whatever its version, if its owner is the one that was read."""
     contents: dict[str, str] = {}
-    real, really = sessions.version_of, sessions.carried_out
+    real, really = sessions.version_of, sessions.apply_request
 
     def version_of(content: str) -> str:
         return contents.setdefault(content, real(content))
@@ -170,7 +170,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
         return json.loads(content or "{}").get("session")
 
     patched.setattr(sessions, "version_of", version_of)
-    patched.setattr(sessions, "carried_out", carried_out)
+    patched.setattr(sessions, "apply_request", carried_out)
 
 
 def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
@@ -252,9 +252,9 @@ EARLY = (
 )
 
 
-def setting(moves: tuple[int, ...], begins: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
+def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
     """Return a setting as small as this order allows."""
-    return SessionModel(moves, leases, faults, frozenset(verbs.split()), begins)
+    return SessionModel(moves, leases, faults, frozenset(verbs.split()), initial_actions)
 
 
 TICK = (0, "tick", "")
@@ -293,6 +293,7 @@ def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker proves only what it is able to find."""

@@ -1,7 +1,7 @@
 """A failing fleet is made smaller as long as it still fails."""
 
 from leasehold_lab.simulator.chaos import trial
-from leasehold_lab.simulator.run import FAULTS, described, shrink
+from leasehold_lab.simulator.run import FAULTS, description_of, shrink
 from leasehold_lab.simulator.scenario import Scenario
 
 
@@ -22,4 +22,4 @@ def test_only_what_the_failure_needs_is_left() -> None:
     assert (len(small.owners), small.reshapes, small.network.outages) == (2, (), ())
     assert [fault for fault in FAULTS if getattr(small.network, fault)] == ["lost"]
     assert small.members[0].naps == ()
-    assert f"seed {seed}, 2 leases" in described(small)
+    assert f"seed {seed}, 2 leases" in description_of(small)

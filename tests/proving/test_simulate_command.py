@@ -47,6 +47,7 @@ def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
     assert figures == [6, 6, 0, 1, {"a": 14, "b": 6}]
 
 
+@pytest.mark.more
 def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
     """A fleet of a thousand does not read ten million rows before anything happens to it."""
     crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")

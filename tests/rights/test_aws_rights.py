@@ -19,7 +19,7 @@ from leasehold.adapters.cli.produce import app as produce
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
-from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -244,7 +244,7 @@ def _served(table: str) -> tuple[int, str]:
     """Do what `serve` does for each look at a table."""
     record = FleetRecord(None)
     try:
-        watcher = TableWatcher("orders", opened(table), Config(), record, every=1.0)
+        watcher = TableWatcher("orders", open_for_reading(table), Config(), record, every=1.0)
         watcher.look()
     except StoreError as fault:
         return 1, str(fault)

@@ -27,7 +27,7 @@ from leasehold.stores.writes import RenewLease
 from leasehold_lab.contract.actors import owned
 from leasehold_lab.standins.node import Service
 from leasehold_lab.standins.postgres import conninfo_of
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 PAGE = FOLDER.with_name("rights.md").read_text()
 FILES = sorted(path.name for path in FOLDER.iterdir())
@@ -55,7 +55,7 @@ def test_a_reader_of_a_table_asks_for_the_rights_of_its_file(monkeypatch: pytest
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     table = TableStreams(lanes=1)
-    with served(table) as endpoint:
+    with serve_table(table) as endpoint:
         source = open_source(f"dynamodb-streams://orders?region={REGION}&endpoint={endpoint}")
         (shard,) = source.shards()
         assert source.open(Lease(shard.id), TRIM_HORIZON).read().fault == ""

@@ -13,7 +13,7 @@ from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.options import OptionReader
 from leasehold.errors import SourceError
 
 pytestmark = pytest.mark.services
@@ -64,7 +64,7 @@ def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, gi
         **beginning("kinesis", role(aws, "kinesis:*")),
         **beginning("lease", role(aws, "dynamodb:*")),
     }
-    spec, lease, *_ = KinesisLeased(given | more).parsed(given | more)
+    spec, lease, *_ = KinesisLeased(given | more).parse(given | more)
     before, reader = len(aws.asked()), LeasedReader(spec, lease)
     try:
         offset, found = reader.initialOffset(), list[bytes]()
@@ -89,10 +89,10 @@ def test_a_sink_writes_and_a_batch_reads_as_the_role(aws: Account, given: dict[s
     rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):
-        KinesisLeased({}).writes_to(Given(given)).writer().write(rows, tag)
+        KinesisLeased({}).sink_target(OptionReader(given)).writer().write(rows, tag)
     named = given | beginning("kinesis", role(aws, "kinesis:*"))
-    KinesisLeased({}).writes_to(Given(named)).writer().write(rows, tag)
-    _, _, place, _ = KinesisLeased(named).parsed(named)
+    KinesisLeased({}).sink_target(OptionReader(named)).writer().write(rows, tag)
+    _, _, place, _ = KinesisLeased(named).parse(named)
     with closing(place.open()) as source:
         assert len(source.shards()) == 1
     client = aws.client("kinesis")

@@ -13,7 +13,7 @@ from standins.spark import SOON, spark_cluster
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.spark.processes import HIDING
+from leasehold.adapters.spark.processes import HIDE_TRACEBACK
 from leasehold.adapters.toolchain import ServiceError, java_home
 
 _names = count()
@@ -61,7 +61,7 @@ def place(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[tuple[Kines
 @pytest.fixture(autouse=True)
 def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore Spark's setting about faults, which data sources change in what they take for their own process."""
-    monkeypatch.setenv(HIDING, "")
+    monkeypatch.setenv(HIDE_TRACEBACK, "")
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.options import OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
@@ -71,12 +71,12 @@ class Stepped(LeaseLoop):
 
     def tick(self) -> None:
         self.clock.now += TICK
-        now, member = self.clock.now, self._member
+        now, worker = self.clock.now, self._worker
         if now >= self._renew_due:
-            self._renew_due = member.renew(now)
+            self._renew_due = worker.renew(now)
         wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
         if wanted or now >= self._turn_due:
-            self._turn_due = member.turn(now)
+            self._turn_due = worker.turn(now)
         self._steps.run(now)
 
 
@@ -85,19 +85,19 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
     clock, numbers = Clock(), count(1)
     Stepped.clock = clock
     for name, value in {
-        "stream.LeaseLoop": Stepped,
-        "stream.Worker": partial(Worker, clock=clock, uniform=lambda least, _most: least),
-        "stream.time": clock,
+        "query_run.LeaseLoop": Stepped,
+        "query_run.Worker": partial(Worker, clock=clock, uniform=lambda least, _most: least),
+        "query_run.time": clock,
         "leased_source.end_on_signal": lambda _stop: None,
-        "stream.speak": lambda: None,
+        "query_run.set_up_logging": lambda: None,
         "options.uuid4": lambda: UUID(int=next(numbers) << 96),
         "replay.PAUSE_SECONDS": 0.001,
-        "replay.FAULT_SECONDS_MOST": 0.001,
+        "replay.MAX_FAULT_SECONDS": 0.001,
         "replay.SILENT_SECONDS": 0.05,
         "replay.SILENT_SECONDS_OWNED": 0.02,
-        "replay.LOOK_SECONDS": 0.01,
-        "lease_loop.STUCK_SECONDS": 0.1,
-        "lease_loop.EXPIRIES": 0.0,
+        "replay.POLL_SECONDS": 0.01,
+        "lease_loop.STALL_SECONDS": 0.1,
+        "lease_loop.STALL_LEASE_TIMES": 0.0,
     }.items():
         patch.setattr(f"leasehold.adapters.spark.{name}", value)
     return clock
@@ -112,10 +112,10 @@ def a_reader(
         return cast("Store", life)
 
     source_spec = SourceSpec(
-        lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts
+        lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", start_positions=starts
     )
-    requested = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
-    chosen = lease_options(
-        requested, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger"
+    opts = OptionReader({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
+    chosen = parse_lease_options(
+        opts, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger"
     )
     return LeasedReader(source_spec, chosen, opened)

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter as Writer
 from waiters import WAIT
 
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
@@ -63,7 +63,7 @@ class Job:
             self.queries.append(query)
             return query
 
-        return begun(start)
+        return start_query(start)
 
     def rows_in(self, *names: str) -> list[dict[str, Any]]:
         """Return every row of the finished batches of these queries: files count once the sink's own log has them."""

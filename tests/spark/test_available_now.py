@@ -9,7 +9,7 @@ from fake_stream import Mortal, Query, Stream
 from stepped_loop import a_reader, stepped
 from waiters import Clock
 
-from leasehold.adapters.spark.available_now import AvailableNow, HeldShard, ShardTip, flush_due
+from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus, ShardTip, flush_due
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
@@ -18,9 +18,9 @@ from leasehold.stores.writes import DeleteLease, RequestLease
 ME = "me"
 END = Position("SHARD_END")
 IDLE, BUSY, WAITS = (
-    HeldShard(opened=True, idle=True),
-    HeldShard(opened=True, idle=False),
-    HeldShard(opened=False, idle=False),
+    ShardStatus(opened=True, idle=True),
+    ShardStatus(opened=True, idle=False),
+    ShardStatus(opened=False, idle=False),
 )
 Rows = dict[str, Lease]
 
@@ -34,7 +34,7 @@ def lease(key: str, owner: str | None = None, *parents: str, ended: bool = False
 
 
 MERGED = ("c", None, "a", "b")
-CASES: dict[str, tuple[dict[str, HeldShard], Rows, dict[str, str]]] = {
+CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
     "no lease yet, or the lease table was deleted": ({}, {}, {"(all)": "there are no leases yet"}),
     "one shard is still read": ({"a": BUSY}, rows(lease("a", ME)), {"a": "its end is not reached"}),
     "one shard is read up": ({"a": IDLE}, rows(lease("a", ME)), {}),
@@ -88,19 +88,19 @@ CASES: dict[str, tuple[dict[str, HeldShard], Rows, dict[str, str]]] = {
 
 @pytest.mark.parametrize(("feeds", "leases", "left"), CASES.values(), ids=CASES)
 def test_a_shard_is_waited_for_only_where_it_can_go_on_without_a_commit(
-    feeds: dict[str, HeldShard], leases: Rows, left: dict[str, str]
+    feeds: dict[str, ShardStatus], leases: Rows, left: dict[str, str]
 ) -> None:
     """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
-    assert AvailableNow(ME).left(feeds, leases) == left
+    assert AvailableNow(ME).awaited(feeds, leases) == left
 
 
 def test_a_living_owner_elsewhere_and_the_children_of_its_shards_are_not_waited_for() -> None:
     """A lease that is renewed once is read by its owner (A3)."""
     now, child = AvailableNow(ME), lease("c", None, "a")
     other = lease("a", "other")
-    assert now.left({}, rows(other, child)) == {"a": "other owns it and does not renew it"}
-    assert now.left({}, rows(evolve(other, version=Version("2")), child)) == {}
-    assert now.left({}, rows(evolve(other, owner=None, version=Version("3")), child)) == {"a": "nobody owns it"}
+    assert now.awaited({}, rows(other, child)) == {"a": "other owns it and does not renew it"}
+    assert now.awaited({}, rows(evolve(other, version=Version("2")), child)) == {}
+    assert now.awaited({}, rows(evolve(other, owner=None, version=Version("3")), child)) == {"a": "nobody owns it"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_child_of_shards_that_were_read_to_their_ends_is_waited_for(
 ) -> None:
     """A child that is listed and has no lease yet is still to be read (A5)."""
     listed = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
-    assert AvailableNow(ME).left({}, leases, listed, set(ended)) == left
+    assert AvailableNow(ME).awaited({}, leases, listed, set(ended)) == left
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
     *, left: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
-    how = {"left": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
+    how = {"awaited": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
     assert flush_due(uncommitted=True, **how) is due
     assert not flush_due(uncommitted=False, **how)
 
@@ -144,10 +144,10 @@ def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
 def test_a_closed_shard_is_read_to_its_end_and_not_to_its_latest_record(*, closed: bool, reached: bool) -> None:
     """The end of a shard may come one read after its last record (A1)."""
     tip = ShardTip("a")
-    tip.begin(Position("AT_TIMESTAMP", 5), 1.0)
-    tip.look(Position("9"), 2.0, 0.0, closed=closed)
+    tip.set_target(Position("AT_TIMESTAMP", 5), 1.0)
+    tip.update(Position("9"), 2.0, 0.0, closed=closed)
     assert tip.reached is reached
-    tip.look(Position("9"), 12.0, 0.0, closed=closed)
+    tip.update(Position("9"), 12.0, 0.0, closed=closed)
     assert tip.reached
 
 

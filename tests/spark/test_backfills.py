@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
 from waiters import WAIT, until
 
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
@@ -125,7 +125,7 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
         writer = rows.load().writeStream.foreachBatch(land).option("checkpointLocation", str(tmp_path / name))
         return writer.trigger(availableNow=True).start()
 
-    queries = [begun(partial(start, name)) for name in ("one", "two")]
+    queries = [start_query(partial(start, name)) for name in ("one", "two")]
     assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
     assert sorted(found) == sorted(row for row, at in arrived.items() if at < end)
 

@@ -16,10 +16,10 @@ from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, run_sl
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
-from leasehold.adapters.spark.batch import PARTS_MOST, Bounds, SlicedReader, between, moments, planned
+from leasehold.adapters.spark.batch import MAX_PARTS, Bounds, SlicedReader, plan_parts, split_range, split_times
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import SlicedQuery
-from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.options import OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -120,7 +120,7 @@ def test_parts_follow_one_another_without_a_gap(
     begins: Position, marks: list[Position], ends: Position | None, record: Position
 ) -> None:
     """Each record is in exactly one task."""
-    parts = between(begins, marks, ends)
+    parts = split_range(begins, marks, ends)
     last = (ends or SHARD_END).order
     holding = [part for part in parts if part[0].order < record.order <= (part[1] or SHARD_END).order]
     assert len(holding) == (begins.order < record.order <= last)
@@ -128,7 +128,7 @@ def test_parts_follow_one_another_without_a_gap(
 
 
 def test_a_time_is_cut_into_equal_parts() -> None:
-    assert [moments(0, 100, parts) for parts in (1, 2, 4)] == [[], [50], [25, 50, 75]]
+    assert [split_times(0, 100, parts) for parts in (1, 2, 4)] == [[], [50], [25, 50, 75]]
 
 
 rising = st.lists(st.tuples(st.floats(-100, 200), st.floats(0, LATE_SECONDS / 2)), max_size=25).map(
@@ -181,12 +181,13 @@ def test_few_shards_are_cut_into_parts_and_many_are_not() -> None:
     ground.stream.put("a", [*range(60)])
     ground.stream.put("b", [*range(60)])
     counts = {
-        tasks: len(planned(ground, Bounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks)) for tasks in range(1, 4)
+        tasks: len(plan_parts(ground, Bounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks))
+        for tasks in range(1, 4)
     }
     assert counts == {1: 2, 2: 2, 3: 4}
-    assert len(planned(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * PARTS_MOST
+    assert len(plan_parts(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * MAX_PARTS
     ground.stream.opened.clear()
-    parts = planned(ground, Bounds(None, None, 0, "kinesis"), 2)
+    parts = plan_parts(ground, Bounds(None, None, 0, "kinesis"), 2)
     assert (ground.stream.opened, [part.shard for part in parts]) == ([], ["a", "b"])
     assert [len(rows) for rows in batch(ground, None, at_timestamp(UNTIL), 8)] == [16, 16, 15, 15, 15, 15, 14, 14]
 
@@ -195,7 +196,9 @@ def test_readers_of_one_shard_share_its_requests() -> None:
     """The tasks of one shard together keep to its request limit."""
     ground = Ground(pause_seconds=0.25)
     ground.stream.put("a", [*range(60)])
-    assert {part.pause_seconds for part in planned(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)} == {1.0}
+    assert {part.pause_seconds for part in plan_parts(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)} == {
+        1.0
+    }
 
 
 def test_a_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +230,7 @@ def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch)
     ground.stream.put("a", [1.0])
     made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
     (part,) = made.partitions()
-    monkeypatch.setattr(reader, "STUCK_SECONDS", -1.0)
+    monkeypatch.setattr(reader, "STALL_SECONDS", -1.0)
     ground.stream.unreachable = 1
     with pytest.raises(TimeoutError, match="shard a: nothing came of it"):
         list(made.read(part))
@@ -271,8 +274,8 @@ def test_a_batch_does_not_begin_at_the_present_end() -> None:
 def test_a_query_needs_a_time_to_end_at() -> None:
     """The end of a query must be a time, because the latest record differs for each worker of a group."""
     with pytest.raises(ValueError, match=r"^option eventhubs\.endingPosition: a query wants a time, since LATEST"):
-        Bounds(None, LATEST, 0, "eventhubs").of_query()
-    assert Bounds(LATEST, None, 0, "eventhubs").of_query() is None
+        Bounds(None, LATEST, 0, "eventhubs").query_slice()
+    assert Bounds(LATEST, None, 0, "eventhubs").query_slice() is None
     assert Bounds(None, None, 0, "kinesis").initial() == {"initial_position": "LATEST"}
     assert Bounds(None, at_timestamp(5), 0, "kinesis").initial() == {"initial_position": "TRIM_HORIZON"}
 
@@ -280,9 +283,11 @@ def test_a_query_needs_a_time_to_end_at() -> None:
 def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
     """Return a query over the slice, with its leases in this file."""
     spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
-    settings = Given({"lease.durationMs": "2000"})
+    settings = OptionReader({"lease.durationMs": "2000"})
     position = {"initial_position": start, "timestamp_ms": cut.since_ms}
-    return SlicedQuery(spec, lease_options(settings, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut)
+    return SlicedQuery(
+        spec, parse_lease_options(settings, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut
+    )
 
 
 def run_query(query: SlicedQuery) -> list[str]:

@@ -19,9 +19,9 @@ from waiters import WAIT
 
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.pipeline import begun
-from leasehold.adapters.spark.processes import HIDING, plain_errors
-from leasehold.adapters.spark.stream import lease_table
+from leasehold.adapters.spark.pipeline import start_query
+from leasehold.adapters.spark.processes import HIDE_TRACEBACK, plain_errors
+from leasehold.adapters.spark.query_run import open_lease_table
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
@@ -36,7 +36,7 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
         writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(folder / "progress"))
         return writer.trigger(**trigger).start()
 
-    query = begun(start)
+    query = start_query(start)
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination(WAIT)
     return str(caught.value).partition("=== Streaming Query")[0].strip()
@@ -94,7 +94,7 @@ class Unlisted(Stream):
 def test_a_stream_that_asks_to_slow_down_keeps_no_query_from_beginning(tmp_path: Path) -> None:
     """A throttled request at the start does not end the query."""
     busy = Unlisted(SourceUnavailable("slow down"))
-    lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy, create=True).close()
+    open_lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy, create=True).close()
     assert (tmp_path / "leases.db").exists()
 
 
@@ -102,11 +102,11 @@ def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: 
     """A restart needs no right to list shards."""
     none, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
     with pytest.raises(StoreError, match="there is no file"):
-        lease_table(open_store, url, none, create=False)
+        open_lease_table(open_store, url, none, create=False)
     with pytest.raises(SourceError, match="no such stream"):
-        lease_table(open_store, url, none, create=True)
+        open_lease_table(open_store, url, none, create=True)
     open_store(url).close()
-    lease_table(open_store, url, none, create=True).close()
+    open_lease_table(open_store, url, none, create=True).close()
 
 
 def test_a_table_that_does_not_answer_is_asked_once() -> None:
@@ -118,16 +118,16 @@ def test_a_table_that_does_not_answer_is_asked_once() -> None:
         raise OutcomeUnknown("no answer")
 
     with pytest.raises(OutcomeUnknown):
-        lease_table(opened, "dynamodb://leases", Stream({}), create=True)
+        open_lease_table(opened, "dynamodb://leases", Stream({}), create=True)
     assert openings == [False]
 
 
 def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of ours can be found from its traceback."""
-    monkeypatch.setenv(HIDING, "")
+    monkeypatch.setenv(HIDE_TRACEBACK, "")
     with pytest.raises(KeyError), plain_errors():
         raise KeyError("shard-0")
-    assert not os.environ[HIDING]
+    assert not os.environ[HIDE_TRACEBACK]
 
 
 def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> Non
     for name in ("pyspark", "py4j"):
         (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
     source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
-    spec, lease, *_ = source._reading()  # noqa: SLF001  as Spark makes one
+    spec, lease, *_ = source._parse()  # noqa: SLF001  as Spark makes one
     reader = LeasedReader(spec, lease)
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own

@@ -82,7 +82,7 @@ class Spark(RuleBasedStateMachine):
         self.offsets: dict[int, dict[str, Any]] = {}
         self.commits: set[int] = set()
         self.sink: dict[int, list[Row]] = {}
-        self.elsewhere: set[Row] = set()
+        self.reject_renamed: set[Row] = set()
         self.doubles_allowed = False
 
     # What happens to the query
@@ -165,7 +165,7 @@ class Spark(RuleBasedStateMachine):
             if handled:
                 moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(handled[-1]))))
                 assert isinstance(moved, Done)
-                self.elsewhere |= {(shard, number, str(self.stream.made)) for number in handled}
+                self.reject_renamed |= {(shard, number, str(self.stream.made)) for number in handled}
             if not stays:
                 self.store.write(ReleaseLease(self.store.get([shard])[0], "thief"))
 
@@ -176,7 +176,7 @@ class Spark(RuleBasedStateMachine):
         """Each record before a checkpoint is committed with the sink, or was done by another worker."""
         if not hasattr(self, "store"):
             return
-        done = {row for number in self.commits for row in self.sink[number]} | self.elsewhere
+        done = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
         for lease in self.store.list().leases:
             behind = self._behind(lease)
             assert behind <= done, f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - done)}"
@@ -264,7 +264,7 @@ class Spark(RuleBasedStateMachine):
     def _missing(self) -> set[Row]:
         records = self.stream.records.items()
         there = {(key, number, text) for key, found in records for number, text in enumerate(found, 1)}
-        return there - self.elsewhere - {row for number in self.commits for row in self.sink[number]}
+        return there - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
 
 
 class EventHubsSpark(Spark):

@@ -14,17 +14,17 @@ from row_servers import answering
 
 from leasehold.adapters.spark import fetching
 from leasehold.adapters.spark.fetching import (
-    ALL,
-    HERE,
+    COMPLETE,
+    FOUND,
     FetchedRows,
-    Kept,
     RowServer,
+    TaskRows,
     Transport,
     read,
-    spread,
+    spread_over_tasks,
 )
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.row_buffer import LARGE_BYTES, joined
+from leasehold.adapters.spark.row_buffer import LARGE_BYTES, concatenate
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -73,7 +73,7 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
 def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
     """A process that reaches the port cannot read the stream without the token."""
     part = server.keep(1, 0, [rows(1)])
-    with pytest.raises(RuntimeError, match="closed the connection without an answer"):
+    with pytest.raises(RuntimeError, match="closed the connection without a response"):
         got(evolve(part, token=bytes(len(part.token))))
     assert part.token.hex() not in repr(part)
     assert repr(part.token) not in repr(part)
@@ -100,14 +100,14 @@ def believed(written: bytes) -> bool:
 def test_a_task_whose_connection_ends_early_fails() -> None:
     """Arrow alone takes a connection that ends between two batches for the end of the rows."""
     with io.BytesIO() as written:
-        Kept.of([rows(1, 2), rows(3)]).write(written)
+        TaskRows.of([rows(1, 2), rows(3)]).write(written)
         stream = written.getvalue()
     cuts = [cut for cut in range(len(stream) + 1) if believed(stream[:cut])]
     assert len(cuts) > 2
     for cut in (0, 1, len(stream) // 2, *cuts):
-        with answering(HERE + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
+        with answering(FOUND + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
             got(part)
-    with answering(HERE + stream + ALL) as part:
+    with answering(FOUND + stream + COMPLETE) as part:
         assert got(part) == [1, 2, 3]
 
 
@@ -125,13 +125,16 @@ def test_queries_of_one_driver_take_ports_one_after_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         server = RowServer(evolve(ADDRESS, port=port), PLENTY, "")
-        assert port < server.port < port + fetching.PORTS
+        assert port < server.port < port + fetching.PORT_ATTEMPTS
         server.close()
 
 
 def test_no_port_is_said_in_one_sentence() -> None:
     """An address of another machine is reported in one sentence, without a traceback."""
-    with pytest.raises(OSError, match=r"^no port could be had .* lease\.fetchPort another, or set lease\.transport"):
+    with pytest.raises(
+        OSError,
+        match=r"^tasks cannot fetch rows, because no port could be opened .* lease\.fetchPort to another",
+    ):
         RowServer(evolve(ADDRESS, bind="203.0.113.1"), PLENTY, "")
 
 
@@ -183,7 +186,7 @@ def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> No
     """A task's memory does not grow with the size of its part of the batch."""
     monkeypatch.setattr(fetching, "SLICE_BYTES", 2_000)
     batch = pa.record_batch({"data": [bytes(100)] * 1000})
-    parts = Kept.of([batch]).batches
+    parts = TaskRows.of([batch]).batches
     assert pa.Table.from_batches(parts).combine_chunks() == pa.Table.from_batches([batch])
     assert max(part.nbytes for part in parts) <= 2_000
 
@@ -195,7 +198,7 @@ def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> No
     while len(query.rows) < 60:
         query.batch()
         server = query.reader._run._transport._server  # type: ignore[union-attr]  # noqa: SLF001  what it holds
-        most = max(most, len({number for number, _ in server._server.kept}))  # type: ignore[union-attr]  # noqa: SLF001
+        most = max(most, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
     place.close()
     assert most == 1
 
@@ -203,7 +206,7 @@ def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> No
 def test_large_batches_reach_their_task_without_a_copy() -> None:
     """Large batches are sent as they are, and small ones share a message."""
     large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
-    (task,) = spread({"a": joined(large), "b": joined([rows(1), rows(2)])}, 1)
+    (task,) = spread_over_tasks({"a": concatenate(large), "b": concatenate([rows(1), rows(2)])}, 1)
     assert [each.to_pydict() for each in task] == [each.to_pydict() for each in (*large, rows(1, 2))]
     places = [each["data"].buffers()[2].address for each in task[:2]]
     assert places == [each["data"].buffers()[2].address for each in large]
@@ -214,4 +217,4 @@ def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
-        list(fetching.fetched(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))
+        list(fetching.fetch_rows(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))

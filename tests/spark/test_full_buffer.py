@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from attrs import evolve
 from fake_stream import FakeReader, Stream
-from feeds import a_feed, an_ahead
+from prefetchers import a_feed, an_ahead
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.fan_out import RESUBSCRIBE_SECONDS, StreamConsumer
@@ -70,7 +70,7 @@ def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
 
     def read() -> bool:
         feed.step(stream.clock.now)
-        return feed.waiting[0] == ROWS
+        return feed.buffered[0] == ROWS
 
     for wanted in (1, 2):
         stream.clock.now += RESUBSCRIBE_SECONDS

@@ -12,13 +12,13 @@ from leasehold.errors import SourceError
 
 pytest.importorskip("azure.eventhub")
 
-PLACE = HubSinkTarget("namespace", "hub", "", keyed=False)
+PLACE = HubSinkTarget("namespace", "hub", "", has_secret=False)
 ROWS = pa.table(
     {
         "body": [b"a"],
         "partitionId": ["0"],
         "partitionKey": [None],
-        "properties": pa.nulls(1, sink.COLUMNS.kinds["properties"]),
+        "properties": pa.nulls(1, sink.COLUMNS.types["properties"]),
     }
 )
 

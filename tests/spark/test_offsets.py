@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.adapters.spark.offsets import (
-    Held,
     Offset,
     Range,
+    RangeStart,
     advance,
     decode,
     encode,
-    packed,
-    resumed,
-    shares,
-    text_of,
-    texts_of,
+    fair_shares,
+    pack,
+    packed_cells,
+    range_text,
+    resume_position,
     uncommitted,
-    unpacked,
+    unpack,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, at_timestamp
 
@@ -56,8 +56,8 @@ def test_an_offset_comes_back_from_its_text(least: int, offset: Offset) -> None:
 def test_numbers_of_any_form_come_back_packed(found: list[Position]) -> None:
     """Leading zeros are kept, so the offset has the same text and its batch is not read again."""
     rows = [(str(place), position, position, 1) for place, position in enumerate(found)]
-    texts = [(key, *texts_of(begins, ends, epoch)) for key, begins, ends, epoch in rows]
-    assert list(unpacked(json.loads(json.dumps(packed(texts))))) == rows
+    texts = [(key, *packed_cells(begins, ends, epoch)) for key, begins, ends, epoch in rows]
+    assert list(unpack(json.loads(json.dumps(pack(texts))))) == rows
 
 
 def test_a_thousand_quiet_shards_are_little_text() -> None:
@@ -109,7 +109,7 @@ def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
         {
             "v": 2,
             "n": 1,
-            "p": [2, 1, 1, 0, 0, 0, 0, 0, 1, packed([("a", *texts_of(TRIM_HORIZON, TRIM_HORIZON, 1))])[-1]],
+            "p": [2, 1, 1, 0, 0, 0, 0, 0, 1, pack([("a", *packed_cells(TRIM_HORIZON, TRIM_HORIZON, 1))])[-1]],
         },
         {"shardId-0": {"iteratorType": "AFTER"}},
         {"v": 1, "n": 1, "r": {"s": ["x", 1]}},
@@ -128,17 +128,17 @@ def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() 
     with pytest.raises(
         ValueError, match=r"^offset: the checkpointLocation is of kinesis://orders, and .* kinesis://b;"
     ):
-        named.named("kinesis://b")
-    assert old.named("kinesis://orders") == named.named("kinesis://orders") == named
-    assert advance(named, {"a": Held(4, Position("7"))}, {}).stream == "kinesis://orders"
+        named.for_stream("kinesis://b")
+    assert old.for_stream("kinesis://orders") == named.for_stream("kinesis://orders") == named
+    assert advance(named, {"a": RangeStart(4, Position("7"))}, {}).stream == "kinesis://orders"
 
 
 def test_an_end_of_a_shard_is_believed_only_where_the_stream_is_named() -> None:
     """An offset of another stream does not end our shards of the same ids."""
     parts = (("a", Range(Position("5"), SHARD_END, 4)), ("b", Range(Position("5"), Position("7"), 4)))
-    assert Offset(3, parts).gone_on_from("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
+    assert Offset(3, parts).continued_on("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
     named = Offset(3, parts, "kinesis://orders")
-    assert named.gone_on_from("kinesis://orders") == named
+    assert named.continued_on("kinesis://orders") == named
 
 
 @frozen
@@ -171,13 +171,13 @@ def test_batches_of_one_ownership_touch_each_other_and_an_end_is_final(happening
             epochs[step.key] += 1
         elif step.what == "foreign" and not stood.ended:
             number = 0 if not stood.numbered else int(stood.sequence)
-            previous = offset.of(step.key)
+            previous = offset.range_of(step.key)
             epochs[step.key] += 1
             checkpoint = Position(str(number + step.count))
-            stands[step.key] = resumed(checkpoint, previous, delivered=True)
+            stands[step.key] = resume_position(checkpoint, previous, delivered=True)
         else:
             end = _end(stood, step)
-            held = {key: Held(epochs[key], stands[key]) for key in "ab"}
+            held = {key: RangeStart(epochs[key], stands[key]) for key in "ab"}
             ends = {} if stood.ended else {step.key: end}
             offset = advance(offset, held, ends)
             stands |= ends
@@ -197,7 +197,7 @@ def _end(stood: Position, step: Step) -> Position:
 
 def test_a_flush_changes_the_text_and_nothing_else() -> None:
     """The flush is a batch of its own, so Spark commits the last batch before the idle time."""
-    held = {"a": Held(4, Position("7")), "b": Held(2, SHARD_END)}
+    held = {"a": RangeStart(4, Position("7")), "b": RangeStart(2, SHARD_END)}
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
     flush = advance(before, held, {})
     assert flush == Offset(4, (("a", Range(Position("7"), Position("7"), 4)),))
@@ -212,17 +212,17 @@ def test_a_flush_changes_the_text_and_nothing_else() -> None:
 def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:
     """The texts of a large stream are not built again for each batch, but a new epoch changes the range."""
     begins = Position("7")
-    first = advance(Offset(), {"a": Held(4, begins)}, {})
-    second = advance(first, {"a": Held(4, begins)}, {})
-    assert second.of("a") is first.of("a") is not None
-    assert second.of("b") is None
-    assert advance(second, {"a": Held(5, begins)}, {}).of("a") == Range(begins, begins, 5)
+    first = advance(Offset(), {"a": RangeStart(4, begins)}, {})
+    second = advance(first, {"a": RangeStart(4, begins)}, {})
+    assert second.range_of("a") is first.range_of("a") is not None
+    assert second.range_of("b") is None
+    assert advance(second, {"a": RangeStart(5, begins)}, {}).range_of("a") == Range(begins, begins, 5)
 
 
 def test_a_range_is_as_short_a_text_as_says_it_all() -> None:
     """Later versions must find the ranges that this one noted as given up, so the text is fixed."""
-    assert text_of(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
-    assert text_of(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
+    assert range_text(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
+    assert range_text(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
 
 
 def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
@@ -235,23 +235,23 @@ def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
 def test_released_shards_leave_the_offset() -> None:
     """A later batch claims no rows that another worker reads."""
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
-    after = advance(before, {"b": Held(2, Position("1"))}, {"b": Position("2")})
+    after = advance(before, {"b": RangeStart(2, Position("1"))}, {"b": Position("2")})
     assert after == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))
 
 
 def test_a_place_that_no_lease_says_yet_stays_in_the_offset() -> None:
     """If the query is killed before the shard is taken again, its rows are not done twice."""
     end = Range(SHARD_END, SHARD_END, 4)
-    after = advance(Offset(3), {"b": Held(2, Position("1"))}, {"b": Position("2")}, [("a", end), ("b", end)])
+    after = advance(Offset(3), {"b": RangeStart(2, Position("1"))}, {"b": Position("2")}, [("a", end), ("b", end)])
     assert after == Offset(4, (("a", end), ("b", Range(Position("1"), Position("2"), 2))))
 
 
 def test_no_shard_goes_back_and_none_goes_on_behind_its_end() -> None:
     """An error in reading ahead is not stored and replayed."""
     with pytest.raises(ValueError, match=r"^ends: a would go back from 7 to 6"):
-        advance(Offset(), {"a": Held(1, Position("7"))}, {"a": Position("6")})
+        advance(Offset(), {"a": RangeStart(1, Position("7"))}, {"a": Position("6")})
     with pytest.raises(ValueError, match="have ended before"):
-        advance(Offset(), {"a": Held(4, SHARD_END)}, {"a": SHARD_END})
+        advance(Offset(), {"a": RangeStart(4, SHARD_END)}, {"a": SHARD_END})
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,13 @@ def test_a_shard_taken_anew_begins_at_the_latest_of_complete_prefixes(
     checkpoint: Position, delivered: bool, begins: Position
 ) -> None:
     """A lease that was stolen and comes back loses no records and repeats no batch."""
-    assert resumed(checkpoint, Range(Position("30"), Position("50"), 5), delivered=delivered) == begins
+    assert resume_position(checkpoint, Range(Position("30"), Position("50"), 5), delivered=delivered) == begins
 
 
 @given(st.dictionaries(keys, st.integers(0, 10**6)), st.integers(0, 10**6))
 def test_shares_fit_and_starve_nobody(waiting: Mapping[str, int], most: int) -> None:
     """Batches keep to their limit, and every shard with records gets its part."""
-    found = shares(waiting, most)
+    found = fair_shares(waiting, most)
     assert found.keys() == waiting.keys()
     assert sum(found.values()) == min(most, sum(waiting.values()))
     assert all(found[key] <= waiting[key] for key in waiting)
@@ -283,7 +283,7 @@ def test_shares_fit_and_starve_nobody(waiting: Mapping[str, int], most: int) -> 
 
 def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
     """A batch that is planned again after a crash is the same batch."""
-    assert shares({"b": 5, "a": 5}, 5) == shares({"a": 5, "b": 5}, 5) == {"a": 2, "b": 3}
+    assert fair_shares({"b": 5, "a": 5}, 5) == fair_shares({"a": 5, "b": 5}, 5) == {"a": 2, "b": 3}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from stepped_loop import Stepped, a_reader, stepped
 
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
-from leasehold.adapters.spark.options import Given, lease_options
-from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.adapters.spark.options import OptionReader, parse_lease_options
+from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Done
+from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, RenewLease
 
 Offset = dict[str, object]
 TRIES = 400
@@ -87,7 +89,7 @@ def texts(prefix: str, count: int) -> list[str]:
 def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
     """Return a function that makes such a Spark over these shards."""
     stepped(monkeypatch)
-    monkeypatch.setattr("leasehold.adapters.spark.stream.TELLS_AVAILABLE_NOW", False)
+    monkeypatch.setattr("leasehold.adapters.spark.query_run.HAS_AVAILABLE_NOW", False)
     return lambda **records: OlderSpark(Stream(records))
 
 
@@ -149,8 +151,8 @@ def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older:
 
 def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query of a slice cannot end here, because such a Spark asks for one batch only."""
-    monkeypatch.setattr("leasehold.adapters.spark.leased_source.TELLS_AVAILABLE_NOW", False)
-    options = lease_options(Given({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
+    monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
+    options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
     spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this Spark does not tell a query when to end"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
@@ -161,8 +163,8 @@ def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
     code = (
         "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"
-        "from leasehold.adapters.spark import compat, leased_source, sink, stream\n"
-        "assert not compat.TELLS_AVAILABLE_NOW\n"
+        "from leasehold.adapters.spark import compat, leased_source, query_run, sink\n"
+        "assert not compat.HAS_AVAILABLE_NOW\n"
         "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceStreamWriter))\n"
         "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceArrowWriter))\n"
         "assert sink.StreamSinkWriter.commit is datasource.DataSourceStreamWriter.commit\n"
@@ -170,3 +172,116 @@ def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@define
+class Nights:
+    """Runs with `trigger(availableNow=True)`: such a Spark asks once in each, and takes what it gets for everything.
+
+    elsewhere  shards whose lease another worker holds and renews
+    """
+
+    stream: Stream
+    store: MemoryStore = Factory(MemoryStore)
+    ends: list[Offset] = Factory(list)
+    rows: list[str] = Factory(list)
+    elsewhere: set[str] = Factory(set)
+
+    def run(self, **more: Any) -> None:  # noqa: ANN401  as options have it
+        life = Renewing(self.store, self.elsewhere)
+        reader = a_reader(self.stream, life, rereadable=True, flush="true", **more)
+        start = self.ends[-1] if self.ends else reader.initialOffset()
+        if self.ends:
+            assert reader.partitions(start, start) == []
+        if json.dumps(end := reader.latestOffset()) != json.dumps(start):
+            parts = reader.partitions(start, end)
+            self.rows += [text for part in parts for batch in reader.read(part) for _, _, text in rows_of(batch)]
+            self.ends.append(end)
+        reader.stop()
+        life.dead = True
+
+    def until_read(self, **more: Any) -> int:  # noqa: ANN401  likewise
+        """Return after how many runs everything was read that is this query's to read."""
+        for runs in range(1, NIGHTS):
+            self.run(**more)
+            if set(self.rows) == set(self.theirs):
+                return runs
+        raise AssertionError(f"never read: {set(self.theirs) - set(self.rows)}")
+
+    @property
+    def theirs(self) -> list[str]:
+        """The records of all shards that this query reads."""
+        return sorted(text for key, texts in self.stream.records.items() if key not in self.elsewhere for text in texts)
+
+
+class Renewing(Mortal):
+    """A store in which another worker holds leases, and renews them whenever the table is read."""
+
+    def __init__(self, store: MemoryStore, keys: set[str]) -> None:
+        super().__init__(store)
+        self._keys, self._memory = keys, store
+
+    def list(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  as stores have it
+        for lease in self._memory.get(sorted(self._keys)):
+            held = lease if lease.owner == OTHER else self._memory.write(ClaimLease(lease, OTHER)).lease
+            assert held is not None
+            assert isinstance(self._memory.write(RenewLease(held)), Done)
+        return self._memory.list(*arguments, **options)
+
+
+NIGHTS, OTHER = 9, "other"
+
+
+def split_and_merge_halves(stream: Stream) -> None:
+    stream.split("a", "c", "d")
+    stream.merge("e", "c", "d")
+
+
+def merge_and_split(stream: Stream) -> None:
+    stream.merge("c", "a", "b")
+    stream.split("c", "d", "e")
+
+
+LAYOUTS: dict[str, Callable[[Stream], None]] = {
+    "as it was": lambda _: None,
+    "split": lambda stream: stream.split("a", "c", "d"),
+    "merge": lambda stream: stream.merge("c", "a", "b"),
+    "merge of the halves of a split": split_and_merge_halves,
+    "split of a merged shard": merge_and_split,
+}
+
+
+@pytest.mark.parametrize("when", ["before the first run", "between runs"])
+@pytest.mark.parametrize("most", ["7", "1000"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_nightly_runs_read_every_record_once(
+    older: Callable[..., OlderSpark], layout: Callable[[Stream], None], most: str, when: str
+) -> None:
+    """Runs read on where the last one ended, through splits and merges, and end although a shard is empty."""
+    nights = Nights(older(a=texts("a", 9), b=texts("b", 5), empty=[]).stream)
+    if when == "between runs":
+        nights.run(maxRowsPerTrigger=most)
+    layout(nights.stream)
+    for key, records in nights.stream.records.items():
+        records.extend(texts(key, 4) if key not in {"a", "b", "empty"} else [])
+    nights.until_read(maxRowsPerTrigger=most)
+    assert sorted(nights.rows) == nights.theirs
+
+
+def test_nightly_runs_leave_alone_what_another_worker_reads(older: Callable[..., OlderSpark]) -> None:
+    """A shard whose owner is alive is neither read nor waited for."""
+    nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream, elsewhere={"b"})
+    assert isinstance(nights.store.write(CreateLease(Lease("b", owner=OTHER))), Done)
+    nights.until_read()
+    assert sorted(nights.rows) == texts("a", 9)
+
+
+def test_nightly_runs_go_on_where_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
+    """The checkpointLocation knows how far the rows are in the sink, whatever the table has forgotten."""
+    nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream)
+    nights.until_read()
+    nights.stream.put("a", "late")
+    for lease in nights.store.list().leases:
+        assert isinstance(nights.store.write(DeleteLease(lease)), Done)
+    nights.until_read()
+    assert sorted(nights.rows) == nights.theirs

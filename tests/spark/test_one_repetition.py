@@ -11,9 +11,9 @@ from attrs import Factory, define, evolve, field
 from leasehold.adapters.sources.protocol import Batch, Record, Source
 from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.kinesis.rows import columns
-from leasehold.adapters.spark.lease_loop import Waiting
-from leasehold.adapters.spark.offsets import Offset, Range, text_of
-from leasehold.adapters.spark.replay import UNREAD, Repetition, ReplayContext, delivered_keys, replayed
+from leasehold.adapters.spark.lease_loop import Watchdog
+from leasehold.adapters.spark.offsets import Offset, Range, range_text
+from leasehold.adapters.spark.replay import UNREAD, RangeReplay, ReplayContext, delivered_keys, replay_batch
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.embedded.memory import MemoryStore
@@ -162,8 +162,8 @@ class Trial:
     def place(self) -> ReplayContext:
         return ReplayContext(self.store, cast("Source", self.script), columns("fake"), self.exclusive)
 
-    def repetition(self) -> Repetition:
-        return Repetition(self.row, self.wanted, self.place, self.waits)
+    def repetition(self) -> RangeReplay:
+        return RangeReplay(self.row, self.wanted, self.place, self.waits)
 
     def claim(self, worker: str) -> None:
         """Have another worker take the lease."""
@@ -173,7 +173,7 @@ class Trial:
         self.store.write(RenewLease(self.row))
 
 
-def numbers(repetition: Repetition) -> list[str] | None:
+def numbers(repetition: RangeReplay) -> list[str] | None:
     """Return the sequence numbers of the range, or None if it was given up."""
     rows = repetition.rows()
     return None if rows is None else list(rows["sequenceNumber"].to_pylist())
@@ -184,13 +184,13 @@ def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further(
     wanted = evolve(WANTED, epoch=7)
     trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted)
     again = trial.repetition()
-    assert again.trouble == "it does not answer"
+    assert again.problem == "it does not answer"
     assert numbers(again) == ["1", "2", "3"]
     ((lease, start),) = trial.script.opened
     assert (lease, start, trial.script.closed) == (evolve(trial.row, epoch=7), TRIM_HORIZON, 1)
     assert len(trial.script.answers) == 1
     assert trial.waits.seconds == [PAUSE] * 3
-    assert again.answers == 3
+    assert again.answered_reads == 3
     assert trial.row.annotation(UNREAD) is None
 
 
@@ -206,8 +206,8 @@ def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is
     trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
     again = trial.repetition()
     assert numbers(again) == ["3"]
-    assert again.trouble == "slow down"
-    assert (len(trial.script.opened), trial.script.closed, again.answers) == (42, 41, 0)
+    assert again.problem == "slow down"
+    assert (len(trial.script.opened), trial.script.closed, again.answered_reads) == (42, 41, 0)
     assert all(PAUSE <= each <= 10.0 for each in trial.waits.seconds)
     assert len(trial.waits.seconds) == 41
     assert max(trial.waits.seconds) > 3 * PAUSE
@@ -217,7 +217,7 @@ def test_a_reading_that_was_throttled_says_so() -> None:
     """A throttled stream is reported as throttled, and not as one that does not answer."""
     again = Trial(Script([evolve(MUTE, fault="throttled"), records(3)])).repetition()
     assert numbers(again) == ["3"]
-    assert again.trouble == "throttled"
+    assert again.problem == "throttled"
 
 
 def test_after_an_answer_the_waits_for_faults_start_small_again() -> None:
@@ -233,9 +233,9 @@ def test_a_range_is_given_up_once_the_source_says_for_half_a_minute_that_this_is
     again = trial.repetition()
     assert numbers(again) is None
     assert trial.waits.seconds == [PAUSE] * 120
-    assert (again.answers, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
+    assert (again.answered_reads, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
     assert trial.script.asked == 0
-    assert trial.row.annotation(UNREAD) == text_of(WANTED) == '["TRIM_HORIZON","3",1]'
+    assert trial.row.annotation(UNREAD) == range_text(WANTED) == '["TRIM_HORIZON","3",1]'
 
 
 @pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
@@ -246,7 +246,7 @@ def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) ->
     sequence_numbers = numbers(again)
     assert sequence_numbers is not None
     assert sequence_numbers[-1] == "3"
-    assert again.answers == 241
+    assert again.answered_reads == 241
 
 
 def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> None:
@@ -254,14 +254,14 @@ def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> No
     trial = Trial(Script([MUTE] * 500 + [records(3)]))
     again = trial.repetition()
     assert numbers(again) == ["3"]
-    assert (again.answers, trial.script.asked, trial.store.readings) == (0, 0, 0)
+    assert (again.answered_reads, trial.script.asked, trial.store.readings) == (0, 0, 0)
 
 
 def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
     """Spark commits the batch, and the note tells the next run that the range is not done."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
-    assert trial.row.annotation(UNREAD) == text_of(WANTED)
+    assert trial.row.annotation(UNREAD) == range_text(WANTED)
     offset = Offset(1, (("a", WANTED), ("b", WANTED)))
     assert delivered_keys(offset, trial.place) == {"b"}
 
@@ -285,7 +285,7 @@ def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone(
     trial.waits.at = lambda _: trial.renew()
     assert numbers(again) is None
     assert trial.waits.seconds == [PAUSE] * 20  # 5 s; the read after them is one too many
-    assert (again.answers, trial.script.asked) == (0, 0)
+    assert (again.answered_reads, trial.script.asked) == (0, 0)
     assert (trial.store.annotations, trial.row.annotation(UNREAD)) == ([], None)
 
 
@@ -305,7 +305,7 @@ def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_sourc
     trial.store.failing = failing
     assert numbers(trial.repetition()) is None
     assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
-    assert trial.row.annotation(UNREAD) == text_of(trial.wanted)
+    assert trial.row.annotation(UNREAD) == range_text(trial.wanted)
 
 
 def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() -> None:
@@ -335,7 +335,7 @@ def test_a_mute_range_is_waited_for_while_the_source_cannot_be_reached() -> None
     trial.script.latest_ = away
     again = trial.repetition()
     assert numbers(again) == ["3"]
-    assert (again.trouble, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
+    assert (again.problem, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
 
 
 def test_a_mute_range_is_asked_about_again_after_another_half_minute() -> None:
@@ -356,7 +356,7 @@ def test_a_record_ends_the_silence_of_a_link() -> None:
     trial = Trial(Script([*[MUTE] * 100, records(1), *[MUTE] * 100, records(3)]), exclusive=True)
     again = trial.repetition()
     assert numbers(again) == ["1", "3"]
-    assert (again.answers, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
+    assert (again.answered_reads, trial.script.asked, trial.store.readings) == (1, 0, 4 + 4)
 
 
 # What the next run learns
@@ -367,7 +367,7 @@ def test_a_note_that_is_refused_is_tried_again() -> None:
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
     assert numbers(trial.repetition()) is None
-    assert trial.row.annotation(UNREAD) == text_of(trial.wanted)
+    assert trial.row.annotation(UNREAD) == range_text(trial.wanted)
     assert (len(trial.store.annotations), trial.store.readings) == (3, 3)
 
 
@@ -418,28 +418,28 @@ def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up()
     """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
-    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, text_of(trial.wanted)))
+    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, range_text(trial.wanted)))
     quiet = Range(Position("3"), Position("3"), 1)
     offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", quiet)))
-    batch = replayed(offset, trial.place, Waiting(10.0))
+    batch = replay_batch(offset, trial.place, Watchdog(10.0))
     assert {key: rows["sequenceNumber"].to_pylist() for key, rows in batch.items()} == {"a": ["3"]}
     assert [lease.key for lease, _ in trial.script.opened] == ["a"]
 
 
 def test_a_range_that_was_given_up_is_none_of_the_batch() -> None:
     trial = Trial(Script([Trimmed("gone")]))
-    assert replayed(Offset(1, (("a", trial.wanted),)), trial.place, Waiting(10.0)) == {}
+    assert replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, Watchdog(10.0)) == {}
 
 
-class Looks(Waiting):
+class Looks(Watchdog):
     """Records the messages, and stops the wait after some number of looks."""
 
     def __init__(self, most: int) -> None:
         super().__init__(10.0)
         self.most, self.told = most, list[tuple[dict[str, str], int]]()
 
-    def go_on(self, left: Mapping[str, str], answers: int) -> None:
-        self.told.append((dict(left), answers))
+    def check(self, awaited: Mapping[str, str], answered_reads: int) -> None:
+        self.told.append((dict(awaited), answered_reads))
         if len(self.told) >= self.most:
             raise TimeoutError("enough")
 
@@ -449,10 +449,10 @@ def test_a_wait_is_told_what_is_left_and_every_tenth_look_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: int
 ) -> None:
     """A long wait is logged, but not at each look, and the error at its end names the shard."""
-    monkeypatch.setattr(replay, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(replay, "POLL_SECONDS", 0.0)
     trial, looks = Trial(Script([MUTE] * 2000)), Looks(most)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
-        replayed(Offset(1, (("a", trial.wanted),)), trial.place, looks)
+        replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, looks)
     assert looks.told == [({"a": "it does not answer"}, 0)] * most
     messages = [each.getMessage() for each in caplog.records]
     assert messages == ["the repeated batch waits for a (it does not answer)"] * said
@@ -463,17 +463,17 @@ def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() ->
     keys = [f"shard-{number:02}" for number in range(16)]
     script = Script([records(3)] * 16, together=Barrier(16))
     trial = Trial(script)
-    batch = replayed(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Waiting(10.0))
+    batch = replay_batch(Offset(1, tuple((key, trial.wanted) for key in keys)), trial.place, Watchdog(10.0))
     assert sorted(batch) == keys
     assert {name.rpartition("_")[0] for name in script.threads} == {"leasehold-replay"}
 
 
 def test_a_fault_that_will_not_pass_ends_the_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A permanent error, such as withdrawn credentials, ends the query at once."""
-    monkeypatch.setattr(replay, "LOOK_SECONDS", 600.0)  # it is seen without another look
+    monkeypatch.setattr(replay, "POLL_SECONDS", 600.0)  # it is seen without another look
     trial = Trial(Script([SourceError("denied")], mute="b"))
     with pytest.raises(SourceError, match="denied"):
-        replayed(Offset(1, (("a", trial.wanted), ("b", trial.wanted))), trial.place, Waiting(10.0))
+        replay_batch(Offset(1, (("a", trial.wanted), ("b", trial.wanted))), trial.place, Watchdog(10.0))
 
 
 @pytest.mark.parametrize("failing", [0, 1], ids=["one row is there", "none can be read"])
@@ -483,6 +483,6 @@ def test_a_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
     trial.store.failing = failing
     row = Lease("a", hash_range=(0, 7), epoch=1) if failing else trial.row
     offset = Offset(1, tuple((key, trial.wanted) for key in "abc"))
-    assert set(replayed(offset, trial.place, Waiting(10.0))) == {"a", "b", "c"}
+    assert set(replay_batch(offset, trial.place, Watchdog(10.0))) == {"a", "b", "c"}
     opened = sorted((lease for lease, _ in trial.script.opened), key=lambda lease: lease.key)
     assert opened == [row, Lease("b", hash_range=(8, 15), epoch=1), Lease("c", epoch=1)]

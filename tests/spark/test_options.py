@@ -15,7 +15,7 @@ from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.registration import address_of
+from leasehold.adapters.spark.registration import driver_address
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
@@ -96,7 +96,7 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("lease.externalid", "x-17", "it goes with a role; give lease.roleArn, or leave it out"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
-        ("lease.store", "memory://x", "seen by one process only"),
+        ("lease.store", "memory://x", "exists within one process"),
         ("lease.maxleases", "0", "'0' is not a whole number"),
         ("lease.maxleases", "9" * 5000, "' is not a whole number"),
         ("kinesis.startingposition", '{"at_timestamp": ' + "[" * 20_000, "not the JSON of a position"),
@@ -199,7 +199,7 @@ def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], know
     class Session:
         conf = settings
 
-    assert address_of(cast("SparkSession", Session)) == known
+    assert driver_address(cast("SparkSession", Session)) == known
 
 
 def test_a_schema_of_the_users_is_refused_at_once() -> None:
@@ -261,7 +261,7 @@ def test_shards_begin_where_each_is_told_to() -> None:
         '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "1700000000000"}, "default": "EARLIEST"}'
     )
     parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
-    assert parsed.starts == {
+    assert parsed.start_positions == {
         "shardId-1": Position("4957", 2**31 - 1),
         "shardId-2": TRIM_HORIZON,
         "shardId-3": at_timestamp(1_700_000_000_000),

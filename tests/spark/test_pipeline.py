@@ -13,7 +13,7 @@ from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
 from leasehold.adapters.cli.pipeline import app, finished
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -69,7 +69,7 @@ def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, 
             raise OSError(late)
         return cast("StreamingQuery", Late(late if len(tries) <= busy else None))
 
-    assert begun(start).isActive
+    assert start_query(start).isActive
     assert len(tries) == busy + 1
 
 
@@ -86,7 +86,7 @@ def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, 
         return cast("StreamingQuery", Late(fault))
 
     with pytest.raises(OSError, match=fault) if when == "loads" else nullcontext():
-        assert str(begun(start).exception()) == fault
+        assert str(start_query(start).exception()) == fault
     assert len(starts) == tries
 
 

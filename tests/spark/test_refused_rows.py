@@ -23,7 +23,7 @@ GOOD = 3
 
 def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
     """Return these rows as a section has them."""
-    kinds = columns.kinds.items()
+    kinds = columns.types.items()
     return pa.table(
         {name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(kinds)}
     ).combine_chunks()

@@ -43,6 +43,7 @@ def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True
     drained(last, crash.sink, place.stream, also=gone)
 
 
+@pytest.mark.sampled(3)
 @SUNK
 @FLUSHING
 def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
@@ -59,7 +60,7 @@ def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
-    rows = replay.Repetition(Lease("a", epoch=9), wanted, where, Event()).rows()
+    rows = replay.RangeReplay(Lease("a", epoch=9), wanted, where, Event()).rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
@@ -72,8 +73,8 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     crash = crashed(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 0.5)
-        patched.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
+        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
+        patched.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
             again(place, crash)
@@ -85,6 +86,7 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     assert crash.sink.rows == everything(place.stream)
 
 
+@pytest.mark.sampled(3)
 @FLUSHING
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
@@ -101,6 +103,7 @@ def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, f
         assert crash.sink.rows == everything(place.stream)
 
 
+@pytest.mark.sampled(5)
 @FLUSHING
 @pytest.mark.parametrize("counts", [True, False], ids=["owners are counted", "owners are not counted"])
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])

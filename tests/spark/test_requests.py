@@ -9,7 +9,7 @@ import pytest
 from attrs import Factory, define
 from botocore.exceptions import ClientError
 from fake_stream import Stream
-from feeds import a_feed, an_ahead
+from prefetchers import a_feed, an_ahead
 
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import Lease, Position

@@ -111,7 +111,7 @@ def test_without_the_lease_table_it_goes_on_where_spark_says(
     assert query.rows == crash.rows
     drained(query, crash.sink, place.stream)
     assert crash.sink.rows == everything(place.stream)
-    assert f"its lease says {start}, going on behind" in caplog.text
+    assert f"its lease has checkpoint {start}, but this query continues after" in caplog.text
 
 
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
@@ -142,7 +142,7 @@ def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
     query.until(lambda query: query.checkpoints() == tips)
     assert [row for row in query.rows if row[1] <= done[row[0]]] == []
     assert set(query.rows) | set(crash.sink.rows) == set(everything(place.stream))
-    assert "no earlier batch is known: each shard goes on at its lease's checkpoint" in caplog.text
+    assert "no earlier batch is known: each shard continues at its lease's checkpoint" in caplog.text
 
 
 def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place) -> None:
@@ -170,8 +170,8 @@ def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A nightly job fails on a shard that cannot be read, and does not hang."""
-    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 1.0)
-    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
+    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 1.0)
+    monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
     place.stream.silent.add("a")
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()

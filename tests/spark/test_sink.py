@@ -19,7 +19,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.kinesis.sink import COLUMNS
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.spark.sink import edition_of, sections
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
@@ -86,7 +86,7 @@ def query(spark: SparkSession, given: dict[str, str], folder: Path) -> Streaming
         writer = numbered(source.load(), "value").writeStream.format("kinesis-leased").options(**given)
         return writer.option("checkpointLocation", str(folder)).queryName("writes").start()
 
-    return begun(start)
+    return start_query(start)
 
 
 def through(running: StreamingQuery, batch: int) -> None:

@@ -18,18 +18,18 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import PAGE, Stream
-from feeds import a_feed, pace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prefetchers import a_feed, pace
 from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching
-from leasehold.adapters.spark.feed import ReadAheadState
-from leasehold.adapters.spark.fetching import REQUEST, FetchedRows, Rows, Transport, read, spread
+from leasehold.adapters.spark.fetching import REQUEST, FetchedRows, Rows, Transport, read, spread_over_tasks
 from leasehold.adapters.spark.kinesis.rows import columns as kinesis
 from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.prefetcher import ReadAheadState
 from leasehold.adapters.spark.rows import Columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
@@ -97,7 +97,7 @@ class Feeding(RuleBasedStateMachine):
             lambda _holding, checkpoint: max(self.committed, checkpoint, key=lambda each: each.order),
             lambda _key: self.committed if self.committed.numbered or self.committed.ended else None,
             measure=self._measure,
-            feeds=1,
+            held_count=1,
         )
         self.committed = Position(str(done), token=f"@{done}") if done else TRIM_HORIZON
         if done > PAGE:
@@ -174,10 +174,10 @@ class Feeding(RuleBasedStateMachine):
                 return
             self.now = max(self.now, due)
 
-    @precondition(lambda self: not self.over and self.feed.held is not None)
+    @precondition(lambda self: not self.over and self.feed.range_start is not None)
     @rule(count=st.integers(1, 2 * PAGE), size=st.sampled_from(SIZES))
     def take(self, count: int, size: int) -> None:
-        held = self.feed.held
+        held = self.feed.range_start
         assert held is not None
         chunk = self.feed.take(count, size)
         if chunk is None:
@@ -204,7 +204,7 @@ class Feeding(RuleBasedStateMachine):
         self.now += seconds
         if seconds:
             self.step(2)
-            assert self.feed.held is None or not self.feed.holding.expired
+            assert self.feed.range_start is None or not self.feed.holding.expired
         if not self.store_faults and not self.over:
             self.worker.renew(self.now)
 
@@ -235,8 +235,8 @@ class Feeding(RuleBasedStateMachine):
         assert behind(lease.checkpoint, self.stream, "a") <= committed <= self.handed[-1]
         assert not lease.checkpoint.ended or self.committed.ended
         assert self.handed[-1] == self.handed[0] or self.handed[-1] <= read
-        assert self.feed.waiting[0] <= ROOM + PAGE
-        assert self.feed.opened >= (self.feed.held is not None)
+        assert self.feed.buffered[0] <= ROOM + PAGE
+        assert self.feed.opened >= (self.feed.range_start is not None)
         assert self.feed.opened or not self.stream.open_readers
 
     @invariant()
@@ -260,7 +260,7 @@ class Feeding(RuleBasedStateMachine):
                 break
             self.worker.renew(self.now)
             self.step(1)
-            if self.feed.held is not None:
+            if self.feed.range_start is not None:
                 self.take(1000, SIZES[0])
             if self.ends:
                 self.commit(len(self.ends))
@@ -306,7 +306,7 @@ class Serving(RuleBasedStateMachine):
             records = [Record(b"x", str(number)) for number in range(first, first + count)]
             rows[str(shard)] = kinesis("fake").rows(Lease(str(shard)), records)
             first += count
-        tasks_of = spread(rows, tasks)
+        tasks_of = spread_over_tasks(rows, tasks)
         wanted = [[number for part in parts for number in numbers(part)] for parts in tasks_of]
         parts = self.transport.partitions(self.number, tasks_of)
         self.planned[self.number] = list(zip(parts, wanted, strict=True))

@@ -16,7 +16,7 @@ from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
-from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.spark.pipeline import start_query
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -40,9 +40,9 @@ def reader_of(source: object) -> object:
 
 def test_live_reading_subscribes_and_a_repetition_polls() -> None:
     """A repeated batch does not take the subscription from the shard's owner."""
-    spec, *_ = KinesisLeased(GIVEN).parsed(GIVEN)
-    assert spec.again is not None
-    with closing(spec.open()) as live, closing(spec.again()) as again:
+    spec, *_ = KinesisLeased(GIVEN).parse(GIVEN)
+    assert spec.open_for_replay is not None
+    with closing(spec.open()) as live, closing(spec.open_for_replay()) as again:
         assert reader_of(live) is ArrowFanOut
         assert not issubclass(cast("type", reader_of(again)), FanOut)
 
@@ -50,7 +50,7 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
 def test_what_is_stored_is_polled() -> None:
     """A backfill does not wait at the pace of a subscription, and takes none from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
-    spec, *_ = KinesisLeased(options).parsed(options)
+    spec, *_ = KinesisLeased(options).parse(options)
     with closing(spec.open()) as stored:
         assert not issubclass(cast("type", reader_of(stored)), FanOut)
     assert spec.interval_seconds > 0
@@ -105,7 +105,7 @@ def test_a_query_that_subscribes_has_each_row_once(
 
     put(range(300))
     for run in (1, 2):
-        query = begun(start)
+        query = start_query(start)
         try:
             there(300 * run)
             put(range(300 * run, 300 * run + 300))

@@ -160,7 +160,7 @@ def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.L
     """A call that never returns does not leave the stream unread."""
     still = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
-        supervise(of(still, Query()), silent_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
+        supervise(of(still, Query()), stall_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
     assert still.stopped
     assert "nothing moved in it for 60 s" in caplog.text
 
@@ -168,7 +168,7 @@ def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.L
 def test_a_query_that_idles_between_triggers_is_left_alone() -> None:
     """A stream without records is not started again every few minutes."""
     idle = Query(looks=1000)
-    supervise(of(idle), silent_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
+    supervise(of(idle), stall_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
     assert idle.looks == 0
 
 

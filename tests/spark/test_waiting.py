@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.adapters.spark.lease_loop import STUCK_SECONDS, Waiting
+from leasehold.adapters.spark.lease_loop import STALL_SECONDS, Watchdog
 
 LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 
@@ -10,31 +10,31 @@ LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 def test_a_wait_ends_once_nothing_has_changed_for_too_long() -> None:
     """A query does not hang on a dead shard, and does not give up on a slow one."""
     now = [0.0]
-    waiting = Waiting(10.0, lambda: now[0])
+    waiting = Watchdog(10.0, lambda: now[0])
     for left, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
-        waiting.go_on(left, answers)
-        now[0] += STUCK_SECONDS
-        waiting.go_on(left, answers)
+        waiting.check(left, answers)
+        now[0] += STALL_SECONDS
+        waiting.check(left, answers)
     now[0] += 1
     with pytest.raises(TimeoutError, match=r"^availableNow: nothing was read for 300 s of a \(nobody owns it\); what"):
-        waiting.go_on({"a": "nobody owns it"}, 1)
+        waiting.check({"a": "nobody owns it"}, 1)
 
 
 def test_a_wait_is_longer_where_leases_take_long_to_expire() -> None:
     """The query waits until it can take the shards of a dead worker."""
     now = [0.0]
-    waiting = Waiting(120.0, lambda: now[0])
-    waiting.go_on(LEFT, 0)
+    waiting = Watchdog(120.0, lambda: now[0])
+    waiting.check(LEFT, 0)
     now[0] = 360.0
-    waiting.go_on(LEFT, 0)
+    waiting.check(LEFT, 0)
     now[0] = 361.0
     with pytest.raises(TimeoutError, match=r"360 s of a .*, b \("):
-        waiting.go_on(LEFT, 0)
+        waiting.check(LEFT, 0)
 
 
 def test_a_wait_that_nobody_hears_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reading process ends after its JVM was killed, and releases its leases."""
-    waiting = Waiting(10.0)
+    waiting = Watchdog(10.0)
     monkeypatch.setattr("os.getppid", lambda: 1)
     with pytest.raises(ProcessLookupError, match="nobody waits"):
-        waiting.go_on(LEFT, 0)
+        waiting.check(LEFT, 0)

@@ -6,8 +6,8 @@ import pytest
 
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark import sink
-from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, WriteNames
+from leasehold.adapters.spark.options import OptionReader
+from leasehold.adapters.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, WriteIdentity
 
 QUERY = {QUERY_ID: "query", BATCH_ID: "7", RUN_ID: "run"}
 HERE = {"checkpointLocation": "s3a://bucket/here"}
@@ -48,7 +48,7 @@ def test_writes_are_named_alike_only_where_one_repeats_the_other(
         options, properties = write
         context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
         monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        return WriteNames.from_options(Given(options)).first()
+        return WriteIdentity.from_options(OptionReader(options)).first_tag()
 
     first, second = tag(one), tag(other)
     assert (first.query == second.query, first.run == second.run) == (one_query, one_run)

@@ -15,6 +15,8 @@ from leasehold_lab.standins.node import Command, Service, serving
 VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"
 MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""What the second compiler and the parallel collector cost is not earned back in the minutes that a test run takes."""
 LICENCE = f"""\
 leasehold: fetching DynamoDB Local {VERSION}, once. It is Amazon's, under the DynamoDB Local License Agreement: for
 use with an AWS account in good standing, within your own organisation, and not to be passed on."""
@@ -39,7 +41,7 @@ def dynamodb_local() -> Iterator[Service]:
 
     def command(port: int) -> Command:
         options = ("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port))
-        return Command((java, "-cp", f"{jars}/*", MAIN, *options))
+        return Command((java, *SHORT_LIVED, "-cp", f"{jars}/*", MAIN, *options))
 
     with serving("dynamodb-local", command) as service:
         yield service

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from leasehold_lab.standins.node import HOST
 
+WRITES = ("PutItem", "UpdateItem", "DeleteItem")
 HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 SLOW_SECONDS, DRIP_SECONDS = 7.0, 1.0
 REFUSALS = {"throttled": "ProvisionedThroughputExceededException", "refused": "AccessDeniedException"}
@@ -18,7 +19,10 @@ FORBIDDEN = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>so t
 
 
 class FaultyLine:
-    """Passes requests on, unless `how` names a fault: silent, slow, dripping, throttled, refused, or cut.
+    """Passes requests on, unless `how` names a fault.
+
+    It is one of silent, mute (requests arrive and responses do not), slow, dripping, throttled, refused, unwritable
+    (writes to DynamoDB are refused), or cut.
 
     url  where it listens
     """
@@ -97,6 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
             case "refused" if self.command != "POST":
                 self._send(403, FORBIDDEN, {"Content-Type": "application/xml", "x-ms-error-code": "AccessDenied"})
                 return
+            case "unwritable" if self.headers.get("X-Amz-Target", "").endswith(WRITES):
+                self._send(400, self._refusal(REFUSALS["refused"]), {"Content-Type": self.headers["Content-Type"]})
+                return
             case "throttled" | "refused":
                 self._send(400, self._refusal(REFUSALS[line.how]), {"Content-Type": self.headers["Content-Type"]})
                 return
@@ -107,6 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
             answer = connection.getresponse()
             content = answer.read()
             connection.close()
+            if line.how == "mute":
+                line.wait()
             self._send(answer.status, content, dict(answer.getheaders()), answer.headers["Content-Length"])
 
     def _refusal(self, code: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A TCP connection to a local service of any protocol that can fall silent or drip, and be well again."""
+"""A TCP connection to a local service of any protocol that can fall silent, go mute or drip, and be well again."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ DRIP_SECONDS, CONNECT_SECONDS, BYTES = 1.0, 10.0, 65_536
 
 
 class FaultyWire:
-    """Passes bytes on, unless `how` names a fault: silent, or dripping, which delays only what the service sends.
+    """Passes bytes on, unless `how` names a fault: silent, or mute and dripping, which delay what the service sends.
 
     Args:
         port: The port of the service.
@@ -44,8 +44,8 @@ class FaultyWire:
                     server = create_connection((HOST, self._to), CONNECT_SECONDS)
                     server.settimeout(None)
                     self._open |= {client, server}
-                    _begin(partial(self._pass_on, client, server, drips=False))
-                    _begin(partial(self._pass_on, server, client, drips=True))
+                    _begin(partial(self._pass_on, client, server, answers=False))
+                    _begin(partial(self._pass_on, server, client, answers=True))
 
     def close(self) -> None:
         """End all connections."""
@@ -55,12 +55,12 @@ class FaultyWire:
             connection.close()
         self.set("")
 
-    def _pass_on(self, sender: socket, receiver: socket, *, drips: bool) -> None:
+    def _pass_on(self, sender: socket, receiver: socket, *, answers: bool) -> None:
         with suppress(OSError):
             while data := sender.recv(BYTES):
                 with self._changed:
-                    self._changed.wait_for(lambda: self.how != "silent")
-                while drips and data and self.how == "dripping":
+                    self._changed.wait_for(lambda: self.how != "silent" and not (answers and self.how == "mute"))
+                while answers and data and self.how == "dripping":
                     receiver.sendall(data[:1])
                     data = data[1:]
                     time.sleep(DRIP_SECONDS)

@@ -12,6 +12,7 @@ from leasehold_lab.contract import StoreContract
 pytestmark = pytest.mark.services
 
 
+@pytest.mark.sampled(3)
 class TestBlob(StoreContract):
     """Every clause, on azurite."""
 

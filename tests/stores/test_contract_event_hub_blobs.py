@@ -13,6 +13,7 @@ pytestmark = pytest.mark.services
 HUB = RoomyLayout("ns.servicebus.windows.net", "Orders", "$Default")
 
 
+@pytest.mark.sampled(3)
 class TestEventHubBlobs(StoreContract):
     """Every clause, on azurite."""
 

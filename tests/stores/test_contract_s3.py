@@ -30,6 +30,7 @@ def store(objects: AgelessS3) -> EtagStore:
     return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
 
 
+@pytest.mark.sampled(3)
 class TestS3(Ownership, Checkpoints, Handoff, Resets):
     """Every clause except the races."""
 

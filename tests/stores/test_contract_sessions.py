@@ -40,6 +40,7 @@ class TestMemory(StoreContract):
         return SessionStore(MemoryCells())
 
 
+@pytest.mark.sampled(3)
 class TestSmallPages(StoreContract):
     """Every clause, with each lease on its own page (G12)."""
 
@@ -74,6 +75,7 @@ def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
     assert_one_winner_each(f"sqlite://{tmp_path}/leases.db?layout=sessions")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.services
 class TestDynalite(StoreContract):
     """Every clause, in DynamoDB."""
@@ -121,12 +123,14 @@ def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str)
         store.close()
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
     """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.services
 class TestPostgres(StoreContract):
     """Every clause, on a real server."""
@@ -174,6 +178,7 @@ class TestBlob(StoreContract):
             yield store
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.services
 class TestS3(Ownership, Checkpoints, Handoff, Resets):
     """Every clause except the races, which moto cannot judge."""

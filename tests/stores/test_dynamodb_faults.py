@@ -239,6 +239,7 @@ def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: 
     assert [lease.key for lease in store.list().leases] == [f"s-{number}" for number in range(10)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -417,6 +418,7 @@ ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_about_something_else_is_no_answer(store: DynamoStore, line: Line, name: str) -> None:
     """A write is Done only if its own response says so."""
@@ -457,6 +459,7 @@ CELL_ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CELL_ANSWERS, ids=" answered by that ".join)
 def test_an_answer_about_another_write_of_a_session_is_no_answer(
     store: DynamoStore, line: Line, case: tuple[str, str]

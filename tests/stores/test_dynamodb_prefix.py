@@ -31,6 +31,7 @@ def under(url: str, session: Session, prefix: str, table: str = "shared") -> Dyn
     return DynamoStore(table, endpoint=url, session=session, prefix=prefix)
 
 
+@pytest.mark.sampled(3)
 class TestDynalite(StoreContract):
     """Every clause, under its own prefix in one table."""
 
@@ -52,6 +53,7 @@ class TestDynamoDBLocal(StoreContract):
         opened.close()
 
 
+@pytest.mark.more
 def test_one_winner_between_processes(dynalite_url: str) -> None:
     """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")

@@ -10,7 +10,7 @@ from boto3 import Session
 from object_memory import ObjectMemory
 from object_stores import AgelessGcs, AgelessS3, bucket
 
-from leasehold.adapters.ops.swapping import sent
+from leasehold.adapters.ops.swapping import set_direction
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores import postgres
 from leasehold.stores.dynamodb.store import Clients, DynamoStore
@@ -204,7 +204,7 @@ def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
 def postgresql(asked: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
     fault, url = Fault(), store_url(asked.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
-    bounded, execute = postgres._BoundedConnection, postgres._BoundedConnection.execute  # noqa: SLF001  its driver
+    bounded, execute = postgres._DeadlineConnection, postgres._DeadlineConnection.execute  # noqa: SLF001  its driver
 
     def asked_of(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
         return fault.around(execute)(connection, *args, **named)
@@ -224,7 +224,7 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
 
     tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
     control_row(tables, names)
-    sent(tables, "to")
+    set_direction(tables, "to")
     return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
 
 
@@ -298,6 +298,7 @@ def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
         store.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ from google.auth.transport.requests import AuthorizedSession
 from object_stores import AgelessGcs, try_conditions
 from process_race import assert_one_winner_each
 
-from leasehold.adapters.ops.doctor.attempts import attempted
+from leasehold.adapters.ops.doctor.attempts import try_rights
 from leasehold.adapters.ops.doctor.objects import GCS, gcs_trial
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -227,12 +227,12 @@ def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_dow
 
 def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
     """Users of Google Cloud learn of a missing right before a worker needs it."""
-    results = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
     assert [(each.what, each.state) for each in results] == [(right, "ok") for right in GCS]
     assert bucket.objects == {}
     bucket.faults = {"POST": [403]}
-    results = list(attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
+    results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
     assert [(each.what, each.todo) for each in results if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
     bucket.name = None
-    (absent,) = attempted(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
+    (absent,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
     assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)

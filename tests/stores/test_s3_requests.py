@@ -116,8 +116,11 @@ def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
     bucket.faults = {operation: [EndpointConnectionError(endpoint_url="http://x")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': the service cannot be reached$"):
         asked(objects, operation)
+    bucket.faults = {operation: [EndpointConnectionError(endpoint_url="https://s3.eu-nowhere-9.amazonaws.com/")]}
+    with pytest.raises(OutcomeUnknown, match=r"be reached \(is the region right\?\)$"):
+        asked(objects, operation)
     bucket.faults = {operation: [NoCredentialsError()]}
-    with pytest.raises(StoreError, match=r"^bucket 'leases': Unable to locate credentials$") as no:
+    with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as no:
         asked(objects, operation)
     assert not isinstance(no.value, OutcomeUnknown)
 

@@ -125,6 +125,7 @@ BODIES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("ask", ASKS)
 def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:

@@ -69,6 +69,7 @@ def contract_tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
     return opened_pair(request)
 
 
+@pytest.mark.sampled(3)
 class TestAtRest(StoreContract):
     """Every clause, while leases stay in FROM."""
 
@@ -77,6 +78,7 @@ class TestAtRest(StoreContract):
         return swap_of(contract_tables)
 
 
+@pytest.mark.sampled(3)
 class TestMoving(StoreContract):
     """Every clause, while each renewal moves its lease."""
 
@@ -106,6 +108,7 @@ WRITES = (1, 2, 3, 4)
 """The renewal, the mark, the copy and the claim: each is the last that is applied."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
 def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash: int) -> None:
     """A worker that dies between two writes of a move never leaves its lease in neither table, or set back."""
@@ -145,6 +148,7 @@ class Counted:
         return Table(store)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
 def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
     tables: tuple[Store, Store], crash: int

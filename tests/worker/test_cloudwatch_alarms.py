@@ -142,6 +142,7 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: se
     assert fired == {f"orders-Leasehold{name}" for name in wanted}
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_cloudformation_would_take_the_template() -> None:
     """The template is valid against Amazon's own resource schemas."""

@@ -68,7 +68,7 @@ class Conservation(RuleBasedStateMachine):
         handling = Handling(
             self.later if asynchronous else self.handle,
             attempts=2,
-            bench_seconds=0.0,
+            cooldown_seconds=0.0,
             checkpoint_seconds=0.0,
             least_wait_seconds=1.0,
             slow_seconds=5.0,
@@ -171,14 +171,14 @@ class Conservation(RuleBasedStateMachine):
 
     def _work(self, place: int) -> None:
         work = self.executor.waiting.pop(place)
-        calls = dict(self.dispatcher._at_work)  # noqa: SLF001  the test checks what is returned
+        calls = dict(self.dispatcher._running)  # noqa: SLF001  the test checks what is returned
         work()
         for call in calls.values():
             self._wait(call)
 
     def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
         """Let an awaited call end on the loop after a moment."""
-        while call.begun is not None and call.found is None:
+        while call.begun is not None and call.outcome is None:
             pass
 
     # Invariants
@@ -228,7 +228,7 @@ class Conservation(RuleBasedStateMachine):
             if not going:
                 break
         self.dispatcher.close()
-        left = self.dispatcher._at_work, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
+        left = self.dispatcher._running, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
         assert [list(rest) for rest in left] == [[]] * 5
         assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)

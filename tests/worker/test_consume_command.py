@@ -52,6 +52,7 @@ SECRET = "hunter2"  # noqa: S105  a made-up password
         ((*EVENTS, "--from", "TRIM_HORIZON", "--until", "later"), "--until: 'later' is not a time such as"),
         ((*EVENTS, "--processes", "0"), "--processes: 0 is no whole number above 0"),
         ((*EVENTS, "--concurrency", "2"), "--concurrency: it goes with --handler"),
+        ((*EVENTS, "--linger-seconds", "2"), "--linger-seconds: it goes with --handler"),
         ((*HANDLER, "fnmatch:fnmatchcase", "--concurrency", "0"), "--concurrency: 0 is no whole number above 0"),
         (("kafka://x", "--store", STORE, "--events"), "source URL: unknown scheme 'kafka'"),
         ((*HANDLER, "json:nothing"), "module 'json' has no function 'nothing'"),

@@ -88,7 +88,7 @@ def started(store: Store, handled: Handled, refusal: Refusal) -> str:
                     handled.handler,
                     attempts=3,
                     dead_letter=dead_letters(f"file://{handled.folder}"),
-                    bench_seconds=0.05,
+                    cooldown_seconds=0.05,
                     most_wait_seconds=0.02,
                 )
                 runners.append(Runner(worker, handling, readers=2, writers=2, drain_seconds=5.0))
@@ -147,6 +147,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])

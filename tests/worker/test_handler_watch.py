@@ -10,14 +10,14 @@ from virtual_fleet import ManualExecutor
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import (
-    AtWork,
     CallEnded,
+    CallState,
     Dispatcher,
-    Found,
     GivenUp,
-    Handover,
+    HandlerCall,
     LeaseLost,
     NotBegun,
+    Running,
 )
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.worker.holding import Holding
@@ -36,7 +36,7 @@ class Watched:
     calls: list[str] = field(factory=list)
     dispatcher: Dispatcher = field(init=False)
     handling: Handling = field(init=False)
-    handover: Handover = field(init=False)
+    handler_call: HandlerCall = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         def slow(holding: Holding, seconds: float) -> None:
@@ -52,15 +52,15 @@ class Watched:
     def clock(self) -> Clock:
         return self.harness.clock
 
-    def begin(self, call: Callable[[], object] = lambda: None) -> Found:
+    def begin(self, call: Callable[[], object] = lambda: None) -> CallState:
         """Dispatch a batch and watch it."""
 
         def handle() -> object:
             self.calls.append("handled")
             return call()
 
-        self.handover = Handover(self.harness.holding, self.handling, self.clock, handle)
-        return self.dispatcher.begin(self.handover) or self.look(self.clock.now - 1000.0)
+        self.handler_call = HandlerCall(self.harness.holding, self.handling, self.clock, handle)
+        return self.dispatcher.begin(self.handler_call) or self.look(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Run the waiting work, and then `meanwhile`."""
@@ -71,21 +71,21 @@ class Watched:
         """Dispatch a batch whose handler does not return."""
         self.begin()
         self.executor.waiting.clear()
-        self.handover.begun = self.clock.now  # as a thread of the executor does before the call
+        self.handler_call.begun = self.clock.now  # as a thread of the executor does before the call
 
-    def look(self, seconds: float) -> Found:
+    def look(self, seconds: float) -> CallState:
         """Check the batch this many seconds after its beginning."""
-        return self.dispatcher.look(self.handover, 1000.0 + seconds)
+        return self.dispatcher.check(self.handler_call, 1000.0 + seconds)
 
 
 def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
     """A check before the handler can be slow is useless, and a late one leaves a hung handler unreported."""
     watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
-    assert watched.begin() == AtWork(1007.0)
-    assert watched.look(1.0) == AtWork(1008.0)
+    assert watched.begin() == Running(1007.0)
+    assert watched.look(1.0) == Running(1008.0)
     assert len(watched.executor.waiting) == 1
     hurried = Watched({"slow_seconds": 7.0, "handler_seconds": 3.0})
-    assert hurried.begin() == AtWork(1003.0)
+    assert hurried.begin() == Running(1003.0)
 
 
 def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
@@ -124,12 +124,12 @@ def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
     """The slow handler's thread is replaced, and the report is repeated only when its time has doubled."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    assert watched.look(4.9) == AtWork(1005.0)
+    assert watched.look(4.9) == Running(1005.0)
     assert (watched.slow, watched.executor.replaced) == ([], [])
-    assert watched.look(5.0) == AtWork(1010.0)
-    assert (watched.slow, watched.executor.replaced) == ([("s-0", 5.0)], [watched.handover.work])
-    assert watched.look(9.9) == AtWork(1010.0)
-    assert watched.look(11.0) == AtWork(1022.0)
+    assert watched.look(5.0) == Running(1010.0)
+    assert (watched.slow, watched.executor.replaced) == ([("s-0", 5.0)], [watched.handler_call.work])
+    assert watched.look(9.9) == Running(1010.0)
+    assert watched.look(11.0) == Running(1022.0)
     assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
 
 
@@ -137,7 +137,7 @@ def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
     """A short limit is checked at its own time, not after two seconds."""
     watched = Watched({"slow_seconds": 0.5})
     watched.at_work()
-    assert watched.look(0.5) == AtWork(1001.0)
+    assert watched.look(0.5) == Running(1001.0)
     assert watched.slow == [("s-0", 0.5)]
 
 
@@ -145,9 +145,9 @@ def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_wo
     """The reason names the time at work and the limit, so that the reader knows which option to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
-    assert watched.look(7.9) == AtWork(1008.0)
+    assert watched.look(7.9) == Running(1008.0)
     assert watched.look(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
-    assert watched.handover.given_up
+    assert watched.handler_call.given_up
 
 
 def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
@@ -155,7 +155,7 @@ def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
     cancelled: list[bool] = []
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
-    watched.handover.cancel = lambda: cancelled.append(watched.handover.given_up)
+    watched.handler_call.cancel = lambda: cancelled.append(watched.handler_call.given_up)
     watched.look(8.0)
     assert cancelled == [True], "its end is that of one that was given up"
 
@@ -165,7 +165,7 @@ def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")
-    assert watched.look(4.9) == AtWork(1005.0)
+    assert watched.look(4.9) == Running(1005.0)
     assert watched.look(5.0) == LeaseLost()
 
 
@@ -178,7 +178,7 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
         "no thread is free to hand its records over: as many as there may be hang in handlers"
     )
     watched.executor.stuck = False
-    assert isinstance(watched.begin(), AtWork), "another worker gave it back"
+    assert isinstance(watched.begin(), Running), "another worker gave it back"
 
 
 def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
@@ -187,7 +187,7 @@ def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
     watched.begin()
     watched.executor.waiting.clear()
     watched.executor.stuck = True
-    assert watched.look(1.0) == AtWork(1006.0)
+    assert watched.look(1.0) == Running(1006.0)
 
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
@@ -198,7 +198,7 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
         assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
         assert watched.reasons == ["""RuntimeError("can't start new thread")"""]
         watched.executor.refuses = False
-        assert watched.begin() == AtWork(1005.0)
+        assert watched.begin() == Running(1005.0)
         return
     watched.at_work()
     watched.look(8.0)
@@ -209,7 +209,7 @@ def test_without_a_limit_a_handler_may_take_for_ever() -> None:
     """A batch may take an hour without being repeated."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    assert watched.look(1e6) == AtWork(1000.0 + 2e6)
+    assert watched.look(1e6) == Running(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
 
 

@@ -15,7 +15,7 @@ from attrs import define, field
 from reading_bench import ReaderHarness
 from waiters import WAIT
 
-from leasehold.adapters.consumer.dispatcher import CallEnded, Dispatcher, Handover
+from leasehold.adapters.consumer.dispatcher import CallEnded, Dispatcher, HandlerCall
 from leasehold.adapters.consumer.executors import EventLoop, InlineExecutor, ThreadExecutor, Work
 from leasehold.adapters.consumer.handling import Handling, NotAwaited, Unhandled
 
@@ -42,16 +42,16 @@ class Told:
         self.again.append(key)
         self.over.set()
 
-    def begin(self, call: Callable[[], object]) -> Handover:
-        handover = Handover(self.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
-        assert self.dispatcher.begin(handover) is None
-        return handover
+    def begin(self, call: Callable[[], object]) -> HandlerCall:
+        handler_call = HandlerCall(self.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+        assert self.dispatcher.begin(handler_call) is None
+        return handler_call
 
 
-def fault_in(handover: Handover) -> Exception | None:
+def fault_in(handler_call: HandlerCall) -> Exception | None:
     """Return the fault of a call that is over."""
-    assert isinstance(handover.found, CallEnded)
-    return handover.found.fault
+    assert isinstance(handler_call.outcome, CallEnded)
+    return handler_call.outcome.fault
 
 
 def raising(fault: BaseException) -> Callable[[], object]:
@@ -70,7 +70,7 @@ def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_a
     """The shard does not stand still until the next check."""
     told = Told()
     done = told.begin(lambda: None)
-    assert (done.begun, done.found, told.again) == (42.0, CallEnded(None), ["s-0"])
+    assert (done.begun, done.outcome, told.again) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
@@ -110,13 +110,13 @@ async def _raises() -> None:
 
 def test_an_awaitable_is_over_when_it_was_awaited() -> None:
     told, done = Told(), Event()
-    handover = told.begin(lambda: _waits(done))
+    handler_call = told.begin(lambda: _waits(done))
     assert told.over.wait(WAIT)
-    assert (done.is_set(), handover.found, told.again) == (True, CallEnded(None), ["s-0"])
+    assert (done.is_set(), handler_call.outcome, told.again) == (True, CallEnded(None), ["s-0"])
     told.over.clear()
-    handover = told.begin(_raises)
+    handler_call = told.begin(_raises)
     assert told.over.wait(WAIT)
-    assert isinstance(fault_in(handover), ValueError)
+    assert isinstance(fault_in(handler_call), ValueError)
     told.dispatcher.close()
 
 
@@ -128,20 +128,20 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
         begun.set()
         await asyncio.sleep(3600)
 
-    handover = told.begin(hangs)
+    handler_call = told.begin(hangs)
     assert begun.wait(WAIT)
     # As a check does beyond the limit.
-    handover.given_up = True
-    handover.cancel()
+    handler_call.given_up = True
+    handler_call.cancel()
     assert told.over.wait(WAIT)
-    assert isinstance(fault_in(handover), Unhandled)
+    assert isinstance(fault_in(handler_call), Unhandled)
     told.dispatcher.close()
 
 
 def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     """Waiters for that key learn when it is free and how the call ended."""
     told = Told()
-    late: list[Handover] = []
+    late: list[HandlerCall] = []
 
     def gives_up() -> None:
         late[0].given_up = True
@@ -150,8 +150,8 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
-            (handover,) = told.dispatcher._at_work.values()  # noqa: SLF001  before the call begins
-            late.append(handover)
+            (handler_call,) = told.dispatcher._running.values()  # noqa: SLF001  before the call begins
+            late.append(handler_call)
             work()
 
     told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
@@ -173,12 +173,12 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
     gone = weakref.ref(batch)
     gc.disable()
     try:
-        handover = told.begin(partial(handles, batch))
+        handler_call = told.begin(partial(handles, batch))
         del batch
         assert gone() is None
     finally:
         gc.enable()
-    assert handover.found == CallEnded(None)
+    assert handler_call.outcome == CallEnded(None)
 
 
 # Observers
@@ -294,13 +294,13 @@ def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -
                 yield
 
     def call() -> object:
-        handover.given_up = True
+        handler_call.given_up = True
         return Endless()
 
-    handover = Handover(told.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
-    assert told.dispatcher.begin(handover) is None
+    handler_call = HandlerCall(told.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+    assert told.dispatcher.begin(handler_call) is None
     assert told.over.wait(WAIT)
-    assert isinstance(fault_in(handover), Unhandled)
+    assert isinstance(fault_in(handler_call), Unhandled)
     told.dispatcher.close()
 
 

@@ -22,7 +22,6 @@ from waiters import until
 import leasehold
 from leasehold import Delivery, Record
 from leasehold.adapters.consuming import consumption, load
-from leasehold.adapters.inputs import dashed
 from leasehold.adapters.lambda_handlers import (
     FunctionSettings,
     LambdaFunction,
@@ -472,12 +471,6 @@ def test_a_file_that_is_called_lambda_is_a_module_like_others(app: str, monkeypa
     described = consumption(ListSource(), "memory://x", "lambda:lambda.handler", {})
     assert described.function is not None
     assert (described.function.settings.target, described.function.settings.name) == ("lambda:handler", "lambda")
-
-
-def test_keys_are_not_handled_at_once(app: str) -> None:
-    """A function may keep state between its calls."""
-    with pytest.raises(ValueError, match="--concurrency: a process makes one call of a Lambda function at a time"):
-        consumption(ListSource(), "memory://x", f"lambda:{app}.handler", Options(concurrency=4), dashed)
 
 
 def test_a_path_in_the_name_is_a_package(app: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 import pytest
 from object_memory import ObjectMemory
-from sampling import one_in
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
@@ -81,10 +80,11 @@ CONFIGS = {
 }
 
 
-CASES = product([True, False], ["rows", "sessions", "objects"], get_args(Lost), CONFIGS)
+CASES = list(product([True, False], ["rows", "sessions", "objects"], get_args(Lost), CONFIGS))
 
 
-@pytest.mark.parametrize(("from_the_start", "layout", "lost", "rules"), one_in(5, CASES))
+@pytest.mark.sampled(11)
+@pytest.mark.parametrize(("from_the_start", "layout", "lost", "rules"), CASES)
 def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:

@@ -216,7 +216,7 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
 def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
     """Return a reader whose batch waits for a thread, which the test controls."""
     executor = ManualExecutor()
-    reading = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, bench_seconds=30.0)
+    reading = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, cooldown_seconds=30.0)
     harness.steps(reading, 2)
     assert len(executor.waiting) == 1
     return reading, executor

@@ -17,13 +17,13 @@ class Process:
 
     faults: list[tuple[str, str]] = field(factory=list)
 
-    def stand_still(self) -> None:
+    def wait_while_paused(self) -> None:
         """Go on."""
 
     def idle(self) -> None:
         """Go on."""
 
-    def begins(self, name: str) -> None:
+    def task_starts(self, name: str) -> None:
         """Accept any name."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:

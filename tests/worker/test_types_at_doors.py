@@ -22,6 +22,7 @@ FINE: dict[str, Any] = {
     "slow_seconds": (int, float),
     "handler_seconds": (int, float),
     "checkpoint_seconds": (int, float),
+    "linger_seconds": (int, float),
     "drain_seconds": (int, float),
 }
 """The types of options for which some of the strange values are valid."""

@@ -27,7 +27,7 @@ def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0")))
     one = member(store, ListSource(four_shards()), clock)
-    holdings = one.worker._holdings  # noqa: SLF001  what a turn uses
+    holdings = one.worker._book.holdings  # noqa: SLF001  what a turn uses
     holdings.mark_unconfirmed(store.row("s-0"))
     assert [lease.key for lease in holdings.unconfirmed] == ["s-0"]
     assert holdings.readopt(store.row("s-0")) is None

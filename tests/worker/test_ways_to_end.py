@@ -460,6 +460,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
     return process.returncode, json.loads(out or "null"), lease.owner, lease.checkpoint.sequence
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("door", "child"),
     [
@@ -606,6 +607,7 @@ tell()
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "door",
     [

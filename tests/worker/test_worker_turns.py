@@ -386,7 +386,7 @@ def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() ->
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
     store.write(CreateLease(ended))
-    holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the test is of this choice
+    holdings = Worker(store=store, source=ListSource(), me="a-1")._book.holdings  # noqa: SLF001  the test is of this choice
     assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
 
 
@@ -521,7 +521,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     assert one.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, annotations=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
-    assert one.worker._cooldown.without(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
+    assert one.worker._book.without_left(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
 def test_a_refused_write_names_the_lease_as_it_is() -> None:
@@ -574,7 +574,7 @@ class Listed:
 def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
     clock, store = Clock(), FaultyStore()
-    holdings = settled(clock, store).worker._holdings  # noqa: SLF001  the plan's input
+    holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     stolen, late, *_ = holdings.all
     assert stolen.checkpoint(Position("17"))
     stolen.drop("taken")

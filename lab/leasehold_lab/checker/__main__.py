@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from leasehold_lab.checker.cases import bounded, full
-from leasehold_lab.checker.verdict import judge, rows, surprises, written
+from leasehold_lab.checker.verdict import judge, page_of, rows, surprises
 from leasehold_lab.processes import processes
 
 app = typer.Typer(add_completion=False)
@@ -30,21 +30,23 @@ def main(
     """Explore every interleaving of small fleets over the real plan; exit 1 if a verdict is not the expected one."""
     cases = full() if everything else bounded()
     with processes(jobs) as pool:
-        waiting = [pool.submit(judge, case) for case in cases]
-        finished = track(as_completed(waiting), "checking fleets", total=len(cases), console=Console(stderr=True))
+        futures = [pool.submit(judge, case) for case in cases]
+        finished = track(as_completed(futures), "checking fleets", total=len(cases), console=Console(stderr=True))
         deque(finished, maxlen=0)  # advances the progress bar as each is finished
-        verdicts = [future.result() for future in waiting]
+        verdicts = [future.result() for future in futures]
     if write is not None:
         write.write_text(
-            written(verdicts, "make prove" if everything else "python -m leasehold_lab.checker"),
+            page_of(verdicts, "make prove" if everything else "python -m leasehold_lab.checker"),
             encoding="utf-8",
         )
-    wrong = surprises(cases, verdicts)
+    unexpected = surprises(cases, verdicts)
     if as_json:
-        typer.echo(json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": wrong}, indent=1))
+        typer.echo(
+            json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": unexpected}, indent=1)
+        )
     else:
-        Console().print(rows(verdicts), *wrong)
-    raise typer.Exit(1 if wrong else 0)
+        Console().print(rows(verdicts), *unexpected)
+    raise typer.Exit(1 if unexpected else 0)
 
 
 if __name__ == "__main__":

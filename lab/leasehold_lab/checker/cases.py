@@ -43,11 +43,11 @@ def bounded() -> tuple[Case, ...]:
     """Return cases of every kind that take a few seconds and show every fault that must be found."""
     return (
         *(_ours(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
-        *_strained(4, 3),
+        *_faulty(4, 3),
         *(case for peer in PEERS for case in _mixed(4, peer)),
         *_mixed(5, "python"),
         Case("one minimal releasing, 2 python", _fleet(5, (RELEASING, PYTHON, PYTHON))),
-        *_beside_led(4),
+        *_with_led(4),
         *(_peers(peer, 5, 3) for peer in ("kcl", "python")),
         _stuck_4_2_2(),
     )
@@ -59,9 +59,9 @@ def full() -> tuple[Case, ...]:
     return (
         *(_ours(leases, workers) for leases, workers in sizes),
         *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
-        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _strained(leases, workers)),
+        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _faulty(leases, workers)),
         *(case for leases in (4, 5) for peer in PEERS for case in _mixed(leases, peer)),
-        *(case for leases in (4, 5) for case in _beside_led(leases)),
+        *(case for leases in (4, 5) for case in _with_led(leases)),
         Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
         *(_peers(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
         *(  # three workers join one that owns all leases
@@ -80,18 +80,18 @@ def full() -> tuple[Case, ...]:
 
 def _fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
     """Return a fleet of workers that alternate between two groups."""
-    return FleetModel(leases, tuple(f"{'xy'[place % 2]}-{place}" for place in range(len(rules))), rules)
+    return FleetModel(leases, tuple(f"{'xy'[number % 2]}-{number}" for number in range(len(rules))), rules)
 
 
 def _ours(leases: int, workers: int, limit: int = 2_000_000) -> Case:
     return Case("minimal", _fleet(leases, (OURS,) * workers), limit=limit)
 
 
-def _strained(leases: int, workers: int) -> tuple[Case, ...]:
+def _faulty(leases: int, workers: int) -> tuple[Case, ...]:
     """Return cases of our rules under every fault that the checker knows."""
     fleet = _fleet(leases, (OURS,) * workers)
     zombies = [
-        _fleet(leases, tuple(None if place == zombie else OURS for place in range(workers)))
+        _fleet(leases, tuple(None if number == zombie else OURS for number in range(workers)))
         for zombie in range(workers)
     ]
     return (
@@ -99,10 +99,13 @@ def _strained(leases: int, workers: int) -> tuple[Case, ...]:
         # Every worker gets a turn as the zombie, because the digest orders them.
         *(Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet) for fleet in zombies),
         *(
-            Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience", evolve(fleet, hasty=True))
+            Case(
+                f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience",
+                evolve(fleet, patience_may_end=True),
+            )
             for fleet in zombies
         ),
-        Case("minimal, no patience", evolve(fleet, hasty=True)),
+        Case("minimal, no patience", evolve(fleet, patience_may_end=True)),
         Case("minimal, planned moves", evolve(fleet, yields=True)),
         Case("minimal, planned moves, one crash", evolve(fleet, yields=True, crashes=1), limit=300_000),
         Case("minimal, groups", _fleet(leases, (GROUPED,) * workers), groups="prefix"),
@@ -120,16 +123,16 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
     )
 
 
-def _beside_led(leases: int) -> tuple[Case, ...]:
+def _with_led(leases: int) -> tuple[Case, ...]:
     """Return fleets with workers that a KCL 3.x leader gives free leases: one of three, then two of three (M14).
 
     How the leader divides leases between two is not modeled, so it may give all of them to one.
     """
-    one, two = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
+    one_led, two_led = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
     return (
-        Case("two minimal, one led", evolve(one, led=frozenset({1}))),
-        Case("two minimal, one led, one crash", evolve(one, led=frozenset({1}), crashes=1)),
-        Case("one minimal, two led", evolve(two, led=frozenset({0, 2})), known=_UNEVEN),
+        Case("two minimal, one led", evolve(one_led, led=frozenset({1}))),
+        Case("two minimal, one led, one crash", evolve(one_led, led=frozenset({1}), crashes=1)),
+        Case("one minimal, two led", evolve(two_led, led=frozenset({0, 2})), known=_UNEVEN),
     )
 
 

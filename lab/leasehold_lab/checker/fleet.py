@@ -21,7 +21,7 @@ NOBODY = -1
 ALIVE, SILENT, DEAD = range(3)
 """A crashed worker is first silent, while its leases still look alive to all others, and then dead."""
 
-LONG = 1e6
+WAIT_SECONDS = 1e6
 """Seconds that exhaust any patience."""
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class FleetModel:
     led: frozenset[int] = frozenset()
     crashes: int = 0
     yields: bool = False
-    hasty: bool = False
+    patience_may_end: bool = False
     turns: int = 3
     _plans: dict[tuple[ModelReading, int, int, bool], tuple[Attempt, ...]] = field(
         factory=dict, init=False, eq=False, repr=False
@@ -103,14 +103,16 @@ class FleetModel:
         # Any of the writes in progress may arrive.
         for worker in alive:
             attempts = state.pending[worker]
-            for place, attempt in enumerate(attempts):
-                rest = _replaced(state.pending, worker, attempts[:place] + attempts[place + 1 :])
+            for index, attempt in enumerate(attempts):
+                rest = _replaced(state.pending, worker, attempts[:index] + attempts[index + 1 :])
                 arrived = state._replace(pending=rest)
                 for write in attempt:
                     if (after := _write(arrived, worker, write)) is not None:
                         before = state.owners[write.lease]
-                        lost = before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
-                        steps.append(Transition(after, int(lost), f"{self.workers[worker]}: {write}"))
+                        owner_loses = (
+                            before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
+                        )
+                        steps.append(Transition(after, int(owner_loses), f"{self.workers[worker]}: {write}"))
                         break
                 else:
                     steps.append(Transition(arrived, 0, f"{self.workers[worker]}: {attempt} refused"))
@@ -118,12 +120,12 @@ class FleetModel:
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
                     change = f"s-{lease} is given to {self.workers[worker]}"
-                    steps.append(Transition(_owned(state, lease, worker), 0, change))
+                    steps.append(Transition(_with_owner(state, lease, worker), 0, change))
         steps += self._scans(state, alive, patient=False)
         # Patience ends only by waiting, and all workers certainly wait only when nothing else can happen. By then the
         # reports of a dead worker are overdue.
-        missed = all(state.health[worker] != SILENT for worker in self.led)
-        if self.hasty or (missed and not steps):
+        reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
+        if self.patience_may_end or (reports_overdue and not steps):
             steps += self._scans(state, alive, patient=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
@@ -157,23 +159,31 @@ class FleetModel:
         self, config: Config, reading: ModelReading, worker: int, turn: int, patient: bool
     ) -> tuple[Attempt, ...]:
         owners, next_owners, health = reading
-        still = LONG if patient else 0.0
+        unchanged_seconds = WAIT_SECONDS if patient else 0.0
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
             dead = owner != NOBODY and health[owner] == DEAD
             # A living next owner acts by itself before the others give it up: that takes a whole cycle (H1, H4).
-            gone = next_owner != NOBODY and health[next_owner] == DEAD
+            next_owner_dead = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
                 owner=None if owner == NOBODY else self.workers[owner],
-                idle=still if owner == NOBODY else (2 * config.lease_seconds + still) * dead,
+                idle=unchanged_seconds if owner == NOBODY else (2 * config.lease_seconds + unchanged_seconds) * dead,
                 next_owner=None if next_owner == NOBODY else self.workers[next_owner],
-                next_owner_idle=still if gone else min(still, config.lease_seconds + STUCK_SECONDS),
+                next_owner_idle=unchanged_seconds
+                if next_owner_dead
+                else min(unchanged_seconds, config.lease_seconds + STUCK_SECONDS),
                 yields=self.yields and owner != NOBODY,
             )
             leases.append(lease)
-        led = tuple((self.workers[worker_led], still) for worker_led in sorted(self.led) if health[worker_led] != DEAD)
-        me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still, led=led))
+        led = tuple(
+            (self.workers[worker_led], unchanged_seconds)
+            for worker_led in sorted(self.led)
+            if health[worker_led] != DEAD
+        )
+        me = Me(
+            self.workers[worker], turn, History(owners_still=unchanged_seconds, fleet_still=unchanged_seconds, led=led)
+        )
         actions = plan(leases, None, me, config)
         return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
 
@@ -204,40 +214,46 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
     next_owner = state.next_owners[write.lease]
     match write.verb:
         case "claim":
-            return _owned(state, write.lease, worker)
+            return _with_owner(state, write.lease, worker)
         case "steal":
             # If the lease was requested before, the worker that steals must still be its next owner.
-            return _owned(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
+            return (
+                _with_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
+            )
         case "request":
-            return _inherited(state, write.lease, worker) if next_owner in {NOBODY, worker, write.next_owner} else None
+            return (
+                _with_next_owner(state, write.lease, worker)
+                if next_owner in {NOBODY, worker, write.next_owner}
+                else None
+            )
         case "give":
             # A gift that is not accepted is taken back.
-            lost = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
+            not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
             return (
-                _owned(state, write.lease, worker if lost else write.next_owner)
+                _with_owner(state, write.lease, worker if not_accepted else write.next_owner)
                 if next_owner == write.next_owner
                 else None
             )
         case "release":
-            return _owned(state, write.lease, write.next_owner) if next_owner == NOBODY else None
+            return _with_owner(state, write.lease, write.next_owner) if next_owner == NOBODY else None
         case _:
             assert_never(write.verb)
 
 
-def _owned(state: State, lease: int, owner: int) -> State:
+def _with_owner(state: State, lease: int, owner: int) -> State:
     """Change the owner: drop the next owner, and void all claims in progress, which are bound to the version."""
     remaining = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)
         for attempts in state.pending
     )
     pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
-    after = _inherited(state, lease, NOBODY)
+    after = _with_next_owner(state, lease, NOBODY)
     return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
 
 
-def _inherited(state: State, lease: int, next_owner: int) -> State:
+def _with_next_owner(state: State, lease: int, next_owner: int) -> State:
     return state._replace(next_owners=_replaced(state.next_owners, lease, next_owner))
 
 
-def _replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])
+def _replaced(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+    return (*values[:index], value, *values[index + 1 :])

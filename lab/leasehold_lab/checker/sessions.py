@@ -76,7 +76,7 @@ class CellRequest(NamedTuple):
     version: str = ""
 
 
-class AwaitsAnswer(BaseException):
+class AwaitsResponse(BaseException):
     """Raised if an action cannot continue before this request is answered."""
 
     def __init__(self, request: CellRequest) -> None:
@@ -89,7 +89,7 @@ def version_of(content: str) -> str:
     return blake2b(content.encode(), digest_size=6).hexdigest()
 
 
-def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
+def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
     """Return the table after a request, and the response."""
     table = dict(rows)
     match request.verb:
@@ -122,17 +122,17 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
 class CheckedCells:
     """The table as one worker sees it: requests that were already answered get the same response again."""
 
-    answers: deque[Any] = Factory(deque)
+    responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
     def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
         """Return the recorded response, or raise AwaitsAnswer if there is none."""
-        if not self.answers:
-            raise AwaitsAnswer(request)
-        answer = self.answers.popleft()
-        if answer == LOST:
+        if not self.responses:
+            raise AwaitsResponse(request)
+        response = self.responses.popleft()
+        if response == LOST:
             raise OutcomeUnknown("no answer")
-        return answer
+        return response
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return every row whose name begins with one of the prefixes."""
@@ -148,8 +148,8 @@ class CheckedCells:
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Write a cell if there is none."""
-        answer: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
-        return answer
+        version: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
+        return version
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace this version of a cell."""
@@ -175,7 +175,7 @@ def _row(name: str, content: str) -> Stored:
     return Stored(name, version_of(content), json.loads(content))
 
 
-class _AtOnce:
+class _NoWaiting:
     """A scheduler without waiting, because each worker of the checker does one thing at a time."""
 
     class TicketsAtOnce(deque[Any]):
@@ -373,7 +373,7 @@ class WorkerState(NamedTuple):
     snapshot: bytes
     description: str
     action: tuple[str, str] = ("", "")
-    answers: tuple[Any, ...] = ()
+    responses: tuple[Any, ...] = ()
     tick: int = 0
     alive: bool = True
 
@@ -406,7 +406,7 @@ class SessionState(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """The identity of the state: states with the same key have the same future."""
         workers = tuple(
-            (worker.description, worker.action, worker.answers, worker.tick, worker.alive) for worker in self.workers
+            (worker.description, worker.action, worker.responses, worker.tick, worker.alive) for worker in self.workers
         )
         return (
             self.rows,
@@ -429,10 +429,10 @@ class BrokenLaw:
 
 @frozen
 class Explored:
-    """The outcome of a search. `whole` is False if it was cut off."""
+    """The outcome of a search. `complete` is False if it was cut off."""
 
     states: int
-    whole: bool
+    complete: bool
     findings: tuple[BrokenLaw, ...]
 
 
@@ -456,7 +456,7 @@ class SessionModel:
     leases: int = 1
     faults: Mapping[str, int] = field(factory=dict)
     abilities: frozenset[str] = frozenset({"look", "handle", "commit", "release", "claim", "steal"})
-    begins: tuple[Any, ...] = ()
+    initial_actions: tuple[Any, ...] = ()
     make: Callable[..., SessionStore] = SessionStore
     rows: TableRows = ()
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
@@ -465,23 +465,23 @@ class SessionModel:
         """Visit every state, the nearest first, until there are `limit` states or `findings` findings."""
         first = self.first()
         parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {first.key: (None, "")}
-        waiting, broken_laws = deque([first]), list[BrokenLaw]()
-        while waiting and len(parents) < limit and len(broken_laws) < findings:
-            state = waiting.popleft()
+        queue, broken_laws = deque([first]), list[BrokenLaw]()
+        while queue and len(parents) < limit and len(broken_laws) < findings:
+            state = queue.popleft()
             for what, after, broken in self.steps(state):
                 seen = after.key in parents
                 if not seen:
                     parents[after.key] = (state.key, what)
-                    waiting.append(after)
-                wrong = broken or ("" if seen else self.stuck(after))
-                if wrong:
+                    queue.append(after)
+                broken_law = broken or ("" if seen else self.stuck(after))
+                if broken_law:
                     trace, parent = list[str](), parents[state.key]
                     while parent[0] is not None:
                         trace.append(parent[1])
                         parent = parents[parent[0]]
-                    broken_laws.append(BrokenLaw(wrong, (*filter(None, reversed(trace)), what)))
+                    broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), what)))
                     break
-        return Explored(len(parents), not waiting, tuple(broken_laws))
+        return Explored(len(parents), not queue, tuple(broken_laws))
 
     def first(self) -> SessionState:
         """Return the state in which the leases exist and the first actions have been taken."""
@@ -491,125 +491,145 @@ class SessionModel:
         creator = self._worker("c", 0)
         for key in keys:
             lease = Lease(key)
-            rows, _ = self._alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
+            rows, _ = self._run_alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
         state = SessionState(
             rows, workers, tuple((key, TrueLease()) for key in keys), left=tuple(sorted(self.faults.items()))
         )
-        for number, verb, key, *most in self.begins:
-            past = state._replace(tick=state.tick + 1)
-            state = past if verb == "tick" else self._begun(state, number, verb, key, *most)
+        for number, verb, key, *answered in self.initial_actions:
+            after_tick = state._replace(tick=state.tick + 1)
+            state = after_tick if verb == "tick" else self._after_action(state, number, verb, key, *answered)
         return state
 
-    def _begun(self, state: SessionState, number: int, verb: str, key: str, most: float = math.inf) -> SessionState:
+    def _after_action(
+        self, state: SessionState, number: int, verb: str, key: str, limit: float = math.inf
+    ) -> SessionState:
         current, answered = self._choose(state, number, (verb, key)), 0
-        while current.workers[number].action != ("", "") and answered < most:
-            _, current, broken = next(iter(self._answered(current, number)))
+        while current.workers[number].action != ("", "") and answered < limit:
+            _, current, broken = next(iter(self._responses(current, number)))
             answered += 1
             if broken:
                 raise AssertionError(broken)
         if current.workers[number].action != ("", ""):
             return current
-        at = current.workers[number]
-        worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+        worker_state = current.workers[number]
+        worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
         worker.moves += 1
         return current._replace(workers=_put(current.workers, number, snapshot_of(worker)))
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
         return snapshot_of(
-            CheckedWorker(name, self.make(cells, sync=_AtOnce(), gather_seconds=0.0, ids=_Ids(name)), moves)
+            CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_Ids(name)), moves)
         )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield everything that may happen next, and the law that it breaks, if any."""
         left = dict(state.left)
-        for number, at in enumerate(state.workers):
-            if not at.alive:
+        for number, worker_state in enumerate(state.workers):
+            if not worker_state.alive:
                 continue
-            if at.action == ("", ""):
-                worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            if worker_state.action == ("", ""):
+                worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
                 for option in worker.options(state.tick):
                     if option[0] in self.abilities:
                         yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
             else:
-                yield from self._answered(state, number)
+                yield from self._responses(state, number)
             if left.get("crash"):
-                dead = at._replace(alive=False, action=("", ""), answers=(), description="dead", snapshot=b"")
+                dead = worker_state._replace(
+                    alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
+                )
                 after = state._replace(
                     workers=_put(state.workers, number, dead), left=_without_calls(state.left, "crash")
                 )
-                gone = after._replace(readers=tuple(reader for reader in after.readers if reader[1] != number))
-                yield f"w{number} crashes", gone, ""
+                without_readers = after._replace(
+                    readers=tuple(reader for reader in after.readers if reader[1] != number)
+                )
+                yield f"w{number} crashes", without_readers, ""
                 if left.get("restart"):
-                    again = self._worker(f"w{number}", self.moves[number])
-                    process: CheckedWorker = pickle.loads(again.snapshot)  # noqa: S301  our own
+                    restarted = self._worker(f"w{number}", self.moves[number])
+                    process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
-                    anew = gone._replace(workers=_put(gone.workers, number, snapshot_of(process)))
-                    yield f"w{number} is started again", anew._replace(left=_without_calls(anew.left, "restart")), ""
-        for place, request in enumerate(state.late):
-            rows, _ = carried_out(state.rows, request)
-            rest = state.late[:place] + state.late[place + 1 :]
-            yield f"late: {_request_text(request)}", state._replace(rows=rows, late=rest), ""
+                    with_restart = without_readers._replace(
+                        workers=_put(without_readers.workers, number, snapshot_of(process))
+                    )
+                    yield (
+                        f"w{number} is started again",
+                        with_restart._replace(left=_without_calls(with_restart.left, "restart")),
+                        "",
+                    )
+        for index, request in enumerate(state.late):
+            rows, _ = apply_request(state.rows, request)
+            still_late = state.late[:index] + state.late[index + 1 :]
+            yield f"late: {_request_text(request)}", state._replace(rows=rows, late=still_late), ""
         if left.get("tick"):
             yield "time passes", state._replace(tick=state.tick + 1, left=_without_calls(state.left, "tick")), ""
 
     def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
-        at = state.workers[number]._replace(action=option, answers=(), tick=state.tick)
-        after = state._replace(workers=_put(state.workers, number, at))
-        outcome = self._run(at, state.tick)
+        worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
+        after = state._replace(workers=_put(state.workers, number, worker_state))
+        outcome = self._run(worker_state, state.tick)
         return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
 
-    def _run(self, at: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
-        run_key = (at.description, at.action, at.answers, at.tick, now)
+    def _run(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
+        run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
         if run_key not in self._outcomes:
-            worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
-            cells.answers = deque(at.answers)
+            cells.responses = deque(worker_state.responses)
             try:
-                events = worker.act(*at.action, at.tick, now)
-            except AwaitsAnswer as waits:
+                events = worker.act(*worker_state.action, worker_state.tick, now)
+            except AwaitsResponse as waits:
                 self._outcomes[run_key] = waits.request
             else:
-                cells.answers = deque()
+                cells.responses = deque()
                 self._outcomes[run_key] = (snapshot_of(worker), events)
         return self._outcomes[run_key]
 
-    def _answered(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
+    def _responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
         """Yield the ways in which a worker's request may end."""
-        at = state.workers[number]
-        request: CellRequest = self._run(at, state.tick)
-        rows, answer = carried_out(state.rows, request)
-        brief = (
+        worker_state = state.workers[number]
+        request: CellRequest = self._run(worker_state, state.tick)
+        rows, response = apply_request(state.rows, request)
+        summary = (
             "refused"
-            if answer is None or isinstance(answer, Lost)
-            else f"{len(answer)} rows"
-            if isinstance(answer, tuple)
+            if response is None or isinstance(response, Lost)
+            else f"{len(response)} rows"
+            if isinstance(response, tuple)
             else "done"
         )
         yield self._with_response(
-            state._replace(rows=rows), number, answer, f"w{number} {_request_text(request)}: {brief}"
+            state._replace(rows=rows), number, response, f"w{number} {_request_text(request)}: {summary}"
         )
         left = dict(state.left)
         if request.verb in ("list", "read"):
             return
         if left.get(APPLIED) and rows != state.rows:
-            less = state._replace(rows=rows, left=_without_calls(state.left, APPLIED))
-            yield self._with_response(less, number, LOST, f"w{number} {_request_text(request)}: applied, not answered")
-        if left.get(LATE):
-            on_its_way = state._replace(late=(*state.late, request), left=_without_calls(state.left, LATE))
+            applied = state._replace(rows=rows, left=_without_calls(state.left, APPLIED))
             yield self._with_response(
-                on_its_way, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
+                applied, number, LOST, f"w{number} {_request_text(request)}: applied, not answered"
+            )
+        if left.get(LATE):
+            in_flight = state._replace(late=(*state.late, request), left=_without_calls(state.left, LATE))
+            yield self._with_response(
+                in_flight, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
             )
 
-    def _with_response(self, state: SessionState, number: int, answer: Any, what: str) -> tuple[str, SessionState, str]:  # noqa: ANN401
-        at = state.workers[number]
-        at = at._replace(answers=(*at.answers, answer))
-        after = state._replace(workers=_put(state.workers, number, at))
-        outcome = self._run(at, state.tick)
+    def _with_response(
+        self,
+        state: SessionState,
+        number: int,
+        response: Any,  # noqa: ANN401  by verb
+        description: str,
+    ) -> tuple[str, SessionState, str]:
+        worker_state = state.workers[number]
+        worker_state = worker_state._replace(responses=(*worker_state.responses, response))
+        after = state._replace(workers=_put(state.workers, number, worker_state))
+        outcome = self._run(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
-            return what, after, ""
+            return description, after, ""
         ended, broken = self._ended(after, number, *outcome)
-        return what, ended, broken
+        return description, ended, broken
 
     def _ended(
         self, state: SessionState, number: int, worker: WorkerState, events: list[SessionEvent]
@@ -624,20 +644,20 @@ class SessionModel:
         return state, ""
 
     def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
-        verb, key, *more = event
+        verb, key, *values = event
         true_leases, readers = dict(state.true_leases), {(reader[0], reader[1]): reader for reader in state.readers}
-        true_lease, mine = true_leases[key], (key, number)
+        true_lease, reader_key = true_leases[key], (key, number)
         match verb:
             case "handled":
-                true_leases[key] = true_lease._replace(handled=max(true_lease.handled, more[0]))
+                true_leases[key] = true_lease._replace(handled=max(true_lease.handled, values[0]))
             case "done":
-                if true_lease.epoch > more[0] and true_lease.starter != number:
+                if true_lease.epoch > values[0] and true_lease.starter != number:
                     return state, "Done for a lease that another has"
-                true_leases[key] = true_lease._replace(done=max(true_lease.done, more[1]))
+                true_leases[key] = true_lease._replace(done=max(true_lease.done, values[1]))
             case "confirmed":
-                readers[mine] = (key, number, began, False)
+                readers[reader_key] = (key, number, began, False)
             case "stops":
-                readers.pop(mine, None)
+                readers.pop(reader_key, None)
             case "reset":
                 true_leases[key] = TrueLease(epoch=true_lease.epoch, starter=true_lease.starter)
                 if any(
@@ -646,7 +666,7 @@ class SessionModel:
                     return state, "reset under a reader"
                 readers = {pair: reader for pair, reader in readers.items() if reader[0] != key}
             case "starts":
-                epoch, start, how = more
+                epoch, start, how = values
                 if start > true_lease.handled:
                     return state, f"skipped: starts at {start}, handled up to {true_lease.handled}"
                 if start < true_lease.done:
@@ -655,16 +675,16 @@ class SessionModel:
                     return state, f"epoch {epoch} after {true_lease.epoch}"
                 for other in [reader for reader in state.readers if reader[0] == key and reader[1] != number]:
                     # A worker that takes a lease frozen by another's steal completes that steal (G4).
-                    theirs = [
+                    session_rows = [
                         json.loads(row_json) for name, row_json in state.rows if name.startswith(f"session/w{other[1]}")
                     ]
-                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
+                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in session_rows)
                     if how == "steal" or frozen:
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
                 true_leases[key] = true_lease._replace(epoch=epoch, starter=number)
-                readers[mine] = (key, number, began, False)
+                readers[reader_key] = (key, number, began, False)
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
@@ -685,7 +705,7 @@ class SessionModel:
                     (lease,) = store.get([key])
                     return store.write(ClaimLease(lease, "heir"))
 
-                rows, outcome = self._alone(rows, next_owner, take)
+                rows, outcome = self._run_alone(rows, next_owner, take)
                 if isinstance(outcome, Done):
                     owned[key] = outcome.lease
                     break
@@ -697,18 +717,20 @@ class SessionModel:
                 return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
 
-    def _alone(self, rows: TableRows, at: WorkerState, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:
+    def _run_alone(
+        self, rows: TableRows, worker_state: WorkerState, work: Callable[[SessionStore], Any]
+    ) -> tuple[TableRows, Any]:
         """Let one worker do this while no other does anything."""
-        answers: list[Any] = []
+        responses: list[Any] = []
         for _ in count():
-            worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
+            worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
-            cells.answers = deque(answers)
+            cells.responses = deque(responses)
             try:
                 return rows, work(worker.store)
-            except AwaitsAnswer as waits:
-                rows, answer = carried_out(rows, waits.request)
-                answers.append(answer)
+            except AwaitsResponse as waits:
+                rows, response = apply_request(rows, waits.request)
+                responses.append(response)
         raise AssertionError
 
 
@@ -720,11 +742,17 @@ def settings() -> Mapping[str, SessionModel]:
     held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
     free = ((0, "look", ""), (1, "look", ""))
-    asked = (*held, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
-    parted = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    requested = (*held, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
+    with_progress = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
-    def model(moves: tuple[int, ...], begins: Any, *verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
-        return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), begins)
+    def model(
+        moves: tuple[int, ...],
+        initial_actions: Any,  # noqa: ANN401  as in the model
+        *verbs: str,
+        leases: int = 1,
+        **faults: int,
+    ) -> SessionModel:
+        return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
         "expiry": model((3, 2), held, tick=1),
@@ -736,15 +764,15 @@ def settings() -> Mapping[str, SessionModel]:
         "late take": model((3, 3), free, "release", late=1),
         "lost take": model((3, 2), free, "steal", applied=1),
         "late release": model((5, 1), held, "release", late=1),
-        "hand-over": model((3, 3), asked, "give", "take back"),
-        "hand-over, lost answer": model((3, 2), asked, "give", "take back", applied=1),
-        "hand-over, late write": model((3, 2), asked, "give", "take back", late=1),
-        "hand-over, theft": model((3, 2, 2), (*asked, (2, "look", "")), "give", "take back", "steal"),
-        "reset": model((2, 4), parted, "release", "reset", tick=1),
-        "late checkpoint": model((3, 4), parted, "release", "reset", "steal", "late"),
+        "hand-over": model((3, 3), requested, "give", "take back"),
+        "hand-over, lost answer": model((3, 2), requested, "give", "take back", applied=1),
+        "hand-over, late write": model((3, 2), requested, "give", "take back", late=1),
+        "hand-over, theft": model((3, 2, 2), (*requested, (2, "look", "")), "give", "take back", "steal"),
+        "reset": model((2, 4), with_progress, "release", "reset", tick=1),
+        "late checkpoint": model((3, 4), with_progress, "release", "reset", "steal", "late"),
         "restart": model((3, 1), held, tick=1, crash=1, restart=1),
         "stale": model((4, 2), held, "steal", "release"),
-        "removal": model((4, 4), parted, tick=1),
+        "removal": model((4, 4), with_progress, tick=1),
         "three workers": model((2, 2, 2), (*held, (2, "look", "")), "steal", tick=1),
         "two leases": model((3, 2), both, "steal", leases=2, tick=1),
     }
@@ -768,8 +796,8 @@ def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") ->
     for name, model in models.items():
         if only in {"", name}:
             explored = model.explore(limit)
-            cut = "whole" if explored.whole else "cut off"
-            print(f"{name:<24}{explored.states:>10,} states, {cut}", flush=True)  # noqa: T201
+            extent = "whole" if explored.complete else "cut off"
+            print(f"{name:<24}{explored.states:>10,} states, {extent}", flush=True)  # noqa: T201
             for finding in explored.findings:
                 broken = True
                 print(f"  {finding.law}", *finding.trace, sep="\n    ")  # noqa: T201
@@ -781,12 +809,12 @@ def snapshot_of(worker: CheckedWorker) -> WorkerState:
     return WorkerState(pickle.dumps(worker), worker.description())
 
 
-def _put(workers: tuple[WorkerState, ...], number: int, at: WorkerState) -> tuple[WorkerState, ...]:
-    return (*workers[:number], at, *workers[number + 1 :])
+def _put(workers: tuple[WorkerState, ...], number: int, worker_state: WorkerState) -> tuple[WorkerState, ...]:
+    return (*workers[:number], worker_state, *workers[number + 1 :])
 
 
 def _without_calls(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
-    return tuple((name, many - (name == fault)) for name, many in left)
+    return tuple((name, count - (name == fault)) for name, count in left)
 
 
 def _request_text(request: CellRequest) -> str:

@@ -30,7 +30,7 @@ from leasehold_lab.checker.sessions import (
 )
 
 
-def still() -> float:
+def no_time() -> float:
     """Return 0: no time passes, so the control row is read at every call."""
     return 0.0
 
@@ -64,7 +64,7 @@ class CheckedTable:
 def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
     """Return the store to test, over two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
-    store: Any = SwapStore(tables, "to", clock=still, look_seconds=0.0)
+    store: Any = SwapStore(tables, "to", clock=no_time, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
     return store
 
@@ -135,14 +135,14 @@ _CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),)
 
 def swap_model(
     moves: tuple[int, ...],
-    begins: Any,  # noqa: ANN401  as in the model
+    initial_actions: Any,  # noqa: ANN401  as in the model
     *verbs: str,
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
     """Return the setting with these moves, in which the leases are bound for TO."""
     rows = ((f"to/{CONTROL}", _CONTROL),)
-    return SwapModel(moves, leases, faults or {}, frozenset(verbs), begins, rows=rows)
+    return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
 def swap_settings() -> dict[str, SwapModel]:

@@ -1,7 +1,7 @@
 """Judges a fleet: circles, rest without balance, moves at balance, and moves beyond the least possible number.
 
-`explore` finds the states that a fleet can reach, `circle` and `longest` find paths among them, and `judge` what is
-wrong with these. `rows` and `written` make tables of verdicts, for the screen and for specs/proof.md.
+`explore` finds the states that a fleet can reach, `cycle_of` and `most_moves_from` find paths among them, and `judge`
+finds their faults. `rows` and `page_of` make tables of verdicts, for the screen and for specs/proof.md.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ class Graph:
     steps: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether the search was completed."""
         return len(self.steps) == len(self.states)
 
@@ -72,25 +72,25 @@ def in_order(graph: Graph) -> tuple[int, ...]:
     return tuple(ordered)
 
 
-def circle(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
+def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
     """Return a circle of states that a fleet may follow forever, or () if there is none."""
-    leftover = set(range(len(graph.states))) - set(ordered)
+    on_cycles = set(range(len(graph.states))) - set(ordered)
     before: dict[int, int] = {}
-    for number in leftover & set(range(len(graph.steps))):
-        before.update((follower, number) for follower, _ in graph.steps[number] if follower in leftover)
-    if not leftover:
+    for number in on_cycles & set(range(len(graph.steps))):
+        before.update((follower, number) for follower, _ in graph.steps[number] if follower in on_cycles)
+    if not on_cycles:
         return ()
     # Every remaining state has a remaining predecessor, so a walk backwards must meet itself.
-    walk: dict[int, None] = {}
-    position = min(leftover)
-    while position not in walk:
-        walk[position] = None
+    visited: dict[int, None] = {}
+    position = min(on_cycles)
+    while position not in visited:
+        visited[position] = None
         position = before[position]
-    path = list(walk)
+    path = list(visited)
     return tuple(reversed(path[path.index(position) :]))
 
 
-def longest(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
+def most_moves_from(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
     """Return, for each state, the most moves on any path from there, counting states on circles as 0."""
     most_moves = [0] * len(graph.states)
     for number in reversed(ordered):
@@ -143,13 +143,13 @@ class CheckVerdict:
 def judge(case: Case) -> CheckVerdict:
     """Explore one fleet, and return what is wrong with it."""
     fleet, size = case.fleet, len(case.fleet.workers)
-    everywhere = product(range(NOBODY, size), repeat=fleet.leases)
-    starts = [fleet.start(owners) for owners in (everywhere if case.owners is None else [case.owners])]
+    all_owners = product(range(NOBODY, size), repeat=fleet.leases)
+    starts = [fleet.start(owners) for owners in (all_owners if case.owners is None else [case.owners])]
     graph = explore(fleet, starts, case.limit)
     ordered = in_order(graph)
     faults: dict[Fault, str] = {}
 
-    if path := circle(graph, ordered):
+    if path := cycle_of(graph, ordered):
         states = [graph.states[number] for number in path]
         pairs = zip(states, states[1:] + states[:1], strict=True)
         steps = (
@@ -170,22 +170,22 @@ def judge(case: Case) -> CheckVerdict:
             break
 
     # S6: if every worker can be seen and none fails, no order of events costs more than the least moves.
-    most_moves = dict(zip(graph.states[: len(starts)], longest(graph, ordered), strict=False))
+    most_moves = dict(zip(graph.states[: len(starts)], most_moves_from(graph, ordered), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            least = _least(case, start)
+            least = _least_moves(case, start)
             if moves > least:
                 faults["overshoot"] = f"{_described(fleet, start)}: {moves} moves, least {least}"
                 break
 
-    alone = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
+    single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
     return CheckVerdict(
         case=case.name,
         size=f"{fleet.leases} x {size}",
         faults=faults,
         expanded=len(graph.steps),
         discovered=len(graph.states),
-        worst=max(((most_moves[start], _least(case, start)) for start in alone), default=(0, 0)),
+        worst=max(((most_moves[start], _least_moves(case, start)) for start in single_owner_starts), default=(0, 0)),
     )
 
 
@@ -202,7 +202,7 @@ def _uneven(case: Case, state: State) -> bool:
     return bool(uneven(counts, takers, fleet.leases, case.groups))
 
 
-def _least(case: Case, start: State) -> int:
+def _least_moves(case: Case, start: State) -> int:
     return least_moves(dict(enumerate(_owners(case.fleet, start))), case.fleet.workers, case.groups)
 
 
@@ -214,7 +214,7 @@ def _described(fleet: FleetModel, state: State) -> str:
     return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_owners(fleet, state)))
 
 
-HEADS = ("fleet", "leases x workers", "states", "found", "most / least moves")
+HEADINGS = ("fleet", "leases x workers", "states", "found", "most / least moves")
 
 INTRODUCTION = """# What the exhaustive check found
 
@@ -248,15 +248,15 @@ def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[s
 
 def rows(verdicts: Sequence[CheckVerdict]) -> Table:
     """Return the table of verdicts, for the screen."""
-    table = Table(*HEADS)
+    table = Table(*HEADINGS)
     for verdict in verdicts:
         table.add_row(*_cells(verdict))
     return table
 
 
-def written(verdicts: Sequence[CheckVerdict], command: str) -> str:
+def page_of(verdicts: Sequence[CheckVerdict], command: str) -> str:
     """Return the page that is kept under specs/."""
-    lines = [HEADS, ("---",) * len(HEADS), *(_cells(verdict) for verdict in verdicts)]
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *(_cells(verdict) for verdict in verdicts)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     examples = [
         f"- {verdict.case}, {verdict.size}, {fault}: {example}"

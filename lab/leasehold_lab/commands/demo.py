@@ -12,7 +12,7 @@ from rich.live import Live
 
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.demo.screen import Screen, concluded
+from leasehold_lab.demo.screen import Screen, verdict_view
 from leasehold_lab.demo.stage import StageError, services, staged
 from leasehold_lab.demo.story import Story
 
@@ -53,7 +53,7 @@ def command(
     if as_json:
         print(json.dumps(verdict.as_json()))
     else:
-        console.print(concluded(verdict))
+        console.print(verdict_view(verdict))
     raise typer.Exit(0 if verdict.ok else 1)
 
 

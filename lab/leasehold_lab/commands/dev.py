@@ -18,7 +18,7 @@ from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import isolate
-from leasehold_lab.demo.dev import DevServices, dev_services, wanted
+from leasehold_lab.demo.dev import DevServices, dev_services, parse_stream
 from leasehold_lab.demo.stage import StreamError
 from leasehold_lab.standins.node import Command, serving
 
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Start, tell, wait."""
     with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
-        chosen = [wanted(stream) for stream in streams or ["orders=4"]]
+        chosen = [parse_stream(stream) for stream in streams or ["orders=4"]]
         if len({stream.name for stream in chosen}) < len(chosen):
             raise ValueError("STREAM: a stream is named twice")
         isolate()

@@ -21,7 +21,7 @@ from leasehold_lab.simulator.question import (
     SimulationQuestion,
     on_spark,
     on_this_machine,
-    summed_up,
+    summaries,
 )
 from leasehold_lab.simulator.scenario import StartPattern
 
@@ -152,7 +152,7 @@ def _show(question: SimulationQuestion, outcomes: list[dict[str, object]]) -> No
         f"{question.kind}, {question.leases} leases, {'+'.join(map(str, question.workers))} workers, {question.rules}"
     )
     table = Table("figure", *(("median", "worst") if several else ("value",)), title=title)
-    for row in summed_up(outcomes):
+    for row in summaries(outcomes):
         table.add_row(row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if several else (row.median,))))
     if not several:
         table.add_row("groups", str(outcomes[0]["groups"]))

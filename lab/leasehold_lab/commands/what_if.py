@@ -17,7 +17,7 @@ from leasehold.adapters.cli.common.asking import (
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import alive
 from leasehold.errors import StoreError
@@ -63,7 +63,7 @@ def command(  # noqa: PLR0917  one for each option
     """Watch, simulate, tell."""
     with ending("what-if", StoreError):
         config = fleet_config(options)
-        with closing(opened(store, options["to"])) as table_store:
+        with closing(open_for_reading(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_annotations
             table = table_of(table_store, config, span)
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]

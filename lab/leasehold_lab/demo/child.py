@@ -23,13 +23,19 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """Credentials for the stand-ins, which accept any, and settings that hide the user's own."""
 
-FOREIGN = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+HIDDEN_VARIABLES = (
+    "AWS_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+)
 """Settings for the real services, which must not reach the stand-ins."""
 
 
 def isolate() -> None:
     """Forget this process's credentials, so that they don't reach a stand-in, nor a stand-in's a real service."""
-    for name in FOREIGN:
+    for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
 
@@ -44,7 +50,7 @@ class Child:
     def __init__(self, name: str, arguments: tuple[str, ...], folder: Path, *, program: str = sys.executable) -> None:
         self.name = name
         self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
-        environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+        environment = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
         with self.out.open("wb") as out, self._log.open("wb") as log:
             grace = {guard.GRACE: str(DRAIN_SECONDS)}
             self._process = guarded((program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace})

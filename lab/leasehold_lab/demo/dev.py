@@ -34,7 +34,7 @@ from leasehold_lab.standins.services import (
     dynalite,
     kinesis_local,
 )
-from leasehold_lab.standins.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, serve_table
 
 if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
@@ -47,7 +47,7 @@ _KINDS: Mapping[str, StreamKind] = {"kinesis": "kinesis", "eventhubs": "eventhub
 
 
 @frozen
-class WantedStream:
+class RequestedStream:
     """A stream, hub or table to create, and its number of shards or partitions."""
 
     name: str
@@ -106,7 +106,7 @@ class DevServices:
         )
 
 
-def wanted(text: str) -> WantedStream:
+def parse_stream(text: str) -> RequestedStream:
     """Parse a stream from the command line: [eventhubs:|table:]NAME[=SHARDS]. Raises ValueError."""
     before, colon, after = text.rpartition(":")
     name, equals, shards = after.partition("=")
@@ -118,7 +118,7 @@ def wanted(text: str) -> WantedStream:
         )
     if equals and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
         raise ValueError(f"{text!r}: the number of shards is one from 1 to {SHARDS_MAX}, as in {name}=4")
-    return WantedStream(name, int(shards) if equals else 1, kind)
+    return RequestedStream(name, int(shards) if equals else 1, kind)
 
 
 log = escaped(logging.getLogger("leasehold.sample"))
@@ -131,7 +131,7 @@ KeyedRows = list[tuple[str, bytes]]
 
 
 @contextmanager
-def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
+def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
     """Put `rate` records per second from a separate thread until the block ends, or none if `rate` is 0."""
     if not rate:
         yield
@@ -172,7 +172,7 @@ CONTAINER = "leases"
 
 
 @contextmanager
-def hub_services(hubs: Sequence[WantedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
+def hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
     """Start the stand-ins with these hubs, and put `rate` events per second into each.
 
     Leases are in `tables`, by default in Blob. Raises ServiceError.
@@ -184,7 +184,7 @@ def hub_services(hubs: Sequence[WantedStream], rate: int, tables: Tables | None 
             blobs = azurite_connection_string(stack.enter_context(azurite()))
             environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
 
-        def put(hub: WantedStream, rows: KeyedRows) -> None:
+        def put(hub: RequestedStream, rows: KeyedRows) -> None:
             # The events of one key go into one partition, in order.
             by_partition: dict[int, list[str]] = defaultdict(list)
             for key, row in rows:
@@ -194,7 +194,7 @@ def hub_services(hubs: Sequence[WantedStream], rate: int, tables: Tables | None 
 
         streams = {}
         for hub in hubs:
-            stack.enter_context(sampled(hub.name, rate, partial(put, hub)))
+            stack.enter_context(put_samples(hub.name, rate, partial(put, hub)))
             source = f"eventhubs://{running.namespace}/{hub.name}"
             table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub.name}"
             table = table if tables is None else tables(hub.name)
@@ -207,7 +207,7 @@ REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 
 @contextmanager
 def dev_services(
-    streams: Sequence[WantedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
+    streams: Sequence[RequestedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
 ) -> Iterator[DevServices]:
     """Start only the stand-ins that these streams and hubs need, and put `rate` records per second into each.
 
@@ -254,7 +254,7 @@ In the service these are hours, and a day.
 
 @contextmanager
 def _aws_services(
-    streams: Sequence[WantedStream], folder: Path | None, rate: int, tables: Tables | None
+    streams: Sequence[RequestedStream], folder: Path | None, rate: int, tables: Tables | None
 ) -> Iterator[DevServices]:
     places: dict[str, Path] = {}
     if folder is not None:
@@ -271,15 +271,17 @@ def _aws_services(
             kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
             for stream in own:
-                stream_client = stack.enter_context(_stream_made(kinesis.url, stream))
-                stack.enter_context(sampled(stream.name, rate, partial(put, stream_client, stream.name)))
+                stream_client = stack.enter_context(_open_stream(kinesis.url, stream))
+                stack.enter_context(put_samples(stream.name, rate, partial(put, stream_client, stream.name)))
                 query = f"?region={REGION}&endpoint={kinesis.url}"
                 sources[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
         for stream in (stream for stream in streams if stream.kind == "table"):
             table = TableStreams(stream.name, stream.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
             # The table is in another service than the lease tables, so its URL must contain the endpoint.
-            source = f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(served(table))}"
-            stack.enter_context(sampled(stream.name, rate, partial(_put_items, table)))
+            source = (
+                f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(serve_table(table))}"
+            )
+            stack.enter_context(put_samples(stream.name, rate, partial(_put_items, table)))
             sources[stream.name] = source, source
         names = [*(("Kinesis",) if own else ()), *(("DynamoDB Streams",) if len(own) < len(streams) else ())]
         if tables is not None:
@@ -299,7 +301,7 @@ def _aws_services(
 
 
 @contextmanager
-def _stream_made(endpoint: str, wanted: WantedStream) -> "Iterator[KinesisClient]":
+def _open_stream(endpoint: str, wanted: RequestedStream) -> "Iterator[KinesisClient]":
     """Create the stream, or use it if the folder already has it, and yield a client."""
     try:
         with closing(Stream(endpoint, wanted.name, wanted.shards)):

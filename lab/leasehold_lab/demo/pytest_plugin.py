@@ -52,9 +52,9 @@ def leasehold_azurite() -> Iterator["Service"]:
 @pytest.fixture
 def leasehold_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials that stand-ins accept instead of your own, for this test and the processes that it starts."""
-    from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN  # noqa: PLC0415  an extra
+    from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES  # noqa: PLC0415  an extra
 
-    for name in FOREIGN:
+    for name in HIDDEN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

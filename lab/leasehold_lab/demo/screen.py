@@ -154,7 +154,7 @@ def summary(verdict: RunVerdict) -> str:
     return "This must not be: " + "; ".join(map(str, verdict.faults)) + "."
 
 
-def concluded(verdict: RunVerdict) -> RenderableType:
+def verdict_view(verdict: RunVerdict) -> RenderableType:
     """Return the verdict as a table with its sentence."""
     table = Table.grid(padding=(0, 2))
     for name, value in verdict_rows(verdict):

@@ -59,7 +59,7 @@ IncidentKind = Literal[
     "start", "crash", "leave", "gone", "nap", "zombie", "split", "merge", "double", "anew", "trouble", "end"
 ]
 
-REFUSABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
+REJECTABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
 """Writes that another worker may have made first."""
 
 

@@ -61,7 +61,7 @@ class RecordWait:
 
 
 @frozen
-class _FaultProgress:
+class _FaultReach:
     begin: float
     end: float
     subjects: frozenset[str]
@@ -79,13 +79,13 @@ class Explanations:
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
     _limits: Limits
-    _reaches: Sequence[_FaultProgress] = field(init=False)
+    _reaches: Sequence[_FaultReach] = field(init=False)
     _owners: Mapping[str, list[tuple[float, str]]] = field(init=False)
 
     @_reaches.default
-    def _all_reaches(self) -> Sequence[_FaultProgress]:
+    def _all_reaches(self) -> Sequence[_FaultReach]:
         return [
-            _FaultProgress(
+            _FaultReach(
                 incident.t,
                 incident.t + (incident.seconds if incident.what == "trouble" else 0.0) + self._limits.reach_seconds,
                 frozenset(worker_of(word) for word in incident.subject.split()),

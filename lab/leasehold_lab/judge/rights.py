@@ -40,7 +40,7 @@ from leasehold.balancer.model import SHARD_END
 from leasehold.balancer.rules.shares import least_moves, uneven
 from leasehold_lab.judge.breach import Breach, BreachKind
 from leasehold_lab.judge.events import (
-    REFUSABLE,
+    REJECTABLE,
     RecordPlace,
     RunHistory,
     WriteAnswer,
@@ -223,12 +223,12 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         yield span
 
 
-MOVES: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
+CHECKPOINT_VERBS: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
 """Writes that move a checkpoint."""
 
-END = SHARD_END.order
+SHARD_END_ORDER = SHARD_END.order
 
-KEEPS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
+HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 """Writes after which the writer holds the lease."""
 
 
@@ -251,11 +251,15 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
                         "two holders", answer.t, f"{writers} were both told that they made {shard} {answer.version}"
                     )
                     break
-        yield from _falls("counter", done, done, lambda each: each.epoch)
+        yield from _decreases("counter", done, done, lambda each: each.epoch)
         reset = min((answer.sent for answer in written if answer.verb == "reset"), default=math.inf)
-        moved = [answer for answer in done if answer.verb in MOVES and answer.t < reset]
-        placed = [answer for answer in done if answer.verb in TAKES | MOVES - {"checkpoint-late"} and answer.t < reset]
-        yield from _falls("checkpoint went back", moved, placed, lambda each: each.checkpoint)
+        moved = [answer for answer in done if answer.verb in CHECKPOINT_VERBS and answer.t < reset]
+        placed = [
+            answer
+            for answer in done
+            if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset
+        ]
+        yield from _decreases("checkpoint went back", moved, placed, lambda each: each.checkpoint)
         if run.limits.owned_checkpoints:
             yield from checkpoints_of_another(shard, answers)
         yield from claimed_early(run, shard, done)
@@ -267,7 +271,11 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     for answer in run.history.answers:
         written[answer.shard].append(answer)
     for shard, answers in written.items():
-        ends = [write.t for write in answers if write.done and write.verb == "checkpoint" and write.checkpoint == END]
+        ends = [
+            write.t
+            for write in answers
+            if write.done and write.verb == "checkpoint" and write.checkpoint == SHARD_END_ORDER
+        ]
         void = [
             answer.sent
             for answer in answers
@@ -288,7 +296,7 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
                 break
 
 
-def _falls(
+def _decreases(
     what: BreachKind, before: Sequence[WriteAnswer], after: Sequence[WriteAnswer], value: Callable[[WriteAnswer], Any]
 ) -> Iterator[Breach]:
     """Yield the first answer in `after` whose value is lower than one answered before it was sent.
@@ -333,7 +341,9 @@ def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> It
             continue
         # A worker that saw the owner's last write waits for the expiry from then on.
         writes = [
-            answer for answer in done if answer.worker == claim.seen and answer.verb in KEEPS and answer.t < claim.sent
+            answer
+            for answer in done
+            if answer.worker == claim.seen and answer.verb in HOLDING_VERBS and answer.t < claim.sent
         ]
         last = writes[-1] if writes else None
         if last is None or not any(life.process == last.process and life.end > claim.t for life in run.lives):
@@ -352,7 +362,7 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
         return
     written: dict[tuple[str, str], list[float]] = defaultdict(list)
     for answer in sorted(history.answers, key=lambda each: each.sent):
-        if answer.outcome != "lost" and answer.verb in KEEPS:
+        if answer.outcome != "lost" and answer.verb in HOLDING_VERBS:
             written[answer.process, answer.shard].append(answer.sent)
     reported: set[tuple[str, str]] = set()
     for record in run.records:
@@ -370,7 +380,7 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
             yield Breach("handed over unheld", record.t, why)
 
 
-OVER = "nobody is needed"
+NO_OWNER_NEEDED = "nobody is needed"
 """Stands for the owner once a lease has ended or been deleted."""
 
 OwnerSpans = list[tuple[float, str | None]]
@@ -398,7 +408,7 @@ def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
             yield OwnerChange(write.t, write.key, before, after, write.verb)
 
 
-def settled(passed: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
+def without_taken_back(passed: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
     """Leave out gifts that were taken back, because only the giver ever read the lease (H3)."""
     by_key: dict[str, list[OwnerChange]] = {}
     for change in passed:
@@ -416,7 +426,11 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     for write in history.writes:
         if write.done:
             over = write.verb == "delete" or write.after is None or write.after.ended
-            _change(spans.setdefault(write.key, []), write.t, OVER if over or not write.after else write.after.owner)
+            _append_owner(
+                spans.setdefault(write.key, []),
+                write.t,
+                NO_OWNER_NEEDED if over or not write.after else write.after.owner,
+            )
     return spans
 
 
@@ -432,13 +446,13 @@ def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[
             marks.append((reader.begin, reader.worker))
             # If another tenure is going on at its end, the shard stays with that reader.
             if not any(other.begin < reader.end < other.end for other in readers):
-                marks.append((reader.end, OVER if reader.how == "shard-ended" else None))
+                marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
         for t, owner in sorted(marks, key=lambda mark: mark[0]):
-            _change(spans.setdefault(shard, []), t, owner)
+            _append_owner(spans.setdefault(shard, []), t, owner)
     return spans
 
 
-def _change(spans: OwnerSpans, t: float, owner: str | None) -> None:
+def _append_owner(spans: OwnerSpans, t: float, owner: str | None) -> None:
     if not spans or spans[-1][1] != owner:
         spans.append((t, owner))
 
@@ -446,8 +460,10 @@ def _change(spans: OwnerSpans, t: float, owner: str | None) -> None:
 def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """Return the owner of each lease that has not ended at `t`."""
     spans = written_spans(history).items()
-    owners = {key: next((owner for since, owner in reversed(owned) if since <= t), OVER) for key, owned in spans}
-    return {key: owner for key, owner in owners.items() if owner != OVER}
+    owners = {
+        key: next((owner for since, owner in reversed(owned) if since <= t), NO_OWNER_NEEDED) for key, owned in spans
+    }
+    return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}
 
 
 def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
@@ -473,7 +489,7 @@ def longest_unowned(
             (max(begin, start), min(stop, over))
             for (begin, owner), stop in zip(owned, stops, strict=True)
             for start, over in (
-                always if owner == OVER or (owner is not None and all_lives is None) else living[owner or ""]
+                always if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None) else living[owner or ""]
             )
         )
         longest, reached = 0.0, max(owned[0][0], since)
@@ -484,10 +500,10 @@ def longest_unowned(
     return longest_by_key
 
 
-def refused(writes: Iterable[WriteEvent]) -> int:
+def count_rejected(writes: Iterable[WriteEvent]) -> int:
     """Count the writes rejected because another worker wrote first, but not a retry of one's own unanswered write."""
     return sum(
-        not write.done and write.verb in REFUSABLE and (write.before is None or write.before.owner != write.worker)
+        not write.done and write.verb in REJECTABLE and (write.before is None or write.before.owner != write.worker)
         for write in writes
     )
 

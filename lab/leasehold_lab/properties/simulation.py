@@ -21,7 +21,7 @@ from leasehold_lab.judge.explanations import judge
 from leasehold_lab.properties.strategies import Scene, SmallFleet, brief
 from leasehold_lab.simulator.chaos import Trial, trial
 from leasehold_lab.simulator.question import Kind, SimulationQuestion, fleet_of
-from leasehold_lab.simulator.run import FleetOutcome, explained, outcome, run
+from leasehold_lab.simulator.run import FleetOutcome, explanation_of, outcome, run
 from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
@@ -55,7 +55,7 @@ class Simulated:
     def check(self) -> None:
         """Find the smallest fleet with a breach, and raise SimulationFailed, if there are breaches."""
         if self.breaches:
-            raise SimulationFailed(explained(Trial(self.scenario, self._limits)))
+            raise SimulationFailed(explanation_of(Trial(self.scenario, self._limits)))
 
 
 def simulate(
@@ -137,7 +137,7 @@ A rule set that moves one lease a turn needs one for each lease.
 
 STORY_LINES = 8
 
-PATIENCE = 1e6
+WAIT_SECONDS = 1e6
 """Seconds that exhaust the patience of any rule set. They pass whenever no worker has anything to do."""
 
 
@@ -228,7 +228,7 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
             return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, last)
         else:
             # Patience ends only by waiting, and all workers certainly wait only when none has anything to do.
-            waited = PATIENCE
+            waited = WAIT_SECONDS
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
 
 

@@ -75,7 +75,7 @@ DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
 }
 """Resources that the system may refuse for a while: the prefixes of the calls that need them, and the exception."""
 
-READINGS = ("store.list", "store.get")
+READ_CALLS = ("store.list", "store.get")
 """The calls of a store that only read."""
 
 DEATHS = ("crash", "do + crash", "do + restart")
@@ -98,7 +98,7 @@ class CallEvent:
     what: str
 
 
-Whose = Literal["handler", "observer", "measure", "dead letter"]
+CallableKind = Literal["handler", "observer", "measure", "dead letter"]
 Deviation = Literal["raise", "exit", "interrupt", "broken pipe", "hang", "answer", "generate", "poison"]
 
 FAULTS: dict[str, type[BaseException]] = {
@@ -129,7 +129,7 @@ class CallableFault:
     """
 
     worker: str
-    whose: Whose
+    whose: CallableKind
     what: Deviation
     at: float
     seconds: float

@@ -66,19 +66,19 @@ def digest(history: SimulatedHistory) -> str:
     for value in (*history.first, *history.writes, *history.answers, *history.events, *history.incidents):
         state.update(repr(_values(value)).encode())
     counts = sorted(history.requests.items()), [_values(sent) for sent in history.sent]
-    rows = history.scanned, history.fetched, history.glimpsed, history.swaps, history.faults
+    rows = history.scanned, history.fetched, history.fetched_stale, history.swaps, history.faults
     state.update(repr((counts, rows)).encode())
     return state.hexdigest()
 
 
 def trace(history: SimulatedHistory) -> Iterator[str]:
     """Yield what a digest is made of, one line per event, in order of time."""
-    timed: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
-    timed += [*history.answers, *history.events]
-    for event in sorted(timed, key=lambda one: one.t):
+    events: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
+    events += [*history.answers, *history.events]
+    for event in sorted(events, key=lambda one: one.t):
         yield f"{type(event).__name__}{_values(event)}"
     yield f"requests {sorted(history.requests.items())}"
-    yield f"rows listed {history.scanned}, read {history.fetched}, perhaps stale {history.glimpsed}"
+    yield f"rows listed {history.scanned}, read {history.fetched}, perhaps stale {history.fetched_stale}"
     yield from history.faults
 
 
@@ -97,7 +97,7 @@ def digests_of(seeds: Iterable[int], jobs: int = 1) -> Iterator[str]:
         yield from pool.map(digest_of, seeds, chunksize=CHUNK)
 
 
-def stored(path: Path) -> dict[int, str]:
+def read_digests(path: Path) -> dict[int, str]:
     """Return the digests of a file, by seed."""
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return {int(seed): value for seed, value in lines}
@@ -111,7 +111,7 @@ def first_difference(before: Iterable[str], after: Iterable[str]) -> str | None:
     return None
 
 
-def traced_elsewhere(checkout: Path, seed: int) -> list[str]:
+def trace_of_checkout(checkout: Path, seed: int) -> list[str]:
     """Return the trace of this seed as the code of another checkout makes it.
 
     Raises ValueError if that code cannot run the fleet.
@@ -143,13 +143,15 @@ def main(
         with unlogged():
             typer.echo("\n".join(trace(run(scenario_of(only)))))
         return
-    chosen = range(first, first + seeds)
-    elsewhere = {} if check is None else stored(check)
+    chosen_seeds = range(first, first + seeds)
+    stored_digests = {} if check is None else read_digests(check)
     differing, lines = list[int](), list[str]()
     console = Console(stderr=True)
-    for seed, value in zip(chosen, track(digests_of(chosen, jobs), total=seeds, console=console), strict=True):
+    for seed, value in zip(
+        chosen_seeds, track(digests_of(chosen_seeds, jobs), total=seeds, console=console), strict=True
+    ):
         lines.append(f"{seed} {value}\n")
-        if seed in elsewhere and elsewhere[seed] != value:
+        if seed in stored_digests and stored_digests[seed] != value:
             differing.append(seed)
     if write is not None:
         write.write_text("".join(lines), encoding="ascii")
@@ -157,8 +159,8 @@ def main(
         typer.echo("".join(lines), nl=False)
     if against is not None:
         # Without stored digests every seed is compared, which takes as long again.
-        for seed in differing if check is not None else chosen:
-            difference = _compared(against, seed)
+        for seed in differing if check is not None else chosen_seeds:
+            difference = _difference(against, seed)
             if difference is not None:
                 typer.echo(f"seed {seed} differs from {against} at {difference}")
                 raise typer.Exit(1)
@@ -167,9 +169,9 @@ def main(
         raise typer.Exit(1)
 
 
-def _compared(checkout: Path, seed: int) -> str | None:
+def _difference(checkout: Path, seed: int) -> str | None:
     with unlogged():
-        return first_difference(traced_elsewhere(checkout, seed), trace(run(scenario_of(seed))))
+        return first_difference(trace_of_checkout(checkout, seed), trace(run(scenario_of(seed))))
 
 
 def _values(value: object) -> object:
@@ -180,13 +182,13 @@ def _values(value: object) -> object:
     return value if names is None else tuple(_values(getattr(value, name)) for name in names)
 
 
-_KNOWN: dict[type, tuple[str, ...] | None] = {}
+_FIELD_NAMES: dict[type, tuple[str, ...] | None] = {}
 
 
 def _names(kind: type) -> tuple[str, ...] | None:
-    if kind not in _KNOWN:
-        _KNOWN[kind] = tuple(field.name for field in fields(kind)) if has(kind) else None
-    return _KNOWN[kind]
+    if kind not in _FIELD_NAMES:
+        _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind)) if has(kind) else None
+    return _FIELD_NAMES[kind]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
 from leasehold.plugins import known_rule_sets
 from leasehold.stores.fields import kilobytes
-from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, settled
+from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, without_taken_back
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator import scenario as fleets
 from leasehold_lab.simulator.run import FleetOutcome, outcome, run
@@ -42,12 +42,12 @@ RULES: dict[str, RuleSet] = {
 """Rule sets by name. The bare name of a dialect stands for `event-hubs` with that dialect."""
 
 
-def _known(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:
+def _check_rules(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:
     if name is not None and name not in RULES:
         raise ValueError(f"{attribute.name}: {name!r} is none of {', '.join(RULES)}")
 
 
-def _at_its_own_pace(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
+def _check_known(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
     if known and question.pace != "own":
         raise ValueError("known: whoever scans once a cycle reads the whole table anyway; give pace own")
 
@@ -85,7 +85,7 @@ class SimulationQuestion:
 
     leases: int
     workers: tuple[int, ...]
-    rules: str = field(default="minimal", validator=_known)
+    rules: str = field(default="minimal", validator=_check_rules)
     seed: int = 0
     kind: Kind = "cold"
     start: StartPattern = "spread"
@@ -96,13 +96,13 @@ class SimulationQuestion:
     max_steals: int | None = None
     going: int = 1
     gap: float = 15.0
-    peer: str | None = field(default=None, validator=_known)
+    peer: str | None = field(default=None, validator=_check_rules)
     share: float = 0.5
     cycles: float = 45.0
     pauses: float = 0.0
     dated: bool = False
     sessions: bool = False
-    known: bool = field(default=False, validator=_at_its_own_pace)
+    known: bool = field(default=False, validator=_check_known)
     checkpoints: float | None = None
 
     @property
@@ -124,7 +124,7 @@ def groups_of(question: SimulationQuestion) -> tuple[tuple[str, ...], ...]:
     return tuple(fleets.group_of(place, size) for place, size in enumerate(question.workers))
 
 
-def everybody(question: SimulationQuestion) -> tuple[str, ...]:
+def all_workers(question: SimulationQuestion) -> tuple[str, ...]:
     """Return the ids of all workers."""
     return tuple(name for group in groups_of(question) for name in group)
 
@@ -133,7 +133,7 @@ def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
     """Return the configuration of workers with the rule set `name`, by default the question's own."""
     rules = RULES[name or question.rules].given(
         groups=question.groups,
-        expected_workers=everybody(question) if question.hint else None,
+        expected_workers=all_workers(question) if question.hint else None,
         grace_seconds=question.grace_seconds,
         max_steals=question.max_steals,
     )
@@ -147,7 +147,7 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
 
     Raises ValueError if there can be no such scenario.
     """
-    names, workers = groups_of(question), everybody(question)
+    names, workers = groups_of(question), all_workers(question)
     config = config_of(question) if config is None else config
     seed, cycles, leases = question.seed, question.cycles, question.leases
     match question.kind:
@@ -205,12 +205,12 @@ class Summary:
 
 def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
     """Yield the answer for every seed, in order, computed by a pool of processes."""
-    ask = partial(_answered, question)
+    answer_seed = partial(_answer_of_seed, question)
     if jobs == 1:
-        yield from map(ask, seeds)
+        yield from map(answer_seed, seeds)
         return
     with processes(jobs) as pool:
-        yield from pool.map(ask, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
+        yield from pool.map(answer_seed, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
 
 
 def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
@@ -221,7 +221,7 @@ def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSe
 
         for batch in batches:
             requested_seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
-            outcomes = [json.dumps(_answered(question, seed)[1]) for seed in requested_seeds]
+            outcomes = [json.dumps(_answer_of_seed(question, seed)[1]) for seed in requested_seeds]
             yield pa.RecordBatch.from_pydict({"seed": requested_seeds, "outcome": outcomes})
 
     tasks = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
@@ -231,7 +231,7 @@ def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSe
     return [(seed, outcomes[seed]) for seed in seeds]
 
 
-def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
+def summaries(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
     """Return the median and the worst value of each figure."""
     columns = {figure: [float(str(figures[figure])) for figures in outcomes] for figure in FIGURES}
     return tuple(Summary(figure, median(values), max(values)) for figure, values in columns.items())
@@ -249,7 +249,7 @@ def unlogged() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _answered(question: SimulationQuestion, seed: int) -> Answer:
+def _answer_of_seed(question: SimulationQuestion, seed: int) -> Answer:
     with unlogged():
         return seed, answer(evolve(question, seed=seed)).as_json()
 
@@ -289,16 +289,17 @@ def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
     """Run the scenario, in which the change happens at `since`."""
     with unlogged():
         history = run(scenario)
-    passed = [change for change in changes(history.writes) if change.after is not None]
+    owner_changes = [change for change in changes(history.writes) if change.after is not None]
     living = [member.worker for member in scenario.members if member.alive(scenario.seconds - 1e-6)]
     owners = owners_at(history, history.end)
     counts = Counter(owners.values())
     weights = {row.key: row.weight or 0 for row in history.first}
     loads = {name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living}
     return Forecast(
-        settled(change for change in passed if change.t < since),
+        without_taken_back(change for change in owner_changes if change.t < since),
         tuple(
-            evolve(change, t=change.t - since) for change in settled(change for change in passed if change.t >= since)
+            evolve(change, t=change.t - since)
+            for change in without_taken_back(change for change in owner_changes if change.t >= since)
         ),
         {worker: counts[worker] for worker in sorted(living)},
         {worker: round(kilobytes(load), 3) for worker, load in loads.items()},

@@ -24,11 +24,11 @@ from leasehold.stores.writes import ReleaseLease, ResetLease, counted
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.judge.events import Incident, Sent, WriteEvent
 from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import QUIET_VERBS, changes, owners_at, refused, settled, unowned
+from leasehold_lab.judge.rights import QUIET_VERBS, changes, count_rejected, owners_at, unowned, without_taken_back
 from leasehold_lab.judge.run import OPERATOR, alive_at, lives
 from leasehold_lab.simulator.chaos import Trial
 from leasehold_lab.simulator.scenario import Emptying, Member, Reshape, Scenario
-from leasehold_lab.simulator.world.layouts import NAMES, commanded
+from leasehold_lab.simulator.world.layouts import NAMES, run_swaps
 from leasehold_lab.simulator.world.process import RESTART_SECONDS, Process
 from leasehold_lab.simulator.world.tasks import Tasks
 from leasehold_lab.simulator.world.world import (
@@ -43,12 +43,12 @@ from leasehold_lab.simulator.world.world import (
     shard,
 )
 
-_FURTHER = 1_000_000
+_NEXT_STREAM_OFFSET = 1_000_000
 """A recreated stream continues above the sequence numbers of its predecessor, as in Kinesis."""
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Pause the garbage collector of this process, where every object that grows old is one that a run still needs."""
     collecting = gc.isenabled()
     gc.disable()
@@ -94,13 +94,13 @@ def run(scenario: Scenario) -> SimulatedHistory:
         tasks.start(partial(_empty, world, emptying), emptying.at)
     if scenario.swaps:
         control_row((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
-        tasks.start(partial(commanded, world))
+        tasks.start(partial(run_swaps, world))
     if scenario.reading:
         tasks.start(partial(_produce, world))
     # Collect garbage once, before the run, because each collection visits every row that hundreds of watchers keep.
     # What the previous run left is young, as nothing is collected during a run; older objects are not visited.
     gc.collect(1)
-    with closing(tasks), uncollected():
+    with closing(tasks), without_gc():
         tasks.run(scenario.seconds)
     history.end = tasks.now
     if scenario.full:
@@ -112,7 +112,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
 
 
 def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
-    ours = {member.worker for member in scenario.members if not member.foreign}
+    our_workers = {member.worker for member in scenario.members if not member.foreign}
     present = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
     for shard_listed, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
@@ -120,10 +120,10 @@ def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
             shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
         )
         annotations = ((PROCESS, f"before/{owner}"),) if owner in present else ()
-        yield counted(evolve(row, yields=owner in ours, annotations=annotations), int(owner is not None))
+        yield counted(evolve(row, yields=owner in our_workers, annotations=annotations), int(owner is not None))
 
 
-QUIET = 5
+QUIET_FACTOR = 5
 """How many times less often a shard is read once nothing more is written."""
 
 
@@ -137,27 +137,29 @@ def _produce(world: World) -> None:
         for shard_listed in world.source.listed:
             shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=seconds))
             if world.tasks.now >= world.scenario.calm:
-                shard_log.wait_seconds = QUIET * seconds
+                shard_log.wait_seconds = QUIET_FACTOR * seconds
             elif shard_listed.open:
-                shard_log.records += records(1, _FURTHER * world.source.made + len(shard_log.records))
+                shard_log.records += records(1, _NEXT_STREAM_OFFSET * world.source.made + len(shard_log.records))
         world.tasks.sleep(seconds)
 
 
 def _empty(world: World, emptying: Emptying) -> None:
     """Delete rows by hand, unknown to the fleet."""
     rows, now = world.table.list().leases, world.tasks.now
-    chosen = {place % len(rows) for place in emptying.places} if rows else set[int]()
-    gone = [row for place, row in enumerate(rows) if not emptying.places or place in chosen]
-    for row in gone:
+    chosen = {index % len(rows) for index in emptying.places} if rows else set[int]()
+    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen]
+    for row in deleted:
         world.table.remove(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
     # A worker that cannot reach the table does not see that it was emptied, and may be the last to learn of it.
     outages = world.scenario.network.outages
-    away = max(
+    longest_outage = max(
         (outage.at + outage.seconds - now for outage in outages if outage.at <= now < outage.at + outage.seconds),
         default=0.0,
     )
-    world.history.incidents.append(Incident(now, "trouble", "", away, f"{len(gone)} of {len(rows)} rows deleted"))
+    world.history.incidents.append(
+        Incident(now, "trouble", "", longest_outage, f"{len(deleted)} of {len(rows)} rows deleted")
+    )
 
 
 def _reset(world: World) -> None:
@@ -200,16 +202,16 @@ def _reshape(world: World, reshape: Reshape) -> None:
         (open_shard.hash_range, open_shard) for open_shard in source.listed if open_shard.open and open_shard.hash_range
     ]
     shards = [open_shard for _, open_shard in sorted(ranged, key=lambda pair: pair[0])]
-    place = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
+    index = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
     match reshape.what:
         case "double" | "split":
-            for parent in shards if reshape.what == "double" else [shards[place]]:
+            for parent in shards if reshape.what == "double" else [shards[index]]:
                 first, last = parent.hash_range or (0, 0)
                 middle = (first + last) // 2
                 low = shard(f"{parent.id}.0", first, middle, parent.id)
                 source.end(parent.id, low, shard(f"{parent.id}.1", middle + 1, last, parent.id))
         case "merge" if len(shards) > 1:
-            left, right = shards[place : place + 2]
+            left, right = shards[index : index + 2]
             first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
             child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
             source.end(left.id, child)
@@ -280,12 +282,12 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
     """Return the figures of a finished run."""
     all_lives = lives(history.incidents)
     changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
-    passed = settled(changed)
-    moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in passed)
+    moves_made = without_taken_back(changed)
+    moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in moves_made)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)
     counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
-    held = [counts[worker] for worker in workers]
+    lease_counts = [counts[worker] for worker in workers]
     by_group = Counter[str]()
     for worker in sorted(workers):
         by_group["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
@@ -295,8 +297,8 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
         if owner in loads:
             loads[owner] += row.weight or 0.0
     mean = sum(loads.values()) / max(len(loads), 1)
-    last = max((change.t for change in passed), default=since)
-    busy = max(
+    last = max((change.t for change in moves_made), default=since)
+    last_write_at = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
     )
     longest = max(unowned(history, history.end, since).values(), default=0.0)
@@ -305,15 +307,15 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
         seconds=round(last - since, 3),
         moves=moves,
         moves_minimum=least_moves(owners_at(history, since), workers, groups),
-        moved_again=sum(times > 1 for times in Counter(change.key for change in passed).values()),
-        taken_back=(len(changed) - len(passed)) // 2,
-        claims=len(passed) - moves,
-        failed_writes=refused(write for write in history.writes if write.t >= since),
-        spread=max(held, default=0) - min(held, default=0),
+        moved_again=sum(times > 1 for times in Counter(change.key for change in moves_made).values()),
+        taken_back=(len(changed) - len(moves_made)) // 2,
+        claims=len(moves_made) - moves,
+        failed_writes=count_rejected(write for write in history.writes if write.t >= since),
+        spread=max(lease_counts, default=0) - min(lease_counts, default=0),
         groups=dict(by_group),
         load=round(max(loads.values()) / mean, 3) if mean else 1.0,
         unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
-        quiet_after=round((busy - since) / cycle_seconds, 3),
+        quiet_after=round((last_write_at - since) / cycle_seconds, 3),
         traffic=traffic(history),
     )
 
@@ -323,7 +325,7 @@ def traffic(history: SimulatedHistory) -> Traffic:
     return Traffic(
         requests=history.requests.total(),
         rows=history.scanned + history.fetched,
-        read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.glimpsed / 2, 1),
+        read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.fetched_stale / 2, 1),
         write_units=sum(count for verb, count in history.requests.items() if verb not in {"list", "get"}),
     )
 
@@ -351,29 +353,29 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Yield smaller scenarios, those with most removed first."""
     members, network = scenario.members, scenario.network
-    for place, member in enumerate(members):
-        without = (*members[:place], *members[place + 1 :])
+    for index, member in enumerate(members):
+        without = (*members[:index], *members[index + 1 :])
         gone = {member.worker} - {other.worker for other in without}
         owners = tuple(None if owner in gone else owner for owner in scenario.owners)
         yield evolve(scenario, members=without, owners=owners)
-    for what in EVENTS:
-        events = getattr(scenario, what)
-        for place in range(len(events)):
-            fewer_events: dict[str, Any] = {what: (*events[:place], *events[place + 1 :])}
+    for field in EVENTS:
+        events = getattr(scenario, field)
+        for index in range(len(events)):
+            fewer_events: dict[str, Any] = {field: (*events[:index], *events[index + 1 :])}
             yield evolve(scenario, **fewer_events)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
-    for fault, none in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
+    for fault, empty in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
         if getattr(network, fault):
-            without_fault: dict[str, Any] = {fault: none}
+            without_fault: dict[str, Any] = {fault: empty}
             yield evolve(scenario, network=evolve(network, **without_fault))
-    for place, member in enumerate(members):
+    for index, member in enumerate(members):
         if member.naps:
             calmer = evolve(member, naps=member.naps[1:])
-            yield evolve(scenario, members=(*members[:place], calmer, *members[place + 1 :]))
+            yield evolve(scenario, members=(*members[:index], calmer, *members[index + 1 :]))
 
 
-def described(scenario: Scenario) -> str:
+def description_of(scenario: Scenario) -> str:
     """Return a description of the scenario, one fact per line."""
     network = scenario.network
     faults = ", ".join(f"{fault} {getattr(network, fault):.4f}" for fault in FAULTS if getattr(network, fault))
@@ -381,24 +383,24 @@ def described(scenario: Scenario) -> str:
         (
             f"seed {scenario.seed}, {len(scenario.owners)} leases owned by {', '.join(map(str, scenario.owners))}",
             *(f"member {member}" for member in scenario.members),
-            *(f"{event}" for what in EVENTS for event in getattr(scenario, what)),
+            *(f"{event}" for field in EVENTS for event in getattr(scenario, field)),
             f"network: {faults or 'no faults'}; outages {network.outages or 'none'}",
         )
     )
 
 
-def judged(tested: Trial) -> tuple[Breach, ...]:
+def breaches_of(tested: Trial) -> tuple[Breach, ...]:
     """Return the breaches in a run of this trial."""
     return judge(run(tested.scenario), tested.limits)
 
 
-def explained(tested: Trial) -> str:
+def explanation_of(tested: Trial) -> str:
     """Return a report of the breaches, and of the smallest fleet found that still shows one of them."""
-    what = {breach.what for breach in judged(tested)}
+    what = {breach.what for breach in breaches_of(tested)}
 
-    def still(smaller: Scenario) -> bool:
-        return bool(what & {breach.what for breach in judged(evolve(tested, scenario=smaller))})
+    def still_fails(smaller: Scenario) -> bool:
+        return bool(what & {breach.what for breach in breaches_of(evolve(tested, scenario=smaller))})
 
-    smallest = shrink(tested.scenario, still)
-    breaches = judged(evolve(tested, scenario=smallest))
-    return "\n".join((*map(str, breaches), "in the smallest fleet found:", described(smallest)))
+    smallest = shrink(tested.scenario, still_fails)
+    breaches = breaches_of(evolve(tested, scenario=smallest))
+    return "\n".join((*map(str, breaches), "in the smallest fleet found:", description_of(smallest)))

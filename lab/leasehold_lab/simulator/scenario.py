@@ -61,6 +61,7 @@ class Member:
             at that time, and starts with its own leases. The table is read only once for all such members, because
             reading it at the start of each would cost workers x leases.
         deaf: When it gets no response from the stream.
+        deaf_to: The shards about which it gets no response; if empty, about none.
         gives_up_seconds: How long its calls then wait for one; infinite if they never return.
     """
 
@@ -78,6 +79,7 @@ class Member:
     knows_calls: bool = True
     present: bool = False
     deaf: tuple[Nap, ...] = ()
+    deaf_to: frozenset[str] = frozenset()
     gives_up_seconds: float = POLL_TIMEOUTS[0]
 
     def alive(self, t: float) -> bool:
@@ -294,7 +296,7 @@ def scale_out(
 def shrink(
     leases: int,
     workers: tuple[str, ...],
-    going: int,
+    ending_workers: int,
     config: Config,
     *,
     seed: int,
@@ -304,9 +306,9 @@ def shrink(
     """Return a balanced fleet, a part of which ends at one moment."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
-    gone = frozenset(draw.sample(workers, going))
+    ending_names = frozenset(draw.sample(workers, ending_workers))
     members = tuple(
-        evolve(member, ends=since, ending=ending) if member.worker in gone else member
+        evolve(member, ends=since, ending=ending) if member.worker in ending_names else member
         for member in _present(workers, config, draw)
     )
     return _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
@@ -328,7 +330,7 @@ def rolling(
         start="spread",
         cycles=cycles + gap * len(workers) / config.cycle_seconds,
     )
-    ends = [fleet.since + gap * place for place in range(len(workers) + 1)]
+    ends = [fleet.since + gap * index for index in range(len(workers) + 1)]
     old = (evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, ends, strict=False))
     new = (
         Member(f"{worker}x", config, starts=end - READY_SECONDS) for worker, end in zip(workers, ends[1:], strict=True)

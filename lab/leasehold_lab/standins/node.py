@@ -30,10 +30,10 @@ LOCKS = Path(__file__).parent / "node"
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02
 STOP_SECONDS = guard.GRACE_SECONDS + 8.0
-LAST_WORDS_SECONDS = 0.5
+LOG_SECONDS = 0.5
 INSTALL_SECONDS = 600
-SAID_SECONDS = 5
-PORTS_TRIED = 3
+PROGRESS_SECONDS = 5
+PORTS_MAX = 3
 TAIL_LINES = 20
 
 _UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
@@ -78,7 +78,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def answers(port: int) -> bool:
+def accepts_connections(port: int) -> bool:
     """Return whether this loopback port accepts connections."""
     with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
@@ -98,14 +98,14 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
     block gets the last output of the service as a note.
     """
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
-        for tries_left in reversed(range(PORTS_TRIED)):
+        for tries_left in reversed(range(PORTS_MAX)):
             port, log = free_port(), Path(folder) / "log"
             started = command(port)
             with log.open("wb") as out:
                 env = {**os.environ, **started.env}
                 process = guarded(started.arguments, out, subprocess.STDOUT, env, Path(folder))
             try:
-                _wait_until_it_answers(process, name, port, log, start_seconds)
+                _wait_until_ready(process, name, port, log, start_seconds)
                 break
             except BaseException as error:
                 _stop(process)
@@ -116,7 +116,7 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
         except Exception as error:
             # The guard ends a moment after the service that it watches.
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LAST_WORDS_SECONDS)
+                process.wait(LOG_SECONDS)
                 error.add_note(f"{name} had ended by then; its last words:\n{tail(log)}")
             raise
         finally:
@@ -139,9 +139,9 @@ def guarded(
     )
 
 
-def _wait_until_it_answers(process: "subprocess.Popen[bytes]", name: str, port: int, log: Path, seconds: float) -> None:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", name: str, port: int, log: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while process.poll() is None and not answers(port):
+    while process.poll() is None and not accepts_connections(port):
         if time.monotonic() > deadline:
             raise ServiceError(f"{name} did not answer within {seconds:g} s; its last words:\n{tail(log)}")
         # Waits for the process between two tries, so that its end is noticed at once.
@@ -241,7 +241,7 @@ def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
     """
     live, waited = sys.stderr.isatty(), 0
     while True:
-        if live or waited % SAID_SECONDS == 0:
+        if live or waited % PROGRESS_SECONDS == 0:
             packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
             progress = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
             print(f"\r{progress}" if live else progress, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress

@@ -16,7 +16,7 @@ from leasehold_lab.standins.node import HOST, POLL_SECONDS, Command, Service, se
 DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0
 USER, DATABASE = "tester", "postgres"
-SOMEBODY = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
+AS_NOBODY = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
 """Runs a command as another user, because PostgreSQL refuses to run as root."""
 
 
@@ -47,7 +47,7 @@ def postgres(kept: Path | None = None) -> Iterator[Service]:
         ServiceError: There is no PostgreSQL, or it does not start.
     """
     programs, root = find_postgres(), os.geteuid() == 0
-    user = SOMEBODY if root else ()
+    user = AS_NOBODY if root else ()
     with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
         if root:
             Path(temporary).chmod(0o755)
@@ -73,7 +73,7 @@ def postgres(kept: Path | None = None) -> Iterator[Service]:
             return Command((*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options))
 
         with serving("postgres", command) as service:
-            _await(service)
+            _wait_until_ready(service)
             yield service
 
 
@@ -87,7 +87,7 @@ def store_url(service: Service, table: str = "leases") -> str:
     return f"postgres://{HOST}:{service.port}/{DATABASE}?user={USER}&table={table}"
 
 
-def _await(service: Service) -> None:
+def _wait_until_ready(service: Service) -> None:
     """Wait until PostgreSQL accepts connections, which it does some time after it listens."""
     from psycopg import OperationalError, connect  # noqa: PLC0415  from an extra
 

@@ -36,7 +36,7 @@ REGION, ACCOUNT = "eu-west-1", "123456789012"
 TypedItem = dict[str, dict[str, Any]]
 
 
-class TableRefusal(Exception):
+class TableRejection(Exception):
     """An error of the service: its name and its message."""
 
 
@@ -190,18 +190,20 @@ class TableStreams:
         return shard
 
     def answer(self, operation: str, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the service's response. Raises TableRefusal."""
+        """Return the service's response. Raises TableRejection."""
         with self._lock:
             self.asked[operation] += 1
             self._turn()
             if operation in self.denied:
-                raise TableRefusal("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
+                raise TableRejection("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
             if self.refuse:
-                raise TableRefusal(self.refuse.pop(0), "as the test wants it")
+                raise TableRejection(self.refuse.pop(0), "as the test wants it")
             match operation:
                 case "DescribeTable":
                     if question["TableName"] != self.name:
-                        raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Table not found")
+                        raise TableRejection(
+                            "ResourceNotFoundException", "Requested resource not found: Table not found"
+                        )
                     stream = {"LatestStreamArn": self.arn} if self.status else {}
                     return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream}}
                 case "DescribeStream":
@@ -210,14 +212,14 @@ class TableStreams:
                     return self._placed(question)
                 case "GetRecords":
                     return self._records(question)
-        raise TableRefusal("UnknownOperationException", operation)
+        raise TableRejection("UnknownOperationException", operation)
 
     def _known(self, arn: str) -> dict[str, RolledShard]:
         if arn == self.arn:
             return self.shards
         if arn in self._former:
             return self._former[arn][1]
-        raise TableRefusal("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
+        raise TableRejection("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
 
     def _described(self, question: dict[str, Any]) -> dict[str, Any]:
         arn = question["StreamArn"]
@@ -244,7 +246,7 @@ class TableStreams:
     def _placed(self, question: dict[str, Any]) -> dict[str, Any]:
         shard = self._known(question["StreamArn"]).get(question["ShardId"])
         if shard is None:
-            raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
+            raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
         kind = question["ShardIteratorType"]
         match kind:
@@ -255,17 +257,17 @@ class TableStreams:
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
                 wanted_number = int(question["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
                 if shard.trimmed and wanted_number <= numbers[shard.trimmed - 1]:
-                    raise TableRefusal(
+                    raise TableRejection(
                         "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
                     )
                 position = sum(number < wanted_number for number in numbers)
             case "AT_TIMESTAMP":
                 if question["Timestamp"] > self.clock():
-                    raise TableRefusal("ValidationException", "Timestamp is in the future")
+                    raise TableRejection("ValidationException", "Timestamp is in the future")
                 times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
                 position = sum(created < question["Timestamp"] for created in times)
             case _:
-                raise TableRefusal("ValidationException", f"unknown ShardIteratorType {kind}")
+                raise TableRejection("ValidationException", f"unknown ShardIteratorType {kind}")
         return {"ShardIterator": f"{shard.id}|{position}|{self.clock()}"}
 
     def _records(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -277,14 +279,16 @@ class TableStreams:
             self.clock(),
         )
         if shard is None:
-            raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
+            raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         if now > float(issued) + self.iterator_seconds:
-            raise TableRefusal("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
+            raise TableRejection("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
         if begin < shard.trimmed:
-            raise TableRefusal("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
+            raise TableRejection("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
         recent = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
         if self.limit and len(recent) >= self.limit:
-            raise TableRefusal("LimitExceededException", "more than 2 readers of one shard, or requests come too fast")
+            raise TableRejection(
+                "LimitExceededException", "more than 2 readers of one shard, or requests come too fast"
+            )
         recent.append(now)
         rows, size = list[dict[str, Any]](), 0
         if not self.empty_every or self.asked["GetRecords"] % self.empty_every:
@@ -300,7 +304,7 @@ class TableStreams:
 
 
 @contextmanager
-def served(table: TableStreams) -> Iterator[str]:
+def serve_table(table: TableStreams) -> Iterator[str]:
     """Serve these streams, and yield their URL."""
 
     class TableRequest(BaseHTTPRequestHandler):
@@ -311,7 +315,7 @@ def served(table: TableStreams) -> Iterator[str]:
             status, response = 200, dict[str, Any]()
             try:
                 response = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], question)
-            except TableRefusal as refused:
+            except TableRejection as refused:
                 code, why = refused.args
                 status = 500 if code == "InternalServerError" else 400
                 response = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}

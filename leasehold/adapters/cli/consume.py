@@ -38,7 +38,8 @@ likewise.
 
 `--handler lambda:app.handler` calls an AWS Lambda function with the events of an event source mapping, one call at a
 time; `lambda:app.handler?report_batch_item_failures=true` reads its response, too. Batches have up to 100 records
-unless `--max-records` says otherwise.
+unless `--max-records` says otherwise. `--concurrency N` calls it for up to N parts of a batch at a time, each with its
+own keys and in a process of its own.
 
 Seconds can be written as durations: `90`, `1.5s`, `5m`, `2h`, `1d12h`, `PT2H`. `--from` is where reading begins on a
 shard whose lease is new; `leasehold reset` moves the checkpoint of one that is there. Where the stream or the store
@@ -96,7 +97,7 @@ def command(
             log_handler.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     with ending("consume", StoreError, SourceError, DeadLetterError, WorkerError):
-        chosen_handler = _handler(handler, me, options["concurrency"], events=events)
+        chosen_handler = _handler(handler, me, options, events=events)
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
@@ -115,14 +116,15 @@ def command(
         raise typer.Exit(0 if verdict.finished else 1)
 
 
-def _handler(handler: str | None, me: str, concurrency: int | None, *, events: bool) -> str | Handling:
+def _handler(handler: str | None, me: str, options: Options, *, events: bool) -> str | Handling:
     if events == (handler is not None):
         raise ValueError("choose one of --handler module:function and --events")
     if handler is not None:
         drop_output()
         return handler
-    if concurrency is not None:
-        raise ValueError("--concurrency: it goes with --handler")
+    for name in ("concurrency", "linger_seconds"):
+        if options.get(name):  # 0 is the default
+            raise ValueError(f"{dashed(name)}: it goes with --handler")
     return EventLines(me, sys.stdout).handling
 
 

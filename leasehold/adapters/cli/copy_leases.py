@@ -10,13 +10,13 @@ from leasehold.adapters.cli.common.columns import told
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.ops.checkpoints import (
     STILL_SECONDS,
-    copied,
-    each_living,
+    copy_lease,
+    live_keys_of_each,
+    needs_write,
     planned_copies,
-    readable,
-    renamed,
-    verified,
-    wanting,
+    read_leases,
+    rename_prefix,
+    verify,
 )
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store, store_address
@@ -70,21 +70,21 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(from_, create=False, write=False)) as source,
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
-        chosen = tuple(lease for lease in readable(source, "FROM") if lease.key.startswith(strip))
+        chosen = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
         # A backup may be made while a fleet reads. After it is restored, the records since then are read again.
         owners_ignored = even_if_read or store_address(to)[0] == "file"
-        leases, read = renamed(chosen, strip, add, stream), () if owners_ignored else chosen
+        leases, read = rename_prefix(chosen, strip, add, stream), () if owners_ignored else chosen
         # Watch only the owners that matter: of FROM if there is anything to write, and of leases to be written in TO.
-        stored, counts = readable(target, "TO"), target.capabilities.counts_owners
-        to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]
+        stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
+        to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
         targets = [] if even_if_owned else [move.stored for move in to_write if move.stored]
-        reading, working = each_living([(source, read if to_write else ()), (target, targets)], still_seconds)
+        reading, working = live_keys_of_each([(source, read if to_write else ()), (target, targets)], still_seconds)
         moves = planned_copies(leases, stored, working, counts=counts)
         owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
         if owners:
             why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
-            moves = tuple(move.refused(why) if wanting(move) else move for move in moves)
+            moves = tuple(move.refused(why) if needs_write(move) else move for move in moves)
         if not dry_run:
-            written = [copied(target, move, insist=even_if_owned) if wanting(move) else move for move in moves]
-            moves = verified(target, written)
+            written = [copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves]
+            moves = verify(target, written)
         raise told(moves, dry_run=dry_run, as_json=as_json)

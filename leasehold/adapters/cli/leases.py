@@ -23,7 +23,7 @@ from leasehold.adapters.cli.lease_tables import below, cells, page
 from leasehold.adapters.cli.live import has_keys, steer
 from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source
@@ -141,7 +141,7 @@ def command(  # noqa: PLR0917  one for each option
     """Look once, or keep watching."""
     with ending("leases", StoreError, SourceError), ExitStack() as stack:
         lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
-        table = stack.enter_context(closing(opened(store, options["to"])))
+        table = stack.enter_context(closing(open_for_reading(store, options["to"])))
         with suppress(KeyboardInterrupt):  # the way to end a watch
             looks = readings(table, every if watch else LOOK_SECONDS, source=lag_source)
             if check or not watch:

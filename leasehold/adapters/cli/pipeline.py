@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.signals import replace_handler
-from leasehold.adapters.spark.event_hubs.options import refuse_secrets
-from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.event_hubs.options import reject_secrets
+from leasehold.adapters.spark.options import OptionReader
 from leasehold.adapters.spark.pipeline import session
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.adapters.toolchain import ServiceError
@@ -52,24 +52,24 @@ def command(
     try:
         source_options = _options(options or ())
         # Check this here: a Connect server's page shows every option that it receives, even a rejected one.
-        refuse_secrets(Given(source_options))
+        reject_secrets(OptionReader(source_options))
         # py4j logs the traceback of each call that is interrupted, although it also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():
             # SIGTERM from a supervisor ends the process as Ctrl-C does, without a traceback.
             replace_handler(signal.SIGTERM, signal.default_int_handler)
         spark = session(f"leasehold pipeline {name}")
-        ending, printed = _asked_to_end(), BatchPrinter()
+        stop_requested, printer = _stop_requests(), BatchPrinter()
 
         def start() -> StreamingQuery:
             records = spark.readStream.format(source).options(**source_options).load()
             writer = records.writeStream.format("parquet").option("path", f"{folder}/rows/{name}").queryName(name)
             writer = writer.option("checkpointLocation", f"{folder}/progress/{name}")
             trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
-            return printed.of(trigger.start())
+            return printer.watch(trigger.start())
 
-        supervise(start, ending=lambda: printed.more() or ending())
-        printed.more()
+        supervise(start, should_stop=lambda: printer.print_new() or stop_requested())
+        printer.print_new()
     except KeyboardInterrupt:
         pass  # the way to end it
     except (ValueError, ServiceError, PySparkException) as error:
@@ -90,12 +90,12 @@ class BatchPrinter:
         self._query: StreamingQuery | None = None
         self._last = -1
 
-    def of(self, query: StreamingQuery) -> StreamingQuery:
+    def watch(self, query: StreamingQuery) -> StreamingQuery:
         """Return the query, whose batches are printed from now on."""
         self._query = query
         return query
 
-    def more(self) -> bool:
+    def print_new(self) -> bool:
         """Print the batches that were finished since the last call. Return false."""
         for batch in finished(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
@@ -116,7 +116,7 @@ def finished(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
             yield {"query": batch["name"], "batch": last, "rows": rows, "seconds": seconds}
 
 
-def _asked_to_end() -> Callable[[], bool]:
+def _stop_requests() -> Callable[[], bool]:
     """Return a function that checks whether a signal has asked us to end. A second signal raises KeyboardInterrupt.
 
     The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
@@ -124,19 +124,19 @@ def _asked_to_end() -> Callable[[], bool]:
     """
     received: list[int] = []
 
-    def ask(number: int, _frame: object) -> None:
+    def handle(number: int, _frame: object) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            replace_handler(signal_number, ask)
+            replace_handler(signal_number, handle)
     return lambda: bool(received)
 
 
-def _options(given: Sequence[str]) -> dict[str, str]:
-    pairs = [option.partition("=") for option in given]
+def _options(assignments: Sequence[str]) -> dict[str, str]:
+    pairs = [option.partition("=") for option in assignments]
     for option, separator, _ in pairs:
         if not (option and separator):
             raise ValueError(f"--set: {option!r} is not NAME=VALUE")

@@ -96,7 +96,11 @@ def _member(line: bytes, name: str) -> str:
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
     value = document[name]
-    key = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        dumped = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number such as 1e400, which Python reads as infinity
+        raise ValueError(f"--key json:{name}: its number is too large") from None
+    key = value if isinstance(value, str) else dumped
     if encodable(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key

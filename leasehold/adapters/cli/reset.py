@@ -19,7 +19,7 @@ from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.inputs import checked_time, named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
-from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
+from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, planned_resets, read_leases, reset
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.errors import StoreError
@@ -139,13 +139,13 @@ def command(  # noqa: PLR0917  one for each option
             for planned in resets:
                 _check(planned.wanted, f"--plan: lease {planned.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as opened:
-            leases = readable(opened, "store")
+            leases = read_leases(opened, "store")
             by_key = {lease.key: lease for lease in leases}
             for name in key or ():
                 if name not in by_key:
                     raise ValueError(f"--key: there is no lease {name!r}")
             leases = tuple(by_key[name] for name in key) if key else leases
-            live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
+            live = frozenset[str]() if even_if_owned else live_keys(opened, leases, still_seconds)
             if position is not None:
                 moves = planned_resets(leases, position, live)
             elif plan is not None:

@@ -62,7 +62,7 @@ def acknowledging_reader(
         )
 
     consumer = AcknowledgingConsumer(shard, handling, opened, memory.share(holding.key), dispatcher)
-    return LeaseReader(shard, consumer, handling.bench_seconds)
+    return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
 class AcknowledgingConsumer(ConsumerPort):

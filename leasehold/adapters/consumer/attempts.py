@@ -3,7 +3,7 @@
 If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
 records that the handler has already checkpointed. What is left then is a batch of its own and has all its attempts.
 After the last attempt the shard stops here with a log line, and its lease is released. Another worker can then try,
-whose connections or disk may be in order. This worker does not take the lease again for `bench_seconds`.
+whose connections or disk may be in order. This worker does not take the lease again for `cooldown_seconds`.
 
 Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
 down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one
@@ -86,27 +86,33 @@ class Attempts:
 
     def piece(self, batch: Batch) -> Delivery:
         """Return the records to dispatch now; none if the handler has checkpointed them all."""
-
-        def count(records: Sequence[Record], end: PlaceOrder) -> int:
-            """Return the number of records up to and including `end`; the records must be in order."""
-            return bisect_right(records, end, key=lambda record: record.position.order)
-
-        # Records that the handler checkpointed before it raised are not dispatched again.
-        done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
-        rest = batch.records[count(batch.records, done) :] if self.failing else batch.records
+        rest = self.rest(batch)
         while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
             # This part is done; the part from which it was cut comes next.
             self._suspects.pop()
             if not self._suspects:
                 self._waits.reset()
         attempts = self._suspects[-1].attempts if self._suspects else self._waits.faults
-        part = rest[: count(rest, self._suspects[-1].end)] if self._suspects else rest
+        part = rest[: _count(rest, self._suspects[-1].end)] if self._suspects else rest
         part = part[: self._handling.max_records]
         end = part[-1].position if len(part) < len(rest) else batch.read_to or batch.records[-1].position
         in_parts = attempts + 1 - self._waits.faults if self._suspects else 0
         return Delivery(
             part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
         )
+
+    def rest(self, batch: Batch) -> Sequence[Record]:
+        """Return the records of the batch that are not done."""
+        if not self.failing:
+            return batch.records
+        # Records that the handler checkpointed before it raised are not dispatched again.
+        done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
+        return batch.records[_count(batch.records, done) :]
+
+    @property
+    def searching(self) -> bool:
+        """Whether a failed batch is being searched for the records that fail."""
+        return bool(self._suspects)
 
     def failed(self, piece: Delivery, error: Exception) -> AfterFault:
         """Return what to do after the failure of this piece."""
@@ -149,3 +155,8 @@ class Attempts:
             self._passed = None
             self._waits.reset()
             self.failing = bool(self._suspects)
+
+
+def _count(records: Sequence[Record], end: PlaceOrder) -> int:
+    """Return the number of records up to and including `end`; the records must be in order."""
+    return bisect_right(records, end, key=lambda record: record.position.order)

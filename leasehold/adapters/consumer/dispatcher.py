@@ -2,12 +2,13 @@
 
 How a batch is dispatched: its lease reader calls `Dispatcher.begin`. The executor runs `Dispatcher._work` in one of its
 threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop. At
-the end `Dispatcher._ended` stores the fault, or None, and wakes the lease reader, which gets it from `Dispatcher.look`.
+the end `Dispatcher._ended` stores the fault, or None, and wakes the lease reader, which gets it from
+`Dispatcher.check`.
 
 1. A lease has at most one call at a time, including a call that was given up. No shard ever has two handlers running
    in this process.
 2. Whatever a call raises or returns, it ends with a fault or without one, and the lease reader is woken.
-3. `look` never waits. It returns one of a closed union, and the lease reader acts on it.
+3. `check` never waits. It returns one of a closed union, and the lease reader acts on it.
 4. A user's callback (`notify`) cannot break reading or leaving. Its faults are logged once.
 """
 
@@ -32,7 +33,7 @@ Call = Callable[[], object]
 
 
 @frozen
-class AtWork:
+class Running:
     """The call waits for a thread or is running. Look again at `due`, or when woken."""
 
     due: float
@@ -62,11 +63,11 @@ class GivenUp:
     why: str
 
 
-Found = AtWork | CallEnded | NotBegun | LeaseLost | GivenUp
+CallState = Running | CallEnded | NotBegun | LeaseLost | GivenUp
 
 
 @define(eq=False)
-class Handover:
+class HandlerCall:
     """A call for one held lease, from when it is requested until it has ended.
 
     Attributes:
@@ -76,9 +77,9 @@ class Handover:
         call: Calls the handler.
         last: Whether the call is to be made even if the lease is to be released.
         begun: When the call began, by the worker's clock; None while it waits for a thread.
-        said: For how long it had been running when that was last logged.
+        warned_seconds: For how long it had been running when that was last logged.
         given_up: Whether it is no longer waited for.
-        found: How it ended; None until then.
+        outcome: How it ended; None until then.
         work: What the executor runs, by which it also identifies the call.
         cancel: Cancels the call if it is being awaited.
     """
@@ -89,9 +90,9 @@ class Handover:
     call: Call
     last: bool = False
     begun: float | None = None
-    said: float = 0.0
+    warned_seconds: float = 0.0
     given_up: bool = False
-    found: Found | None = None
+    outcome: CallState | None = None
     work: Work = lambda: None
     cancel: Callable[[], None] = lambda: None
 
@@ -120,90 +121,92 @@ class Dispatcher:
         self._loop = EventLoop(self.end)
         self._origin = Origin()
         self._lock = Lock()
-        self._at_work: dict[str, Handover] = {}
+        self._running: dict[str, HandlerCall] = {}
         self._logged: set[str] = set()
 
-    def begin(self, handover: Handover) -> GivenUp | None:
+    def begin(self, handler_call: HandlerCall) -> GivenUp | None:
         """Make this call once a thread is free; return None, or the reason why it cannot be made."""
-        handover.work, key = partial(self._work, handover), handover.holding.key
+        handler_call.work, key = partial(self._work, handler_call), handler_call.holding.key
         with self._lock:
             # A call that was given up keeps its key until it ends: its thread cannot be stopped, and two handlers
             # running on one shard would handle it out of order (rule 1).
-            if key in self._at_work:
+            if key in self._running:
                 return GivenUp("a handler that was given up is still at work on it")
-            self._at_work[key] = handover
+            self._running[key] = handler_call
         try:
-            self._executor.start(handover.work)
+            self._executor.start(handler_call.work)
         except RuntimeError as error:
             # A worker without a thread for its handlers must not keep holding leases that it cannot read.
-            del self._at_work[key]
+            del self._running[key]
             self.end(error)
             return GivenUp(f"no thread could be started: {error}")
         return None
 
-    def _work(self, handover: Handover) -> None:
-        holding = handover.holding
-        handover.begun = handover.clock()
+    def _work(self, handler_call: HandlerCall) -> None:
+        holding = handler_call.holding
+        handler_call.begun = handler_call.clock()
         # The batch may have waited so long for this thread that another worker owns the lease, or might own it.
         if holding.lost.is_set():
-            self._ended(handover, LeaseLost())
+            self._ended(handler_call, LeaseLost())
             return
         if holding.expired:
-            self._ended(handover, NotBegun())
+            self._ended(handler_call, NotBegun())
             return
         try:
-            result = handover.call()
+            result = handler_call.call()
             if inspect.isawaitable(result):
-                handover.cancel = self._loop.spawn(result, lambda fault: self._ended(handover, CallEnded(fault)))
-                if handover.given_up:  # while `cancel` was not set yet
-                    handover.cancel()
+                handler_call.cancel = self._loop.spawn(
+                    result, lambda fault: self._ended(handler_call, CallEnded(fault))
+                )
+                if handler_call.given_up:  # while `cancel` was not set yet
+                    handler_call.cancel()
                 return
             fault = None if result is None else fault_of(result)
         except self._fatal:
             raise  # the scheduler is ending this task
         except BaseException as error:  # noqa: BLE001  any other exception means that the batch failed
-            self._ended(handover, CallEnded(fault_from(error)))
+            self._ended(handler_call, CallEnded(fault_from(error)))
         else:
-            self._ended(handover, CallEnded(fault))
+            self._ended(handler_call, CallEnded(fault))
 
-    def _ended(self, handover: Handover, found: Found) -> None:
-        fault = found.fault if isinstance(found, CallEnded) else None
+    def _ended(self, handler_call: HandlerCall, outcome: CallState) -> None:
+        fault = outcome.fault if isinstance(outcome, CallEnded) else None
         self._origin.end_copy(_raised(fault))
-        key = handover.holding.key
+        key = handler_call.holding.key
         # Must come before the lease reader is woken, otherwise its next batch would be rejected.
-        del self._at_work[key]
+        del self._running[key]
         # Break the reference cycle so that the batch is freed now, not at the next garbage collection.
-        handover.call = handover.work = lambda: None
-        handover.found = found
+        handler_call.call = handler_call.work = lambda: None
+        handler_call.outcome = outcome
         try:
             if isinstance(fault, Ending):
                 self.end(fault.__cause__ or fault)
         finally:
             self._again(key)
-        if handover.given_up:
+        if handler_call.given_up:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
 
-    def look(self, handover: Handover, now: float) -> Found:
-        """Return the state of the call, after giving it up if it took too long. Only `AtWork` is looked at again."""
+    def check(self, handler_call: HandlerCall, now: float) -> CallState:
+        """Return the state of the call, after giving it up if it took too long. Only `Running` is checked again."""
         # Must be checked first: a handler that has finished is not given up for having been slow.
-        if handover.found is not None:
-            return handover.found
-        holding, handling = handover.holding, handover.handling
+        if handler_call.outcome is not None:
+            return handler_call.outcome
+        holding, handling = handler_call.holding, handler_call.handling
         slow, limit = handling.slow_seconds, handling.handler_seconds
-        if handover.begun is None:
+        if handler_call.begun is None:
             # The executor may begin the call late or never: an iterating consumer asks for a batch when it likes.
             lost = holding.lost.is_set()
-            if (lost or (holding.releasing and not handover.last)) and self._withdrawn(handover):
+            if (lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
                 return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
             # If no thread will become free here, another worker may have one.
-            if self._executor.stuck and self._withdrawn(handover):
+            if self._executor.stuck and self._withdraw(handler_call):
                 return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
-            return AtWork(now + min(slow, limit))
-        seconds = now - handover.begun
+            return Running(now + min(slow, limit))
+        seconds = now - handler_call.begun
         # Logged each time the duration has doubled: once would be overlooked, and every look would fill the log.
-        if seconds >= max(slow, 2 * handover.said):
-            handover.said = seconds
-            self._executor.replace(handover.work)  # other calls wait for its thread
+        if seconds >= max(slow, 2 * handler_call.warned_seconds):
+            handler_call.warned_seconds = seconds
+            self._executor.replace(handler_call.work)  # other calls wait for its thread
             handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self.notify("slow", handling.slow, holding, seconds)
         # If the lease is lost, wait a while for the call to end: the checkpoint may still move (`late_checkpoints`),
@@ -211,24 +214,24 @@ class Dispatcher:
         lost = holding.lost.is_set()
         if seconds >= limit or (seconds >= slow and lost):
             # Stop waiting. An awaited call is cancelled; a thread cannot be.
-            handover.given_up = True
-            handover.cancel()
+            handler_call.given_up = True
+            handler_call.cancel()
             if lost:
                 return LeaseLost()
             return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {limit:g} s is the limit")
-        return AtWork(handover.begun + min(max(slow, 2 * handover.said), limit))
+        return Running(handler_call.begun + min(max(slow, 2 * handler_call.warned_seconds), limit))
 
-    def _withdrawn(self, handover: Handover) -> bool:
-        withdrawn = self._executor.withdraw(handover.work)
+    def _withdraw(self, handler_call: HandlerCall) -> bool:
+        withdrawn = self._executor.withdraw(handler_call.work)
         if withdrawn:
-            del self._at_work[handover.holding.key]
+            del self._running[handler_call.holding.key]
         return withdrawn
 
-    def notify(self, whom: str, onlooker: Callable[..., object], *told: object) -> None:
+    def notify(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
         """Call a user's callback; log its faults once."""
         fault: Exception | None = None
         try:
-            result = onlooker(*told)
+            result = callback(*arguments)
             if inspect.isawaitable(result):
                 fault = fault_of(result)
         except self._fatal:
@@ -238,9 +241,9 @@ class Dispatcher:
         self._origin.end_copy(_raised(fault))
         if isinstance(fault, Ending):
             self.end(fault.__cause__ or fault)
-        elif fault is not None and whom not in self._logged:
-            self._logged.add(whom)
-            log.error("the %s failed; this is said once, and reading goes on: %s", whom, fault, exc_info=fault)
+        elif fault is not None and name not in self._logged:
+            self._logged.add(name)
+            log.error("the %s failed; this is said once, and reading goes on: %s", name, fault, exc_info=fault)
 
     def end(self, reason: BaseException) -> None:
         """Have the worker drain and end, for this reason."""

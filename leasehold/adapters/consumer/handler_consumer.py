@@ -8,7 +8,8 @@ a child process. Which of them it is, only the executor behind the `Dispatcher` 
 When the handler ends, `_passed` acknowledges the batch, or `_failed` decides what comes next. The reader's state
 decides about everything else, and knows the marks, the waits and the faults.
 
-1. At most one batch is held. A slow handler therefore slows only its own shard, and memory stays bounded.
+1. At most one batch is held. A slow handler therefore slows only its own shard, and memory stays bounded. With
+   `linger_seconds` a batch may be that of several reads (`consumer/batch_window.py`).
 2. Nothing here sleeps or waits for a handler.
 3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
    (`max_age_seconds`) is dispatched to the dead letter, never dropped.
@@ -33,7 +34,16 @@ from typing import assert_never
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
-from leasehold.adapters.consumer.dispatcher import AtWork, CallEnded, Dispatcher, GivenUp, Handover, LeaseLost, NotBegun
+from leasehold.adapters.consumer.batch_window import BatchWindow, joined
+from leasehold.adapters.consumer.dispatcher import (
+    CallEnded,
+    Dispatcher,
+    GivenUp,
+    HandlerCall,
+    LeaseLost,
+    NotBegun,
+    Running,
+)
 from leasehold.adapters.consumer.handling import (
     DeadLetter,
     Delivery,
@@ -50,7 +60,7 @@ from leasehold.adapters.consumer.lifecycle import (
     end,
 )
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Release
+from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Relinquish
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
@@ -62,7 +72,7 @@ log = escaped(logging.getLogger("leasehold.reading"))
 MEMORY_SECONDS = 1.0
 """When to ask for memory again if nothing wakes the reader sooner."""
 
-READY = Ready()
+READY, WAITING = Ready(), Ready(free=False)
 
 
 @frozen
@@ -127,7 +137,7 @@ def handler_reader(
     shard = HeldShard(worker, holding, "returns" if handling.final_checkpoint is None else "checkpoints")
     share = (memory or MemoryBudget()).share(holding.key)
     consumer = HandlerConsumer(shard, handling, share, dispatcher or Dispatcher(), wall)
-    return LeaseReader(shard, consumer, handling.bench_seconds)
+    return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
 class HandlerConsumer(ConsumerPort):
@@ -153,7 +163,8 @@ class HandlerConsumer(ConsumerPort):
         self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
         self._memory = memory
         self._attempts = Attempts(handling, shard.holding, shard.worker.uniform)
-        self._call: tuple[Handover, Called] | None = None
+        self._window = BatchWindow(handling.linger_seconds, handling.max_records)
+        self._call: tuple[HandlerCall, Called] | None = None
 
     def poll(self, now: float) -> Ready | Next:
         """Return what has ended since the last step, or `Ready`."""
@@ -164,8 +175,13 @@ class HandlerConsumer(ConsumerPort):
             memory.take_up()
         if memory.dropped:  # the batch waited for its next attempt, and other readers needed the memory
             memory.dropped = False
+            self._window.close()
             self._shard.pull.drop()
-        return READY
+        return WAITING if self._lingers_until(now) > now else READY
+
+    def _lingers_until(self, now: float) -> float:
+        """Return until when the held records wait for more; a past time if they do not."""
+        return self._window.until(self._memory.batch, lambda batch: len(self._attempts.rest(batch)), now)
 
     def resting(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
@@ -186,6 +202,11 @@ class HandlerConsumer(ConsumerPort):
 
     def admit(self, now: float) -> float | None:
         """Ask for memory; return None, or when to ask again."""
+        if self._memory.batch is not None:  # records wait for more
+            if self._memory.ask_more():
+                return None
+            self._window.close()
+            return now
         if self._memory.ask():
             return None
         # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits it,
@@ -198,7 +219,7 @@ class HandlerConsumer(ConsumerPort):
     def keep(self, batch: Batch) -> None:
         """Keep this batch in memory, then move the cursor's `read`."""
         # In this order: a batch that could not be held must not count as read, otherwise it would not be read again.
-        self._memory.hold(batch)
+        self._memory.hold(joined(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
     def read_failed(self) -> None:
@@ -206,16 +227,17 @@ class HandlerConsumer(ConsumerPort):
         self._memory.clear()  # otherwise these bytes would be lost to the other readers forever
 
     def batch_read(self, batch: Batch, now: float) -> Next:
-        """Dispatch this batch."""
+        """Dispatch this batch, or have it wait for more."""
         holding = self.holding
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         holding.throughput.add(batch.size, now)
-        holding.progress.read(batch, now)
+        held, until = self._memory.batch or batch, self._lingers_until(now)
+        holding.progress.read(held, now, self._window.why if until > now else "")
         if holding.progress.left:
             return now
         # Must come before the records are dispatched, otherwise a handler that hangs would hide what was read.
         self._dispatcher.notify("measure", self._handling.measure, holding, batch)
-        return self._deliver(batch, now)
+        return self._deliver(held, now) if until <= now else self._state.rest_until_read(until)
 
     # Dispatching
 
@@ -244,6 +266,7 @@ class HandlerConsumer(ConsumerPort):
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
 
+        self._window.close()  # if it fails, it is repeated when that is due
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
             age = self._wall() - (piece.records[0].arrived or math.inf)
@@ -257,7 +280,7 @@ class HandlerConsumer(ConsumerPort):
             self._cursor.rows_delivered(piece.read_to)
             return self._handling.handler(piece)
 
-        return self._hand_over(call, BatchCalled(piece, batch), now)
+        return self._dispatch(call, BatchCalled(piece, batch), now)
 
     def _to_dead_letter(self, letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
         """Dispatch this piece, one record, to the dead letter."""
@@ -266,21 +289,21 @@ class HandlerConsumer(ConsumerPort):
             self._cursor.rows_delivered(piece.read_to)
             return letter(piece, error)
 
-        return self._hand_over(call, DeadLetterCalled(piece, batch, error), now)
+        return self._dispatch(call, DeadLetterCalled(piece, batch, error), now)
 
-    def _hand_over(self, call: Callable[[], object], called: Called, now: float) -> Next:
+    def _dispatch(self, call: Callable[[], object], called: Called, now: float) -> Next:
         self.holding.progress.working(now)
         last = isinstance(called, FinalCheckpointCalled)
-        handover = Handover(self.holding, self._handling, self._worker.clock, call, last)
-        if (refused := self._dispatcher.begin(handover)) is not None:
+        handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, last)
+        if (refused := self._dispatcher.begin(handler_call)) is not None:
             self._state.final_requested = True  # asking for a final checkpoint would be rejected for the same reason
             return GiveUp(refused.why)
-        self._call = handover, called
-        return self._look_after(handover, called, now)
+        self._call = handler_call, called
+        return self._look_after(handler_call, called, now)
 
-    def _look_after(self, handover: Handover, called: Called, now: float) -> Next:
-        outcome = self._dispatcher.look(handover, now)
-        if isinstance(outcome, AtWork):
+    def _look_after(self, handler_call: HandlerCall, called: Called, now: float) -> Next:
+        outcome = self._dispatcher.check(handler_call, now)
+        if isinstance(outcome, Running):
             return outcome.due
         self._call = None  # must come first, otherwise this batch would stay in memory alongside the next one
         match outcome:
@@ -310,12 +333,15 @@ class HandlerConsumer(ConsumerPort):
         """Continue after this piece, which the handler or dead letter has finished with; by default the whole batch."""
         if not self._state.passed(batch, None if piece is None else piece.read_to) and piece is not None:
             self._attempts.passed(piece.read_to)
+            if not self._attempts.searching:
+                self._window.renew()
             self.holding.progress.rested()
             self.holding.progress.progressed(now, first_after(batch, piece))
             return now if self._stored(now) else Leave("lease-lost")
         self.holding.progress.done(now)
         # Must come before the checkpoint, which may wait for the store: other readers may need the memory now.
         self._memory.clear()
+        self._window.renew()
         if self._attempts.failing and self._state.past_failures:
             # Batches that never failed must not end the attempts.
             self._attempts.done(batch)
@@ -405,7 +431,7 @@ class HandlerConsumer(ConsumerPort):
             return end(holding, cursor.children, worker, cursor.delivered.token)
 
         call = FinalCheckpoint(ended, holding, finish)
-        return self._hand_over(lambda: None if ask is None else ask(call), FinalCheckpointCalled(ended), now)
+        return self._dispatch(lambda: None if ask is None else ask(call), FinalCheckpointCalled(ended), now)
 
     def _final_checkpoint_given(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
         holding, state = self.holding, self._state
@@ -419,7 +445,7 @@ class HandlerConsumer(ConsumerPort):
             self._begin_again()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended
-            return now if holding.releasing else Release()
+            return now if holding.releasing else Relinquish()
         wait, why = state.end_missing(), f": {said(fault)}" if fault else ""
         log.warning(
             "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
@@ -434,7 +460,7 @@ class HandlerConsumer(ConsumerPort):
 
     def _ended(self, error: Ending | Withdrawn, now: float) -> Next:
         """Let the lease go, to its next owner if it has one."""
-        return now if isinstance(error, Withdrawn) and self.holding.releasing else Release()
+        return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def releasing(self) -> None:
         """Free the memory."""

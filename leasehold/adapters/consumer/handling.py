@@ -422,9 +422,11 @@ class Handling:
         attempts: How many times to try a batch before its shard stops. They are counted anew for the rest of a batch
             of which the handler has checkpointed records.
         max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
+        linger_seconds: How long the first record of a batch waits for more, until the batch has `max_records` records
+            or 6 MiB; 0: not at all.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
-        bench_seconds: How long a stopped shard's lease is left to other workers.
+        cooldown_seconds: How long a stopped shard's lease is left to other workers.
         dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.
         max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
             instead of the handler, with `TooOld`; infinity: never. It needs a `dead_letter`.
@@ -441,7 +443,7 @@ class Handling:
         dead_lettered: Called each time the dead letter has taken a record.
         final_checkpoint: Called before a lease goes and at the end of a shard, if the handler checkpoints by itself. A
             batch is then not done when the handler returns, and after a fault reading starts again at the checkpoint.
-            It cannot be combined with `dead_letter` or `max_records`.
+            It cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
         consumer: Makes the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:
@@ -453,9 +455,10 @@ class Handling:
     handler: Handler = field(validator=takes("batch"))
     attempts: int = field(default=5, validator=ge(1))
     max_records: int | None = field(default=None, validator=optional(ge(1)))
+    linger_seconds: float = field(default=0.0, validator=[ge(0), lt(math.inf)])
     least_wait_seconds: float = field(default=0.2, validator=ge(0))
     most_wait_seconds: float = field(default=10.0, validator=ge(0))
-    bench_seconds: float = field(default=60.0, validator=ge(0))
+    cooldown_seconds: float = field(default=60.0, validator=ge(0))
     dead_letter: DeadLetter | None = field(default=None, validator=optional(takes("batch", "error")))
     max_age_seconds: float = field(default=math.inf, validator=gt(0))
     checkpoint_seconds: float = field(default=CHECKPOINT_SECONDS, validator=ge(0))
@@ -502,10 +505,14 @@ class Handling:
         if self.final_checkpoint is not None and self.max_records is not None:
             # The next part would be dispatched although the handler has not checkpointed the previous one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
+        if self.final_checkpoint is not None and self.linger_seconds:
+            raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")
         if self.consumer is not None:
             for name in ("dead_letter", "final_checkpoint", "max_records"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: it goes with a handler, and a consumer takes its place")
+            if self.linger_seconds:
+                raise ValueError("linger_seconds: it goes with a handler, and a consumer gathers records by itself")
 
 
 def _not_called(_batch: Delivery) -> None:

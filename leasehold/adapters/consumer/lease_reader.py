@@ -28,7 +28,7 @@ from leasehold.adapters.consumer.cursor import (
 )
 from leasehold.adapters.consumer.handling import Happening
 from leasehold.adapters.consumer.lifecycle import ReadingStart, end
-from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Release
+from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Relinquish
 from leasehold.adapters.consumer.reader_state import BeginReading, ReaderOrder, RequestFinalCheckpoint
 from leasehold.balancer.lineage import readable
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
@@ -162,7 +162,7 @@ class LeaseReader:
                 return next_
             case GiveUp(why):
                 return self._give_up(why, now)
-            case Release():
+            case Relinquish():
                 return self._release(now)
             case Leave(happening):
                 return self._leave(happening)

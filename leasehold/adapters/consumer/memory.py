@@ -108,6 +108,18 @@ class MemoryShare:
             budget.wake(key)
         return granted
 
+    def ask_more(self) -> bool:
+        """Request memory for another read in addition to the held batch; return whether it is granted.
+
+        It never waits, so no two lease readers can wait for each other's batches.
+        """
+        budget = self._budget
+        with budget.lock:
+            granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most
+            if granted:
+                budget.set(self, budget.taken[self] + self.expected_bytes)
+        return granted
+
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
         size, budget = batch.size + RECORD_BYTES * batch.count, self._budget

@@ -72,7 +72,7 @@ class GiveUp:
 
 
 @frozen
-class Release:
+class Relinquish:
     """Release the lease, or give it to its next owner."""
 
 
@@ -83,7 +83,7 @@ class Leave:
     happening: Happening
 
 
-Next = float | GiveUp | Release | Leave
+Next = float | GiveUp | Relinquish | Leave
 """What follows a piece of a consumer's work: the next step at this time, or an end of reading."""
 
 

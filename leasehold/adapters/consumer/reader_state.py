@@ -212,9 +212,9 @@ class ReaderState:
         self.rests_until = until
         return until
 
-    def rest_until_read(self) -> float:
-        """Rest until the source may be read again; return that time."""
-        return self.rest(self._read_due)
+    def rest_until_read(self, most: float = math.inf) -> float:
+        """Rest until the source may be read again, at most until `most`; return that time."""
+        return self.rest(min(self._read_due, most))
 
     # Events of the consumer
 

@@ -63,7 +63,7 @@ INCOMPLETE_LINE_SECONDS = 1.0
 MAX_LOGGED_CHARACTERS = 300
 """How many characters of an invalid line are logged."""
 
-StoreCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
+WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
 """Stores a checkpoint; returns None on success, and otherwise the name of the error for the child."""
 
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
@@ -109,7 +109,7 @@ class ChildProcess:
     """A child process, and the conversation with it. `Children` creates one for each shard."""
 
     def __init__(
-        self, process: Process, conversation: Conversation, store: StoreCheckpoint, timeout: float | None
+        self, process: Process, conversation: Conversation, store: WriteCheckpoint, timeout: float | None
     ) -> None:
         self.conversation, self.pid = conversation, process.pid
         self._process, self._store, self._timeout = process, store, math.inf if timeout is None else timeout
@@ -297,7 +297,7 @@ class Children:
         """The process id of each shard's child."""
         return {shard: child.pid for shard, child in self._children.items()}
 
-    async def begin(self, shard: str, checkpoint: Position, store: StoreCheckpoint) -> None:
+    async def begin(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> None:
         """Start a child for a shard that has none. Raises ChildNotStarted."""
         async with self._lock_of(shard):
             await self._get_or_start(shard, checkpoint, store)
@@ -308,7 +308,7 @@ class Children:
         checkpoint: Position,
         records: Sequence[Record],
         behind_seconds: float | None,
-        store: StoreCheckpoint,
+        store: WriteCheckpoint,
     ) -> None:
         """Send records, and wait until the child has responded to all of them.
 
@@ -344,7 +344,7 @@ class Children:
             if (child := self._children.get(shard)) is not None:
                 await self._request(shard, child, child.conversation.shutdown_requested, LEASE_MOVING_SECONDS)
 
-    async def end_shard(self, shard: str, checkpoint: Position, store: StoreCheckpoint) -> bool:
+    async def end_shard(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> bool:
         """Notify the child that its shard has ended, and end the child.
 
         Returns:
@@ -413,7 +413,7 @@ class Children:
     def _lock_of(self, shard: str) -> asyncio.Lock:
         return self._locks.setdefault(shard, asyncio.Lock())
 
-    async def _get_or_start(self, shard: str, checkpoint: Position, store: StoreCheckpoint) -> ChildProcess:
+    async def _get_or_start(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> ChildProcess:
         if (child := self._children.get(shard)) is not None:
             return child
         if self._closed:

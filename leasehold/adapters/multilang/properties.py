@@ -330,7 +330,7 @@ class _Interpreter:
                 raise ValueError(
                     "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
-            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended (in seconds)"))
+            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
         name = (name or "LATEST").upper()
         if name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(

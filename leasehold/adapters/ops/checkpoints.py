@@ -53,7 +53,7 @@ class Move:
         return evolve(self, do="refuse", why=why)
 
 
-def blank(lease: Lease, position: Position) -> Lease:
+def without_owner(lease: Lease, position: Position) -> Lease:
     """Return the lease without an owner, at this position. It keeps its epoch, so that fencing numbers never fall."""
     noted = lease.checkpoint == position
     return Lease(
@@ -72,7 +72,7 @@ def blank(lease: Lease, position: Position) -> Lease:
     )
 
 
-def readable(store: Store, which: str) -> tuple[Lease, ...]:
+def read_leases(store: Store, which: str) -> tuple[Lease, ...]:
     """Return every lease of a store.
 
     Args:
@@ -95,7 +95,7 @@ def readable(store: Store, which: str) -> tuple[Lease, ...]:
     return listing.leases
 
 
-def living(
+def live_keys(
     store: Store,
     leases: Iterable[Lease],
     still_seconds: float = STILL_SECONDS,
@@ -105,16 +105,16 @@ def living(
 
     Waits that long, unless the ages of the rows show that no owner has.
     """
-    (keys,) = each_living([(store, leases)], still_seconds, pause)
+    (keys,) = live_keys_of_each([(store, leases)], still_seconds, pause)
     return keys
 
 
-def each_living(
+def live_keys_of_each(
     tables: Iterable[tuple[Store, Iterable[Lease]]],
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
-    """Return the keys that `living` returns for each of several tables, waiting only once."""
+    """Return the keys that `live_keys` returns for each of several tables, waiting only once."""
     recent = [
         (
             store,
@@ -131,7 +131,7 @@ def each_living(
     )
 
 
-def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
+def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
     """Move the stored lease to this one's checkpoint, and let it count owners from this one's epoch.
 
     The owner, if there is one, is removed first. The row exists at all times: after a crash in between, the lease has
@@ -160,7 +160,7 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
     return Lost(lease.key, stored)
 
 
-def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:
+def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
     """Write a move and return it, refused if the write failed. Raises OutcomeUnknown; it is safe to try again."""
     try:
         outcome = write()
@@ -174,29 +174,29 @@ def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:
 # From one store to another
 
 
-def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = None) -> tuple[Lease, ...]:
+def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str | None = None) -> tuple[Lease, ...]:
     """Return the leases whose key starts with a prefix, replacing it in their keys and in those of their parents.
 
     Args:
         leases: The leases.
-        off: The prefix to remove.
-        on: The prefix to add.
+        removed: The prefix to remove.
+        added: The prefix to add.
         stream: The stream of the renamed leases. By default it is taken from the key if a prefix is replaced, else it
             stays the same.
     """
 
     def name(key: str) -> str:
-        return on + key.removeprefix(off)
+        return added + key.removeprefix(removed)
 
-    def one(lease: Lease) -> Lease:
+    def rename(lease: Lease) -> Lease:
         key = name(lease.key)
         # The source's own id has no prefix. A store that has no field for it returns the key instead.
-        shard = lease.key.removeprefix(off) if lease.shard == lease.key else lease.shard
-        named = key.removesuffix(shard).removesuffix(":") if off or on else lease.stream
+        shard = lease.key.removeprefix(removed) if lease.shard == lease.key else lease.shard
+        named = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
         parents = tuple(map(name, lease.parents))
         return evolve(lease, key=key, shard=shard, parents=parents, stream=named if stream is None else stream)
 
-    return tuple(one(lease) for lease in leases if lease.key.startswith(off))
+    return tuple(rename(lease) for lease in leases if lease.key.startswith(removed))
 
 
 def planned_copies(
@@ -212,7 +212,7 @@ def planned_copies(
     """
     existing = {lease.key: lease for lease in stored}
     return tuple(
-        _copying(blank(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
+        _copying(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
@@ -240,29 +240,29 @@ def _behind(stored: Lease, lease: Lease) -> bool:
     return stored.epoch < lease.epoch
 
 
-def copied(target: Store, move: Move, *, insist: bool = False) -> Move:
+def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
     """Carry out a copy and return the move; with `insist`, even if the owner renews. Raises OutcomeUnknown."""
 
     def write() -> Outcome:
         if move.stored is None:
             return target.write(CreateLease(move.lease))
         if target.capabilities.counts_owners and _behind(move.stored, move.lease):
-            return placed(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
+            return force_checkpoint(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
         return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
 
-    return carried_out(move, write)
+    return carry_out(move, write)
 
 
-def wanting(move: Move) -> bool:
+def needs_write(move: Move) -> bool:
     """Return whether there is something to write."""
     return move.do not in {"same", "refuse"}
 
 
-def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
+def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
     """Return the moves after a consistent read, refusing those whose checkpoint, or a later one, is not stored."""
     moves = tuple(moves)
     counts = target.capabilities.counts_owners
-    rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if wanting(move)])}
+    rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if needs_write(move)])}
 
     def there(lease: Lease) -> bool:
         row = rows.get(lease.key)
@@ -270,7 +270,7 @@ def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
         return reached and row is not None and not (counts and _behind(row, lease))
 
     gone = "it was written, and is not there now"
-    return tuple(move if not wanting(move) or there(move.lease) else move.refused(gone) for move in moves)
+    return tuple(move if not needs_write(move) or there(move.lease) else move.refused(gone) for move in moves)
 
 
 # Back and forward
@@ -280,7 +280,7 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
     """Return the moves that would set these leases to one position, refusing those whose keys are in `live`."""
     moves = []
     for stored in sorted(leases, key=lambda lease: lease.key):
-        lease = blank(stored, position)
+        lease = without_owner(stored, position)
         forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if forward else "back", lease, stored)
         # If the row names its stream, write it even if the position stays the same: the stream may have been recreated.
@@ -295,9 +295,9 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
 
 def reset(store: Store, move: Move, *, insist: bool = False) -> Move:
     """Carry out a reset and return the move; with `insist`, even if the owner renews. Raises OutcomeUnknown."""
-    if not wanting(move) or move.stored is None:
+    if not needs_write(move) or move.stored is None:
         return move
     stored = move.stored
     if move.do == "forward":
-        return carried_out(move, lambda: store.write(CheckpointLate(stored, move.lease.checkpoint)))
-    return carried_out(move, lambda: placed(store, stored, move.lease, "leasehold reset", insist=insist))
+        return carry_out(move, lambda: store.write(CheckpointLate(stored, move.lease.checkpoint)))
+    return carry_out(move, lambda: force_checkpoint(store, stored, move.lease, "leasehold reset", insist=insist))

@@ -30,8 +30,8 @@ from leasehold.balancer.rules.loads import slack
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.swap import place_of
 
-FREED = "C6"
-GIVEN = "H2"
+FREES_RULE = "C6"
+HANDOFF_RULE = "H2"
 
 
 def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
@@ -43,7 +43,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     # its version may be almost one interval older than we know, and it may have been taken just before `after`.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
-    def late(owner: str | None) -> bool:
+    def is_late(owner: str | None) -> bool:
         idle = max((lease.idle for lease in before.leases if lease.owner == owner), default=0.0)
         return not math.isinf(idle) and idle + unseen_seconds > expires_above(config)
 
@@ -58,10 +58,12 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     silent_owners -= {
         lease.owner
         for lease in before.leases
-        if (then := rows_after.get(lease.key)) is not None and then[0] == lease.owner and then[1] != lease.version
+        if (row_after := rows_after.get(lease.key)) is not None
+        and row_after[0] == lease.owner
+        and row_after[1] != lease.version
     }
     losers = {old.owner for old, new in moves if old.next_owner is None or old.next_owner != new.owner}
-    dead = frozenset(owner for owner in silent_owners if owner in losers or late(owner))
+    dead = frozenset(owner for owner in silent_owners if owner in losers or is_late(owner))
 
     freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
     movers = {new.owner for _, new in moves if new.owner is not None}
@@ -80,10 +82,10 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     for old, new in moves:
         if new.owner is None:
             # A live owner renews within `renew_seconds`. If the owner wasn't late, it may just as well have left.
-            overdue = old.idle > config.renew_seconds and old.owner in dead and late(old.owner)
-            rules[new.key] = FREED if overdue and config.rules.frees_expired else ""
+            overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
+            rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
-            rules[new.key] = GIVEN
+            rules[new.key] = HANDOFF_RULE
         else:
             rules[new.key] = _rule(
                 old, takings_before[new.owner], unowned_takings[new.owner] or takings_joined[new.owner]
@@ -168,7 +170,7 @@ class WorkerPlan:
     @property
     def lines(self) -> tuple[str, ...]:
         """The actions as sentences, or one sentence that says why there are none."""
-        return tuple(said(action) for action in self.actions) or (self.rest,)
+        return tuple(describe_action(action) for action in self.actions) or (self.rest,)
 
     @property
     def rest(self) -> str:
@@ -186,7 +188,7 @@ class WorkerPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        actions = [action_json(action) | {"says": said(action)} for action in self.actions]
+        actions = [action_json(action) | {"says": describe_action(action)} for action in self.actions]
         document = {
             "worker": self.worker,
             "ours": self.ours,
@@ -197,7 +199,7 @@ class WorkerPlan:
         return document | ({} if actions else {"why": self.rest})
 
 
-def said(action: Action) -> str:
+def describe_action(action: Action) -> str:
     """Describe an action, as the end of a sentence about the worker: "would ..."."""
     key, by = action.lease.key, f"({action.rule})"
     match action:
@@ -249,7 +251,9 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
                 len(owned.get(worker, ())),
                 targets.get(worker, 0),
                 tuple(
-                    action for action in actions if not isinstance(action, Renew) and not _left(action, worker, aside)
+                    action
+                    for action in actions
+                    if not isinstance(action, Renew) and not _left_to_others(action, worker, aside)
                 ),
                 (loads[worker], mean) if worker in loads else None,
             )
@@ -263,7 +267,7 @@ def put_aside(lease: Lease, now: float) -> Progress | None:
     return progress if progress is not None and progress.resting(now, 0.0) else None
 
 
-def _left(action: Action, worker: str, aside: Mapping[str, Progress]) -> bool:
+def _left_to_others(action: Action, worker: str, aside: Mapping[str, Progress]) -> bool:
     progress = aside.get(action.lease.key)
     return progress is not None and progress.owner == worker
 

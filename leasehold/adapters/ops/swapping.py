@@ -44,13 +44,13 @@ SETTLE_SECONDS = 10.0
 """Longer than a worker's request takes. By then, workers that had not read "closed" have created their leases."""
 
 
-def observed(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
+def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
     """Return both tables as one, to be read. Raises StoreError if no swap from FROM to TO is in progress."""
-    checked_control(control_of(tables), names)
+    checked_control(read_control(tables), names)
     return SwapStore(tables, names[TO])
 
 
-def opened(store: str, to: str | None = None) -> Store:
+def open_for_reading(store: str, to: str | None = None) -> Store:
     """Open a store to read it.
 
     Args:
@@ -70,7 +70,7 @@ def opened(store: str, to: str | None = None) -> Store:
         )
         tables, names = (source, target), (name_of(store), name_of(to))
         finished = swap_is_over(tables, names)
-        joined: Store = target if finished else observed(tables, names)
+        joined: Store = target if finished else open_joined(tables, names)
         if finished:
             source.close()
         failed.pop_all()
@@ -95,7 +95,7 @@ class SwapProgress(LeasePlaces):
         return self.way != "" and not remaining and not self.moving
 
 
-def control_of(tables: tuple[Store, Store]) -> Lease:
+def read_control(tables: tuple[Store, Store]) -> Lease:
     """Return the control row. Raises StoreError if there is none."""
     rows = tables[TO].get([CONTROL])
     if not rows:
@@ -103,7 +103,7 @@ def control_of(tables: tuple[Store, Store]) -> Lease:
     return rows[0]
 
 
-def over_since(tables: tuple[Store, Store]) -> float | None:
+def ended_at(tables: tuple[Store, Store]) -> float | None:
     """Return when the swap from FROM ended, in seconds since 1970, or None if its last row doesn't contain the time."""
     value = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL])), "")
     return float(value) if value.isascii() and value.isdigit() else None
@@ -111,12 +111,12 @@ def over_since(tables: tuple[Store, Store]) -> float | None:
 
 def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
     """Return the progress of the swap of these tables."""
-    control = control_of(tables)
+    control = read_control(tables)
     leases = store.list().leases
-    raw = tables[FROM].list().leases
-    owned = [row for row in raw if row.owner and not is_marked(row) and not row.ended]
+    rows_in_from = tables[FROM].list().leases
+    owned = [row for row in rows_in_from if row.owner and not is_marked(row) and not row.ended]
     keys_in_from = {lease.key for lease in leases if split_version(lease)[0] == FROM}
-    silent = {
+    unaware = {
         row.owner: row.yields
         for row in owned
         if row.owner
@@ -124,10 +124,10 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
         and row.annotation(KNOWN_TO) != knows_annotation(row.owner, goal_name)[1]
     }
     places = places_of(direction_of(control), leases)
-    return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(silent.items())))
+    return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(unaware.items())))
 
 
-def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
+def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
     """Return why the swap cannot begin while these workers don't know TO."""
     foreigners = [name for name, ours in unaware if not ours]
     if foreigners:
@@ -139,16 +139,16 @@ def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
     return f"workers that do not know TO own leases of FROM: {names}; start them again with --to TO"
 
 
-def sent(tables: tuple[Store, Store], direction: Direction) -> None:
+def set_direction(tables: tuple[Store, Store], direction: Direction) -> None:
     """Set the direction in which the fleet moves leases. Raises StoreError if the swap is ending or has ended."""
-    control = control_of(tables)
+    control = read_control(tables)
     if direction == "from" and direction_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
     if not isinstance(tables[TO].write(AnnotateLease(control, DIRECTION, direction)), Done):
         raise StoreError("another changed the swap's control row in the same moment; run it again")
 
 
-def followed(
+def move_until_arrived(
     tables: tuple[Store, Store], store: SwapStore, goal_name: str, pause: Callable[[float], object] = sleep
 ) -> Iterator[SwapProgress]:
     """Move leases without an owner until every lease has arrived, yielding the progress after each read."""
@@ -164,24 +164,24 @@ def followed(
         pause(LOOK_SECONDS)
 
 
-def ended(
+def end_swap(
     tables: tuple[Store, Store], store: SwapStore, goal_name: str, pause: Callable[[float], object] = sleep
 ) -> None:
     """End a swap after all leases have moved to TO.
 
     From now on new leases are created in TO, and workers no longer need FROM (W6).
     """
-    sent(tables, "closed")
+    set_direction(tables, "closed")
     pause(SETTLE_SECONDS)
-    for _ in followed(tables, store, goal_name, pause):
+    for _ in move_until_arrived(tables, store, goal_name, pause):
         pass
     # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
     finished = Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}")))
     tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
-    tables[TO].write(DeleteLease(control_of(tables)))
+    tables[TO].write(DeleteLease(read_control(tables)))
 
 
-def awaited(
+def wait_until_known(
     tables: tuple[Store, Store],
     store: SwapStore,
     goal_name: str,
@@ -192,5 +192,5 @@ def awaited(
     until = monotonic() + wait_seconds
     while (swap := progress(tables, store, goal_name)).unaware:
         if any(not ours for _, ours in swap.unaware) or monotonic() >= until:
-            raise StoreError(refusal(swap.unaware))
+            raise StoreError(unaware_message(swap.unaware))
         pause(LOOK_SECONDS)

@@ -1,15 +1,15 @@
 """Decides when a query over what is there now (`trigger(availableNow=True)`) has read all of it.
 
 Each held shard has a `ShardTip`, which knows when the records that were there at the start are read. `AvailableNow`
-returns the shards that are still waited for, with reasons. Spark commits a batch only when it plans the next one, so
-some shards can continue only after an empty batch, a flush. `flush_due` decides when one is planned.
+returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans the next one,
+so some shards can continue only after an empty batch, a flush. `flush_due` decides when one is planned.
 
-A1. An open shard is read up to its latest record at the time when it was opened, and a closed one to its end.
-A2. A shard of ours is waited for until all of that is given to Spark, and every commit is written.
-A3. A shard of another worker is waited for until its lease is renewed once: its owner is alive and reads it.
-A4. A free shard is waited for once its parents are done. Before that its parents are waited for, each by its own rule.
-A5. A child of shards that this query has read to their ends is waited for until it has a lease.
-A6. If a shard waits for a commit, to end or to be handed off, a flush is planned without waiting for other shards.
+A1. An open shard is read up to the record that was its latest when the shard was opened, and a closed one to its end.
+A2. The query waits for a shard that it holds until Spark has all of these records and every commit is written.
+A3. It waits for a shard of another worker until the lease is renewed once. Then its owner is alive, and reads it.
+A4. It waits for a free shard once the shard's parents are done, and until then for the parents, each by its own rule.
+A5. It waits for a child of shards that it has read to their ends until the child has a lease.
+A6. If a shard can end or be handed off only after a commit, a flush is planned without waiting for other shards.
 """
 
 import logging
@@ -37,21 +37,21 @@ class ShardTip:
         target: The latest record at the time of the request, or that time if the source has no number for the record;
             None before the request.
         requested_at: When the target was requested.
-        heard: When a record was last read.
+        last_record_at: When a record was last read.
         reached: Whether reading has reached the target.
     """
 
     key: str
     target: Position | None = None
     requested_at: float = 0.0
-    heard: float = 0.0
+    last_record_at: float = 0.0
     reached: bool = False
 
-    def begin(self, target: Position, now: float) -> None:
+    def set_target(self, target: Position, now: float) -> None:
         """Set the target."""
         self.target, self.requested_at = target, now
 
-    def look(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
+    def update(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
         """Note how far the shard has been read. Return whether the target has just been reached exactly, by its number.
 
         Args:
@@ -71,19 +71,21 @@ class ShardTip:
         elif read.order >= target.order:
             self.reached = True
             return read.order == target.order
-        elif now - self.heard > SILENT_SECONDS:
-            log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
+        elif now - self.last_record_at > SILENT_SECONDS:
+            log.warning(
+                "shard %s: no record came up to %s, so it is assumed to be past retention", self.key, target.sequence
+            )
             self.reached = True
         return False
 
 
 @frozen
-class HeldShard:
+class ShardStatus:
     """A shard that this query reads.
 
     Attributes:
         opened: Whether it is known where the query continues.
-        idle: Whether everything that was there is given to Spark, and all commits are written.
+        idle: Whether Spark has everything that was there, and all commits are written.
     """
 
     opened: bool
@@ -99,42 +101,50 @@ class AvailableNow:
         self._alive: set[str] = set()
 
     @staticmethod
-    def unread(feeds: Mapping[str, HeldShard]) -> Mapping[str, str]:
+    def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
         """Return our shards with more to read or to write (A2), each with the reason."""
-        return {key: "its end is not reached" for key, feed in feeds.items() if feed.opened and not feed.idle}
+        return {
+            key: "its end is not reached"
+            for key, held_shard in held.items()
+            if held_shard.opened and not held_shard.idle
+        }
 
-    def left(
+    def awaited(
         self,
-        feeds: Mapping[str, HeldShard],
+        held: Mapping[str, ShardStatus],
         leases: Mapping[str, Lease],
         listed: Iterable[Shard] = (),
         ended: Collection[str] = (),
     ) -> Mapping[str, str]:
-        """Return the shards that are waited for, each with the reason.
+        """Return the shards that the query waits for, each with the reason.
 
         Args:
-            feeds: Our shards, by key.
+            held: Our shards, by key.
             leases: The whole table, by key.
             listed: The last listing of the stream.
             ended: The shards that this query has read to their ends, and committed.
         """
-        if unread := self.unread(feeds):
+        if unread := self.unread(held):
             return unread
         # If the table is empty, its leases are still to be created, so the stream is not read up.
         if not leases:
             return {"(all)": "there are no leases yet"}
-        reasons = {key: self._reason(lease, leases, feeds.get(key)) for key, lease in leases.items()}
-        begun = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended)
-        unborn = [
-            shard.id for shard in listed if shard.id not in begun and shard.parents and set(shard.parents) <= set(ended)
+        reasons = {key: self._reason(lease, leases, held.get(key)) for key, lease in leases.items()}
+        with_lease = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended)
+        without_lease = [
+            shard.id
+            for shard in listed
+            if shard.id not in with_lease and shard.parents and set(shard.parents) <= set(ended)
         ]
-        return {key: reason for key, reason in reasons.items() if reason} | dict.fromkeys(unborn, "it has no lease yet")
+        return {key: reason for key, reason in reasons.items() if reason} | dict.fromkeys(
+            without_lease, "it has no lease yet"
+        )
 
-    def _reason(self, lease: Lease, leases: Mapping[str, Lease], feed: HeldShard | None) -> str:
+    def _reason(self, lease: Lease, leases: Mapping[str, Lease], held_shard: ShardStatus | None) -> str:
         if lease.ended:
             return ""
         if lease.owner is None or lease.owner == self._me:
-            if (feed is not None and feed.opened and lease.owner) or not readable(lease, leases):  # A2, A4
+            if (held_shard is not None and held_shard.opened and lease.owner) or not readable(lease, leases):  # A2, A4
                 return ""
             return "it cannot be opened" if lease.owner else "nobody owns it"
         if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
@@ -142,14 +152,14 @@ class AvailableNow:
         return "" if lease.key in self._alive else f"{lease.owner} owns it and does not renew it"  # A3
 
 
-def flush_due(*, uncommitted: bool, left: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
+def flush_due(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
     """Return whether an AvailableNow query should plan a flush when no rows can be taken (A6).
 
     Args:
         uncommitted: Whether the last batch has ranges and is not committed.
-        left: Whether shards are waited for.
+        awaited: Whether the query waits for shards.
         ended: Whether the last batch reached the end of a shard.
         handing_off: Whether a lease is handed off once Spark has committed.
         on_idle: Whether the options want the last batch committed when nothing is left.
     """
-    return uncommitted and (ended or handing_off or (on_idle and not left))
+    return uncommitted and (ended or handing_off or (on_idle and not awaited))

@@ -1,7 +1,7 @@
 """A batch of a stream, without leases: its shards are cut into parts, and each of Spark's tasks reads one part.
 
-The options give the bounds of the batch (`Bounds`), the driver plans its parts (`planned`), and each executor opens the
-stream with its own credentials and reads one of them (`PartReading`).
+The options give the bounds of the batch (`Bounds`), the driver plans its parts (`plan_parts`), and each executor opens
+the stream with its own credentials and reads one of them (`PartReader`).
 
 Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
 its shard, whatever the times of arrival are. Times only help to find positions such that parts take about equally long.
@@ -27,8 +27,8 @@ from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
-from leasehold.adapters.spark.lease_loop import STUCK_SECONDS
-from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.lease_loop import STALL_SECONDS
+from leasehold.adapters.spark.options import OptionReader
 from leasehold.adapters.spark.range_reader import read_through
 from leasehold.adapters.spark.rows import Columns
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
@@ -37,9 +37,9 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
-PARTS_MOST = 4
+MAX_PARTS = 4
 """The most parts of one shard. A Kinesis shard allows five requests and 2 MB a second, and Event Hubs five readers."""
-EVER_MS = 2**53
+FOREVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
 FAULT_SECONDS = 0.4, 10.0
@@ -86,7 +86,7 @@ class Bounds:
         position = {"initial_position": first.sequence}
         return position | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
 
-    def of_query(self) -> Slice | None:
+    def query_slice(self) -> Slice | None:
         """Return the slice that a query reads before it ends, or None if it does not end. Raises ValueError."""
         if self.until == LATEST:
             raise ValueError(
@@ -103,9 +103,11 @@ class Bounds:
         )
 
 
-def bounds_of(given: Given, source: str, since: Mapping[str, Any] | None, until: Mapping[str, Any] | None) -> Bounds:
+def parse_bounds(
+    opts: OptionReader, source: str, since: Mapping[str, Any] | None, until: Mapping[str, Any] | None
+) -> Bounds:
     """Return the bounds from the options; positions are as in configurations. Raises ValueError, naming the option."""
-    return Bounds(_position(since), _position(until), given.number("minPartitions", 0) or 0, source)
+    return Bounds(_position(since), _position(until), opts.number("minPartitions", 0) or 0, source)
 
 
 def _position(position_fields: Mapping[str, Any] | None) -> Position | None:
@@ -162,23 +164,23 @@ class ShardPart(InputPartition):
     pause_seconds: float
 
 
-def between(
-    begins: Position, marks: Iterable[Position], ends: Position | None
+def split_range(
+    begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
-    """Return parts that cover `begins` to `ends` without a gap, cut after each mark in between (rule 1)."""
+    """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
     # The default is larger than any number: if a time ends the part, no mark lies after it.
     upper = (2, 0, 0) if ends is None else ends.order
-    marks_by_order = {mark.order: mark for mark in marks if begins.order < mark.order < upper}
-    inner = [marks_by_order[order] for order in sorted(marks_by_order)]
+    cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < upper}
+    inner = [cuts_by_order[order] for order in sorted(cuts_by_order)]
     return list(zip([begins, *inner], [*inner, ends], strict=True))
 
 
-def moments(since_ms: int, until_ms: int, parts: int) -> list[int]:
+def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:
     """Return the times that cut this interval into equal parts."""
     return [since_ms + (until_ms - since_ms) * part // parts for part in range(1, parts)]
 
 
-def planned(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
+def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
     """Plan at least `tasks` parts if the shards allow it, with the first parts of all shards before their second ones.
 
     Raises SourceError, ValueError.
@@ -188,10 +190,10 @@ def planned(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardP
         # List the shards first, because any shard can show the service's own time.
         if not (listed := source.shards()):
             return []
-        if (until := _end(source, _lease(listed[0]), bounds)) <= begins.sub:
+        if (until := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
             return []  # the batch begins later than now
         listed = source.shards()  # rule 3
-        plan = _ShardPlanner(location, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
+        plan = _ShardPlanner(location, source, Slice(begins, until), min(MAX_PARTS, -(-tasks // len(listed))))
         # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(plan.parts, listed))
@@ -199,13 +201,13 @@ def planned(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardP
         return [part for row in rows for part in row if part is not None]
 
 
-def _end(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
+def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     """Wait until the slice has ended, and return its end in milliseconds."""
     # A batch must be the same however often its tasks run, so its end is one fixed time or number.
     if bounds.until is not None and bounds.until != LATEST:
         until = bounds.until.sub
     elif _latest_settled(source, lease).last is not None:
-        return EVER_MS
+        return FOREVER_MS
     else:
         until = source.latest(lease).sub + 1000  # include records put just now: the service tells time in seconds
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
@@ -230,27 +232,27 @@ class _ShardPlanner:
     """Cuts the shards of one slice."""
 
     def __init__(self, location: StreamLocation, source: BoundedSource, cut: Slice, parts: int) -> None:
-        self._location, self._source, self._cut, self._parts = location, source, cut, parts
+        self._location, self._source, self._cut, self._parts_per_shard = location, source, cut, parts
 
     def parts(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard. There are none if it has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
         settled = Settled()
-        if self._parts > 1 or cut.until_ms == EVER_MS:
+        if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             settled = _latest_settled(self._source, lease)
         # A task without records would open the shard, and wait at its tip until the service reports that it is empty.
         if settled.last == TRIM_HORIZON or (settled.arrived is not None and settled.arrived * 1000 < cut.begin.sub):
             return []
-        if cut.until_ms == EVER_MS:
+        if cut.until_ms == FOREVER_MS:
             ends = settled.last
         newest = cut.until_ms if settled.arrived is None else min(cut.until_ms, int(settled.arrived * 1000))
-        marks = list[Position]()
-        if self._parts > 1 and (first := self._first(lease, cut.begin)) is not None:
+        cuts = list[Position]()
+        if self._parts_per_shard > 1 and (first := self._first(lease, cut.begin)) is not None:
             # Start at the first record, because cutting a time without records would leave most tasks empty.
-            times = moments(max(first[1], cut.since_ms), newest, self._parts)
-            firsts = (self._first(lease, at_timestamp(moment)) for moment in times)
-            marks = [mark[0] for mark in firsts if mark is not None]
-        spans = between(cut.begin, marks, ends)
+            times = split_times(max(first[1], cut.since_ms), newest, self._parts_per_shard)
+            first_records = (self._first(lease, at_timestamp(moment)) for moment in times)
+            cuts = [record[0] for record in first_records if record is not None]
+        spans = split_range(cut.begin, cuts, ends)
         # Tasks read the parts of a shard at the same time, and share the service's limits on readers.
         pause = self._location.pause_seconds * len(spans)
         return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in spans]
@@ -280,16 +282,16 @@ class SlicedReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Plan the tasks, on the driver."""
-        return [*planned(self._location, self._bounds, self._tasks)]
+        return [*plan_parts(self._location, self._bounds, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one task on an executor, the same ones however often it runs."""
         if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a partition of its own
             with closing(self._location.open()) as source:
-                yield from PartReading(source, self._location.columns, partition).rows()
+                yield from PartReader(source, self._location.columns, partition).rows()
 
 
-class PartReading:
+class PartReader:
     """Reads one part once."""
 
     def __init__(self, source: Source, columns: Columns, part: ShardPart) -> None:
@@ -300,7 +302,7 @@ class PartReading:
         self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
         self._pull = ShardPull(self._cursor, lambda start: source.open(self._lease, start))
         self._faults = Backoff(*FAULT_SECONDS)
-        self._heard = time.monotonic()
+        self._last_progress_at = time.monotonic()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Read all rows. Raises SourceError, or TimeoutError if nothing comes for too long."""
@@ -319,10 +321,10 @@ class PartReading:
         # Silence counts only at the tip, because the records of the slice are there already. A response behind the
         # tip shows that there is more, even if it is empty: shards have empty stretches.
         if isinstance(answer, Batch) and (answer.end is not None or answer.behind_seconds):
-            self._heard = now
-        elif now - self._heard > STUCK_SECONDS:
+            self._last_progress_at = now
+        elif now - self._last_progress_at > STALL_SECONDS:
             raise TimeoutError(
-                f"shard {self._part.shard}: nothing came of it for {STUCK_SECONDS:g} s; the task's log may say why it "
+                f"shard {self._part.shard}: nothing came of it for {STALL_SECONDS:g} s; the task's log may say why it "
                 "cannot be read"
             )
         if isinstance(answer, SourceUnavailable):

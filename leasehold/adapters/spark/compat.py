@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         SupportsTriggerAvailableNow,
     )
 
-    TELLS_AVAILABLE_NOW = True
+    HAS_AVAILABLE_NOW = True
 else:
     try:
         from pyspark.sql.streaming.datasource import (
@@ -35,11 +35,11 @@ else:
             SupportsTriggerAvailableNow,
         )
 
-        TELLS_AVAILABLE_NOW = True
+        HAS_AVAILABLE_NOW = True
     except ImportError:
         from attrs import frozen
 
-        TELLS_AVAILABLE_NOW = False
+        HAS_AVAILABLE_NOW = False
 
         class ReadLimit:
             """A limit on a batch."""
@@ -75,7 +75,7 @@ else:
     EqualTo = getattr(datasource, "EqualTo", ())
 
 __all__ = [
-    "TELLS_AVAILABLE_NOW",
+    "HAS_AVAILABLE_NOW",
     "DataSourceStreamArrowWriter",
     "EqualTo",
     "Filter",

@@ -36,14 +36,14 @@ log = escaped(logging.getLogger("leasehold.spark"))
 TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
 """The token, the batch's number and the task's index in the batch."""
-HERE, GONE, ALL = b"H", b"G", b"A"
+FOUND, NOT_FOUND, COMPLETE = b"H", b"G", b"A"
 """Sent before the rows: they follow, or are gone. ALL is sent after the last row."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to send its request."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes. Spark's own default is the same (`spark.network.timeout`)."""
-PORTS = 16
-"""How many ports to try from the given one on, because each query of a driver needs one."""
+PORT_ATTEMPTS = 16
+"""How many ports to try, starting with the configured one, because each query of a driver needs its own."""
 SLICE_BYTES = 4 << 20
 """The approximate size of one Arrow batch."""
 
@@ -77,19 +77,19 @@ class RowServer:
 
     Args:
         address: Where to listen, and the host name that tasks use.
-        most: About how many bytes to keep in memory.
+        memory_limit: About how many bytes to keep in memory.
         folder: Where to put files for the rest; "" for the system's default.
     """
 
-    def __init__(self, address: Address, most: int, folder: str) -> None:
-        self._address, self._most, self._folder = address, most, folder
-        self._server = _listening(address)
+    def __init__(self, address: Address, memory_limit: int, folder: str) -> None:
+        self._address, self._memory_limit, self._folder = address, memory_limit, folder
+        self._server = _listen(address)
         spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._failed)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _failed(self, fault: BaseException) -> None:
         """Close the port, so that tasks fail at once instead of waiting for rows that never come."""
-        log.error("rows are sent to tasks no more: %s", said(fault), exc_info=fault)
+        log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
     @property
@@ -104,32 +104,32 @@ class RowServer:
 
     def keep(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Keep the rows of one task of a batch, and return how to fetch them."""
-        task_rows = Kept.of(batches)
-        if self.in_memory + task_rows.memory > self._most:
+        task_rows = TaskRows.of(batches)
+        if self.in_memory + task_rows.memory > self._memory_limit:
             # The batch is planned already, so it cannot wait for memory as a read does.
             task_rows = task_rows.on_disk(self._folder)
-        self._server.kept[number, task] = task_rows
+        self._server.task_rows[number, task] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, number, task)
 
     @property
     def in_memory(self) -> int:
         """The number of bytes taken up by rows that are not in files."""
-        return sum(task_rows.memory for task_rows in self._server.kept.values())
+        return sum(task_rows.memory for task_rows in self._server.task_rows.values())
 
     def discard(self, number: int) -> None:
         """Drop the rows of this batch. A transfer that has begun is completed."""
-        for key in [key for key in self._server.kept if key[0] == number]:
-            del self._server.kept[key]
+        for key in [key for key in self._server.task_rows if key[0] == number]:
+            del self._server.task_rows[key]
 
     def close(self) -> None:
         """Stop listening, and drop all rows."""
         self._server.shutdown()
         self._server.server_close()
-        self._server.kept.clear()
+        self._server.task_rows.clear()
 
 
 @frozen
-class Kept:
+class TaskRows:
     """The rows of one task, in small batches, so that the task and Spark have only a few of them in memory at a time.
 
     Attributes:
@@ -141,7 +141,7 @@ class Kept:
     memory: int
 
     @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch]) -> "Kept":
+    def of(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
         """Keep rows in memory."""
         parts = list[pa.RecordBatch]()
         for batch in batches:
@@ -150,14 +150,14 @@ class Kept:
             parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
         return cls(tuple(parts), sum(part.nbytes for part in parts))
 
-    def on_disk(self, folder: str) -> "Kept":
+    def on_disk(self, folder: str) -> "TaskRows":
         """Move the rows into a file without a name, and send them from there."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
             # The mapping outlives the file's name and handle, so nothing stays on the disk however this process ends.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return Kept(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
+        return TaskRows(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
 
     def write(self, file: IO[bytes]) -> None:
         """Write the rows as an Arrow stream."""
@@ -166,7 +166,7 @@ class Kept:
                 writer.write_batch(batch)
 
 
-class _RowSending(ThreadingTCPServer):
+class _RowTcpServer(ThreadingTCPServer):
     """Listens for the tasks of a query, at an IPv4 or IPv6 address."""
 
     daemon_threads = True  # a slow peer must not keep the process from ending
@@ -177,8 +177,8 @@ class _RowSending(ThreadingTCPServer):
         self.address_family = family
         # Executors' networks are seldom private, so rows are sent only to clients that have this query's token.
         self.token = token_bytes(TOKEN_BYTES)
-        self.kept: dict[tuple[int, int], Kept] = {}
-        super().__init__(address, _Sending)
+        self.task_rows: dict[tuple[int, int], TaskRows] = {}
+        super().__init__(address, _RowRequestHandler)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1] or OSError()
@@ -186,43 +186,43 @@ class _RowSending(ThreadingTCPServer):
         log.log(level, "rows were not sent to %s: %s", client_address, said(fault))
 
 
-class _Sending(BaseRequestHandler):
-    server: _RowSending
+class _RowRequestHandler(BaseRequestHandler):
+    server: _RowTcpServer
     request: socket.socket
 
     def handle(self) -> None:
         # A peer that sends nothing, such as a port scan, must not hold a thread forever.
         self.request.settimeout(REQUEST_SECONDS)
-        token, number, task = REQUEST.unpack(received(self.request, REQUEST.size))
+        token, number, task = REQUEST.unpack(receive_exactly(self.request, REQUEST.size))
         # Compare in constant time, so that timing does not reveal how much of a guess was right.
         if not compare_digest(token, self.server.token):
-            log.warning("%s asked for rows without this query's token, and got none", self.client_address)
+            log.warning("%s requested rows without this query's token: the request was rejected", self.client_address)
             return
-        rows = self.server.kept.get((number, task))
+        rows = self.server.task_rows.get((number, task))
         # A task's sink may block for any length of time. Keepalive detects a peer that is gone.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with self.request.makefile("wb") as stream:
-            stream.write(GONE if rows is None else HERE)
+            stream.write(NOT_FOUND if rows is None else FOUND)
             if rows is not None:
                 rows.write(stream)
-                stream.write(ALL)
+                stream.write(COMPLETE)
 
 
-def _listening(address: Address) -> _RowSending:
+def _listen(address: Address) -> _RowTcpServer:
     """Return a server at the first free port. Raises OSError that names the options to set."""
     # Each query of a driver needs its own port, and a firewall opens a range.
-    ports = range(address.port, address.port + PORTS) if address.port else (0,)
+    ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
     fault = OSError()
     for port in ports:
         try:
             family, *_, sockaddr = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
-            return _RowSending(family, (str(sockaddr[0]), int(sockaddr[1])))
+            return _RowTcpServer(family, (str(sockaddr[0]), int(sockaddr[1])))
         except OSError as error:
             fault = error
     raise OSError(
-        f"no port could be had for tasks to fetch rows from ({printable(text_of(fault))}): give lease.fetchPort "
-        "another, or set lease.transport to embedded"
+        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(fault))}): set lease.fetchPort "
+        "to another, or lease.transport to embedded"
     ) from fault
 
 
@@ -267,7 +267,7 @@ class Transport:
             self._server.close()
 
 
-def spread(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
+def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
     """Spread shards over at most `tasks` tasks: the largest first, each to the task with the fewest rows so far.
 
     The same rows are always spread the same way, because a sink may know a row by its position in a task.
@@ -290,46 +290,46 @@ def read(rows: Rows) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task. Raises RuntimeError if they cannot be fetched."""
     match rows:
         case FetchedRows():
-            yield from fetched(rows)
+            yield from fetch_rows(rows)
         case EmbeddedRows(data):
             yield from pa.ipc.open_stream(data)
 
 
-def fetched(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
+def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
     """Fetch the rows of one task. Raises RuntimeError that names the options to set."""
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
-            status = received(connection, 1)
-            if status == GONE:
+            status = receive_exactly(connection, 1)
+            if status == NOT_FOUND:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
-                if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of the stream
-                    raise ConnectionError("the driver went away before it had sent all rows")
+                if stream.read(1) != COMPLETE:  # Arrow takes an end between two batches for the end of the stream
+                    raise ConnectionError("the driver closed the connection before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
-        mend = (
+        remedy = (
             "let executors connect there, as they do to Spark's own ports, with lease.fetchPort where only some are "
             "open; or set lease.transport to embedded"
         )
         if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # not a firewall, which would cause a timeout
-            mend = (
+            remedy = (
                 "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
-                f"killer has ended. If it lives, its port is refused to executors: {mend}"
+                f"killer has ended. If it lives, its port is refused to executors: {remedy}"
             )
         reason = printable(text_of(fault))
         raise RuntimeError(
-            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({reason}): {mend}"
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({reason}): {remedy}"
         ) from fault
 
 
-def received(connection: socket.socket, size: int) -> bytes:
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
     data = b""
     while len(data) < size:
         # One call may return less than it asked for.
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("the other side has closed the connection without an answer")
+            raise ConnectionError("the other side closed the connection without a response")
         data += part
     return data

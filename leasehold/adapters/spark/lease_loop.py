@@ -1,12 +1,12 @@
 """The worker of one query: it holds leases and reads their shards ahead, in threads of Spark's source-runner process.
 
 Spark calls a reader from that process's main thread, one call at a time, and may be busy or blocked for long. Renewals
-and reads continue meanwhile. The runner's threads call `_ahead` for each new lease and then the prefetcher's `step`
-(`feed`). The main thread calls everything else. One condition guards the state that both use. When the query ends,
+and reads continue meanwhile. The runner's threads call `_begin_prefetching` for each new lease and then the `step` of
+its reader. The main thread calls everything else. One condition guards the state that both use. When the query ends,
 leases are released if possible; if not, they expire.
 
-If a call from Spark may last long, a `Waiting` decides when to give up. An AvailableNow query waits for all its shards,
-and a repeated batch waits for its ranges.
+If a call from Spark may last long, a `Watchdog` decides when to give up. An AvailableNow query waits for all its
+shards, and a repeated batch waits for its ranges.
 """
 
 import logging
@@ -22,9 +22,9 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
-from leasehold.adapters.spark.feed import ReadAheadPace, ReadAheadState, ShardPrefetcher, ahead_reader
-from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus
+from leasehold.adapters.spark.offsets import RangeStart, fair_shares
+from leasehold.adapters.spark.prefetcher import ReadAheadPace, ReadAheadState, ShardPrefetcher, prefetching_reader
 from leasehold.adapters.spark.row_buffer import ANY_SIZE
 from leasehold.adapters.spark.rows import Chunk
 from leasehold.adapters.threads import spawn
@@ -47,7 +47,7 @@ class LeaseLoop:
         pace: How fast and how far to read ahead.
         resume: Returns where to read a lease from, given the position of its checkpoint.
         sliced: Whether the shards end where a slice ends.
-        anew: Whether the worker lets the leases of a recreated stream start over.
+        restarts_recreated: Whether the worker lets the leases of a recreated stream start over.
     """
 
     def __init__(
@@ -57,56 +57,58 @@ class LeaseLoop:
         resume: Callable[[Holding, Position], Position],
         *,
         sliced: bool = False,
-        anew: bool = False,
+        restarts_recreated: bool = False,
     ) -> None:
         # Spark starts this process, so only the environment can name the destination of metrics.
         self._exports = ExitStack()
         meter = self._exports.enter_context(exporting(None))
         # The handler does nothing, because Spark itself asks for the records.
         self._runner = Runner(
-            worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._ahead
+            worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._begin_prefetching
         )
-        self._member, self._sliced, self._anew = worker, sliced, anew
+        self._worker, self._sliced, self._restarts_recreated = worker, sliced, restarts_recreated
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
         self._shared = ReadAheadState(
             pace, self._changed, resume, self._committed.get, measure=self._measure, closed=self._closed
         )
-        self._feeds: dict[str, ShardPrefetcher] = {}
-        self._ever: set[str] = set()
+        self._prefetchers: dict[str, ShardPrefetcher] = {}
+        self._ever_held: set[str] = set()
         self._fault: BaseException | None = None
-        self._closed_of: tuple[Shard, ...] = ()
+        self._closed_listing: tuple[Shard, ...] = ()
         self._closed_keys: Collection[str] = ()
-        self._now = AvailableNow(worker.me)
-        self._thread_of_all: Thread | None = None
+        self._available_now = AvailableNow(worker.me)
+        self._thread: Thread | None = None
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
-        holding.progress.read(batch, self._member.clock())
-        holding.progress.done(self._member.clock())  # this process knows no more than what is read ahead
+        holding.progress.read(batch, self._worker.clock())
+        holding.progress.done(self._worker.clock())  # this process knows no more than what is read ahead
         self._runner.handling.measure(holding, batch)
 
     def _closed(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
-        listed = self._member.discovery.listed
-        if self._closed_of is not listed:
+        listed = self._worker.discovery.listed
+        if self._closed_listing is not listed:
             parents = {parent for shard in listed for parent in shard.parents}
-            self._closed_of, self._closed_keys = listed, {s.id for s in listed if not s.open} | parents
+            self._closed_listing, self._closed_keys = listed, {s.id for s in listed if not s.open} | parents
         return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
         """Join the group, and with `only_now` read only the records that are there now."""
         self._shared.only_now = only_now and not self._sliced  # the shards of a slice end by themselves
-        self._thread_of_all = spawn("leasehold-spark", self._runner.run, self._failed)
+        self._thread = spawn("leasehold-spark", self._runner.run, self._failed)
 
     def close(self) -> None:
         """Release what is held, within a bounded time."""
         # A shard must not wait for a commit any more: no batch is planned after this one, so Spark would never commit.
         self._shared.ending = True
         self._runner.stop()
-        if self._thread_of_all is not None:
-            self._thread_of_all.join(STOP_SECONDS + 1.0)  # the runner logs what it could not release in time
-            if self._thread_of_all.is_alive():
-                log.warning("not everything was released within %g s; it is free once it expires", STOP_SECONDS)
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS + 1.0)  # the runner logs what it could not release in time
+            if self._thread.is_alive():
+                log.warning(
+                    "not all leases were released within %g s; the others are free once they expire", STOP_SECONDS
+                )
         self._exports.close()
 
     # Called by the main thread
@@ -120,14 +122,18 @@ class LeaseLoop:
         # Raise it in the thread that Spark calls, because a fault in another thread would end nothing.
         if self._fault is not None:
             raise self._fault
-        for problem in self._member.discovery.contradictions:
+        for problem in self._worker.discovery.contradictions:
             # The next listing replaces an old one.
-            if problem.of_stream and problem.kind != "old listing" and not (problem.restartable and self._anew):
+            if (
+                problem.of_stream
+                and problem.kind != "old listing"
+                and not (problem.restartable and self._restarts_recreated)
+            ):
                 raise SourceError(f"{problem.what} (of a query: option lease.ifRecreated)")
 
     def wait(self, seconds: float) -> None:
         """Wait until rows can be taken, at most `seconds`."""
-        self.wait_until(lambda: any(self._takable()), seconds)
+        self.wait_until(lambda: any(self._with_rows()), seconds)
 
     def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
         """Wait until `over` returns true, at most `seconds`. It is called after each read."""
@@ -145,15 +151,19 @@ class LeaseLoop:
         """
 
         def enough() -> bool:
-            feeds = [feed for feed in self._feeds.values() if feed.held is not None]
-            waiting = [feed.waiting for feed in feeds]
+            prefetchers = [
+                prefetcher for prefetcher in self._prefetchers.values() if prefetcher.range_start is not None
+            ]
+            waiting = [prefetcher.buffered for prefetcher in prefetchers]
             return (
-                sum(count for count, _ in waiting) >= rows or sum(size_of_feed for _, size_of_feed in waiting) >= size
+                sum(count for count, _ in waiting) >= rows or sum(size_waiting for _, size_waiting in waiting) >= size
             )
 
         def over() -> bool:
             # A lease in a hand-off waits for Spark to commit, and its next owner waits for the lease.
-            return self.handing_off or enough() or not any(feed.behind for feed in self._feeds.values())
+            return (
+                self.handing_off or enough() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
+            )
 
         self.wait_until(over, seconds)
         with self._changed:
@@ -162,9 +172,9 @@ class LeaseLoop:
     @property
     def handing_off(self) -> bool:
         """Whether a lease is to be handed off once Spark has committed."""
-        return any(holding.releasing for holding in self._member.holdings)
+        return any(holding.releasing for holding in self._worker.holdings)
 
-    def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
+    def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
         """Take the rows of the next batch.
 
         Args:
@@ -177,18 +187,26 @@ class LeaseLoop:
         """
         with self._changed:
             # Compute this once: a lease may be lost or expire in the meantime.
-            held = {key: entry for key, feed in self._feeds.items() if (entry := feed.held) is not None}
-            feeds = {key: self._feeds[key] for key in held}
+            held = {
+                key: entry
+                for key, prefetcher in self._prefetchers.items()
+                if (entry := prefetcher.range_start) is not None
+            }
+            prefetchers = {key: self._prefetchers[key] for key in held}
             # Limit each shard before sharing the batch out: one that is far behind must not take all of it.
-            waiting = {key: min(shard_rows, count) for key, feed in feeds.items() if (count := feed.waiting[0])}
-            counts = {key: count for key, count in shares(waiting, rows).items() if count}
-            sizes = shares({key: feeds[key].waiting[1] for key in counts}, size)
-            chunks = {key: feeds[key].take(counts[key], limit) for key, limit in sizes.items()}
+            waiting = {
+                key: min(shard_rows, count)
+                for key, prefetcher in prefetchers.items()
+                if (count := prefetcher.buffered[0])
+            }
+            counts = {key: count for key, count in fair_shares(waiting, rows).items() if count}
+            sizes = fair_shares({key: prefetchers[key].buffered[1] for key in counts}, size)
+            chunks = {key: prefetchers[key].take(counts[key], limit) for key, limit in sizes.items()}
             taken = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken:
                 # Take a row that is larger than its share alone, otherwise the query would never advance.
                 for key in sorted(counts):
-                    if (chunk := feeds[key].take(1, ANY_SIZE)) is not None:
+                    if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
                         taken = {key: chunk}
                         break
         for key in taken:
@@ -200,43 +218,46 @@ class LeaseLoop:
         with self._changed:
             # Keep positions of leases that are not ours, too: if one comes back, it continues after what the sink has.
             self._committed.update(ends)
-            ours = [key for key in ends if key in self._feeds]
+            ours = [key for key in ends if key in self._prefetchers]
             for key in ours:
-                self._feeds[key].commit(ends[key])
+                self._prefetchers[key].commit(ends[key])
         for key in ours:
             self._runner.hurry(key)
         # Leases that were never ours need no warning: an earlier run had them, and their owners know where they are.
-        if lost := sorted((ends.keys() & self._ever) - set(ours)):
-            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", few(lost))
+        if lost := sorted((ends.keys() & self._ever_held) - set(ours)):
+            log.warning("leases were lost to other workers, which write their checkpoints from now on: %s", few(lost))
 
-    def was_read(self, keys: Iterable[str]) -> None:
+    def mark_read(self, keys: Iterable[str]) -> None:
         """Note that a repeated batch has read these shards, so their checkpoints may be written once they are held."""
         self._shared.read.update(keys)
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
         """Return whether the lease's checkpoint, as last read, is at this position or later."""
-        sighting = self._member.table.watch.sightings.get(key)
+        sighting = self._worker.table.watch.sightings.get(key)
         return sighting is not None and sighting.lease.checkpoint.order >= position.order
 
     @property
     def behind(self) -> dict[str, float]:
         """How many seconds reading is behind the tip of each shard, if known."""
-        now = self._member.clock()
+        now = self._worker.clock()
         with self._changed:
-            feeds = tuple(self._feeds.values())
+            prefetchers = tuple(self._prefetchers.values())
         # Once everything that was there at the start is read, later records are for the next run, and are no lag here.
-        lags = {feed.key: 0.0 if feed.read_up else feed.holding.progress.behind(now) for feed in feeds}
+        lags = {
+            prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
+            for prefetcher in prefetchers
+        }
         return {key: seconds for key, seconds in lags.items() if seconds is not None}
 
     @property
-    def over(self) -> bool:
+    def may_end(self) -> bool:
         """Whether the query may end once nothing is left for it: a slice must be read completely, by any worker."""
-        return not self._sliced or is_read(self._member)
+        return not self._sliced or is_read(self._worker)
 
     @property
-    def answers(self) -> int:
+    def answered_reads(self) -> int:
         """How many reads were answered so far. A shard that cannot be read adds none."""
-        return self._shared.answers
+        return self._shared.answered_reads
 
     @property
     def undecided(self) -> int:
@@ -244,35 +265,37 @@ class LeaseLoop:
         return self._shared.undecided
 
     @property
-    def unfinished(self) -> Mapping[str, str]:
+    def awaited(self) -> Mapping[str, str]:
         """The shards that may have more to read for an AvailableNow query, each with the reason.
 
         These are our own shards, and shards elsewhere without a living owner.
         """
         with self._changed:
-            feeds = {key: HeldShard(feed.opened, feed.idle) for key, feed in self._feeds.items()}
+            prefetchers = {
+                key: ShardStatus(prefetcher.opened, prefetcher.idle) for key, prefetcher in self._prefetchers.items()
+            }
             ended = {key for key, position in self._committed.items() if position.ended}
-        if unread := self._now.unread(feeds):
+        if unread := self._available_now.unread(prefetchers):
             return unread  # no need to read the table
         try:
-            leases = {lease.key: lease for lease in self._member.store.list().leases}
+            leases = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
             unread = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
-            log.warning("the leases could not be read, looking again: %s", fault)
+            log.warning("the leases could not be read, trying again: %s", fault)
             return unread
-        return self._now.left(feeds, leases, self._member.discovery.listed, ended)
+        return self._available_now.awaited(prefetchers, leases, self._worker.discovery.listed, ended)
 
     @property
-    def reading_up(self) -> Mapping[str, str]:
+    def not_caught_up(self) -> Mapping[str, str]:
         """The leases, as last read from the table, whose shards are not known to be at their tips, with the reasons."""
-        now = self._member.clock()
+        now = self._worker.clock()
         with self._changed:
-            feeds = {
-                key: HeldShard(feed.opened, idle=feed.holding.progress.behind(now) == 0)
-                for key, feed in self._feeds.items()
+            prefetchers = {
+                key: ShardStatus(prefetcher.opened, idle=prefetcher.holding.progress.behind(now) == 0)
+                for key, prefetcher in self._prefetchers.items()
             }
-        return self._now.left(
-            feeds, {key: sighting.lease for key, sighting in self._member.table.watch.sightings.items()}
+        return self._available_now.awaited(
+            prefetchers, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         )
 
     # Called by the loop's threads
@@ -284,54 +307,58 @@ class LeaseLoop:
             self._fault = fault
             self._changed.notify_all()
 
-    def _ahead(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
+    def _begin_prefetching(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
         """Start reading the shard of a new lease ahead, and return its step."""
-        feed = ShardPrefetcher(worker, holding, self._shared, self._left)
+        prefetcher = ShardPrefetcher(worker, holding, self._shared, self._finished)
         with self._changed:
-            self._ever.add(holding.key)
-            self._feeds[holding.key] = feed
-            self._shared.feeds = len(self._feeds)
-        return ahead_reader(feed).step
+            self._ever_held.add(holding.key)
+            self._prefetchers[holding.key] = prefetcher
+            self._shared.held_count = len(self._prefetchers)
+        return prefetching_reader(prefetcher).step
 
-    def _takable(self) -> Iterator[ShardPrefetcher]:
-        # Check `waiting` first: it is cheaper than `held`, and most shards have nothing.
-        return (feed for feed in self._feeds.values() if feed.waiting[0] and feed.held is not None)
+    def _with_rows(self) -> Iterator[ShardPrefetcher]:
+        # Check `buffered` first: it is cheaper than `range_start`, and most shards have nothing.
+        return (
+            prefetcher
+            for prefetcher in self._prefetchers.values()
+            if prefetcher.buffered[0] and prefetcher.range_start is not None
+        )
 
-    def _left(self, feed: ShardPrefetcher) -> None:
-        if self._feeds.get(feed.key) is feed:
-            del self._feeds[feed.key]
-            self._shared.feeds = len(self._feeds)
+    def _finished(self, prefetcher: ShardPrefetcher) -> None:
+        if self._prefetchers.get(prefetcher.key) is prefetcher:
+            del self._prefetchers[prefetcher.key]
+            self._shared.held_count = len(self._prefetchers)
 
 
-STUCK_SECONDS = 300.0
+STALL_SECONDS = 300.0
 """How long the awaited shards may all be silent. Longer if leases take longer to expire."""
-EXPIRIES = 3.0
+STALL_LEASE_TIMES = 3.0
 
 
-class Waiting:
-    """Watches a wait, from the first call of `go_on` on.
+class Watchdog:
+    """Watches a wait, from the first call of `check` on.
 
     Args:
         lease_seconds: How long a dead worker's leases stay unchanged before they are taken.
         clock: Monotonic seconds.
-        doing: What the wait is for, which begins the error message.
+        activity: What the wait is for, which begins the error message.
     """
 
     def __init__(
-        self, lease_seconds: float, clock: Callable[[], float] = time.monotonic, doing: str = "availableNow"
+        self, lease_seconds: float, clock: Callable[[], float] = time.monotonic, activity: str = "availableNow"
     ) -> None:
-        self._seconds, self._doing = max(STUCK_SECONDS, EXPIRIES * lease_seconds), doing
+        self._seconds, self._activity = max(STALL_SECONDS, STALL_LEASE_TIMES * lease_seconds), activity
         self._clock = clock
         self._parent = os.getppid()
-        self._seen: tuple[frozenset[str], int] | None = None
+        self._last_state: tuple[frozenset[str], int] | None = None
         self._since = 0.0
 
-    def go_on(self, left: Mapping[str, str], answers: int) -> None:
+    def check(self, awaited: Mapping[str, str], answered_reads: int) -> None:
         """Keep waiting for these shards, or raise an error.
 
         Args:
-            left: The shards, each with the reason.
-            answers: The number of reads answered so far.
+            awaited: The shards, each with the reason.
+            answered_reads: The number of reads answered so far.
 
         Raises:
             TimeoutError: Nothing has changed for too long.
@@ -340,17 +367,17 @@ class Waiting:
         """
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
-        state, now = (frozenset(left), answers), self._clock()
+        state, now = (frozenset(awaited), answered_reads), self._clock()
         # Another set of shards, or one more response, is progress, however slow.
-        if state != self._seen:
-            self._seen, self._since = state, now
+        if state != self._last_state:
+            self._last_state, self._since = state, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._doing}: nothing was read for {self._seconds:g} s of {with_reasons(left)}; what was read "
+                f"{self._activity}: nothing was read for {self._seconds:g} s of {with_reasons(awaited)}; what was read "
                 "before is in the sink: see why they cannot be read, and start the query again"
             )
 
 
-def with_reasons(left: Mapping[str, str]) -> str:
+def with_reasons(awaited: Mapping[str, str]) -> str:
     """Return the first of these shards, each with its reason."""
-    return few([f"{key} ({reason})" for key, reason in sorted(left.items())])
+    return few([f"{key} ({reason})" for key, reason in sorted(awaited.items())])

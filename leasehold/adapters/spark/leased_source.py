@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamLocation
 from leasehold.adapters.spark.compat import (
-    TELLS_AVAILABLE_NOW,
+    HAS_AVAILABLE_NOW,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -34,11 +34,11 @@ from leasehold.adapters.spark.compat import (
 )
 from leasehold.adapters.spark.fetching import Rows, read
 from leasehold.adapters.spark.offsets import Offset, decode, encode
-from leasehold.adapters.spark.options import Given, LeaseOptions
-from leasehold.adapters.spark.processes import end_on_signal, plain_errors, unpacking
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader
+from leasehold.adapters.spark.processes import end_on_signal, plain_errors, recreator
+from leasehold.adapters.spark.query_run import OpenStore, QueryRun
 from leasehold.adapters.spark.rows import SourceSpec
-from leasehold.adapters.spark.sink import SPARKS_OWN, SinkTarget, SinkWriter, StreamSinkWriter, WriteNames
-from leasehold.adapters.spark.stream import Opened, Run
+from leasehold.adapters.spark.sink import SPARK_OPTIONS, SinkTarget, SinkWriter, StreamSinkWriter, WriteIdentity
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
@@ -47,21 +47,21 @@ class LeasedSource(DataSource):
     """A format whose query joins a group, on any cluster.
 
     Attributes:
-        known: Options that the session supplies and the user may override; `register` sets it.
+        session_options: Options that the session supplies and the user may override; `register` sets them.
     """
 
-    known: ClassVar[Mapping[str, str]] = {}
+    session_options: ClassVar[Mapping[str, str]] = {}
     FORMAT: ClassVar[str]
     DDL: ClassVar[str]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
-        self._given = {**self.known, **options}
-        self._read: tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds] | None = None
+        self._all_options = {**self.session_options, **options}
+        self._parsed: tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # The process that runs a query parses the options again, and the driver's log shows its warnings.
-        return unpacking(type(self), {**self.__dict__, "_read": None}), ()
+        return recreator(type(self), {**self.__dict__, "_parsed": None}), ()
 
     @classmethod
     def name(cls) -> str:
@@ -70,71 +70,73 @@ class LeasedSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns. Raises ValueError if the options are invalid."""
-        self._reading()
+        self._parse()
         return self.DDL
 
-    def _reading(self) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
-        if self._read is None:
+    def _parse(self) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
+        if self._parsed is None:
             with plain_errors():
-                self._read = self.parsed(self._given)
-        return self._read
+                self._parsed = self.parse(self._all_options)
+        return self._parsed
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return the reader that makes a query a worker of its group.
 
         Raises ValueError for a different schema, if no lease table is named, or if the end is not a time.
         """
-        spec, lease, _, bounds = self._reading()
+        spec, lease, _, bounds = self._parse()
         with plain_errors():
-            _refuse_another(schema, spec)
+            _check_schema(schema, spec)
             if not lease.store:
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
-            cut = bounds.of_query()
-            if cut is not None and spec.starts:
+            cut = bounds.query_slice()
+            if cut is not None and spec.start_positions:
                 raise ValueError("option startingPosition: shards of a query that ends by itself begin at one time")
         return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch, without leases. Raises ValueError for a different schema."""
-        spec, lease, location, bounds = self._reading()
+        spec, lease, location, bounds = self._parse()
         with plain_errors():
-            _refuse_another(schema, spec)
+            _check_schema(schema, spec)
             if location is None:
                 raise ValueError(
                     f"format {self.FORMAT}: there are no batches of it; readStream with trigger(availableNow=True) "
                     "reads what is there now, and ends"
                 )
-            if spec.starts:
+            if spec.start_positions:
                 raise ValueError("option startingPosition: the shards of a batch begin at one time")
         return SlicedReader(location, bounds, lease.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one job. Raises ValueError if the columns or options are invalid."""
         with plain_errors():
-            return SinkWriter(*self._writing(schema, replaces=overwrite))
+            return SinkWriter(*self._parse_sink(schema, replaces=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's
         """Return the writer of a query. Raises ValueError if the columns or options are invalid."""
         with plain_errors():
-            return StreamSinkWriter(*self._writing(schema, replaces=overwrite))
+            return StreamSinkWriter(*self._parse_sink(schema, replaces=overwrite))
 
-    def _writing(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteNames]:
+    def _parse_sink(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteIdentity]:
         if replaces:
             raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
         # The options include what `register` knows of the session, which a sink does not use.
-        options = Given({name: value for name, value in self._given.items() if not name.lower().startswith("lease.")})
-        options.refuse({"asyncProgressTrackingEnabled": ASYNC})
+        options = OptionReader(
+            {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")}
+        )
+        options.reject({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
         # Read them, otherwise `done` would reject them as unknown.
-        for name in SPARKS_OWN:
+        for name in SPARK_OPTIONS:
             options.text(name)
-        names = WriteNames.from_options(options)
-        target = self.writes_to(options)
-        options.done()
+        names = WriteIdentity.from_options(options)
+        target = self.sink_target(options)
+        options.reject_unknown()
         target.columns.check(schema)
         return target, names
 
     @abstractmethod
-    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
+    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
         """Parse the options of reading.
 
         Raises ValueError, naming the option.
@@ -144,39 +146,39 @@ class LeasedSource(DataSource):
             format has no batches.
         """
 
-    def writes_to(self, given: Given) -> SinkTarget:  # noqa: ARG002  for those that can be written to
+    def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  for those that can be written to
         """Return the stream that these options ask to write to. Raises ValueError, naming the option."""
         raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
 
-ASYNC = (
+ASYNC_UNSUPPORTED = (
     "not with this sink: after a crash Spark would make other batches under the numbers of those that it has written"
 )
-ONCE = (
+ONCE_UNSUPPORTED = (
     "trigger(once=True): Spark never says that its only batch is in the sink, so no lease could move; "
     "trigger(availableNow=True) reads what is there now, commits it, and ends"
 )
 
 
 class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one query, by Spark's interface; the work is done by `Run`.
+    """The reader of one query, by Spark's interface; the work is done by `QueryRun`.
 
     Spark creates it in its source-runner process and calls it there, one call at a time. Copies of it go to the
     executors, where only `read` is called. Nothing is opened before the first batch is planned. Errors that a user can
     fix are reported in one sentence, without a traceback.
     """
 
-    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
-        self._source_spec, self._options, self._opened = source_spec, options, opened
+    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, open_table: OpenStore = open_store) -> None:
+        self._source_spec, self._options, self._open_table = source_spec, options, open_table
         self._only_now = self._stopped = False
         self._stopping = Lock()
-        self._run: Run | None = None
-        self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
-        self._planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
+        self._run: QueryRun | None = None
+        self._recent_offsets: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
+        self._last_planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Executors call only `read`, which needs only its partition. Options may contain a secret.
-        return unpacking(type(self), {}), ()
+        return recreator(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Return the offset of a query that has read nothing. Spark calls this twice, and not after a restart."""
@@ -202,18 +204,18 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises ValueError under `trigger(once=True)`.
         """
         if isinstance(limit, ReadAllAvailable):
-            raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
-        start = start or self._planned or self.initialOffset()
+            raise ValueError(ONCE_UNSUPPORTED)  # noqa: TRY004  the trigger is what is wrong
+        start = start or self._last_planned or self.initialOffset()
         limit = limit or self.getDefaultReadLimit()
-        offset = self._decoded(start).gone_on_from(self._source_spec.stream)
-        run = self._running()
-        offset = run.present(offset)
+        offset = self._decoded(start).continued_on(self._source_spec.stream)
+        run = self._started_run()
+        offset = run.rebase(offset)
         run.join(offset)
         if (end := run.plan(offset, limit)) is None:
             return start
-        if not self._known or self._known[-1][1] is not end:
-            self._known.append((encode(end), end))
-        return self._known[-1][0]
+        if not self._recent_offsets or self._recent_offsets[-1][1] is not end:
+            self._recent_offsets.append((encode(end), end))
+        return self._recent_offsets[-1][0]
 
     @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -221,12 +223,12 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Before 4.2 Spark begins a restart by passing the last batch's end as both arguments, which means no batch.
         """
-        offset = self._decoded(end).named(self._source_spec.stream)
-        self._planned = end
+        offset = self._decoded(end).for_stream(self._source_spec.stream)
+        self._last_planned = end
         if start == end:
             return []
-        run = self._running()
-        return list(run.partitions(run.present(offset)))
+        run = self._started_run()
+        return list(run.partitions(run.rebase(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one task, on an executor. Spark may call this any number of times."""
@@ -241,9 +243,9 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the batch that ends here, because all of it is in the sink."""
-        offset = self._decoded(end).named(self._source_spec.stream)
-        run = self._running()
-        run.commit(run.present(offset))
+        offset = self._decoded(end).for_stream(self._source_spec.stream)
+        run = self._started_run()
+        run.commit(run.rebase(offset))
 
     def stop(self) -> None:
         """Release the leases and close everything."""
@@ -254,12 +256,12 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _decoded(self, stored: dict[str, Any]) -> Offset:
         # Decoding many shards is slow, and a planned offset is passed again and again until it is committed.
-        return next((offset for encoded, offset in self._known if encoded == stored), None) or decode(stored)
+        return next((offset for encoded, offset in self._recent_offsets if encoded == stored), None) or decode(stored)
 
-    def _running(self) -> "Run":
+    def _started_run(self) -> "QueryRun":
         if self._run is None:
             end_on_signal(self.stop)
-            self._run = Run(self._source_spec, self._options, self._opened, only_now=self._only_now)
+            self._run = QueryRun(self._source_spec, self._options, self._open_table, only_now=self._only_now)
         return self._run
 
 
@@ -267,19 +269,19 @@ class SlicedQuery(LeasedReader):
     """The reader of a query whose shards end where a slice ends. Its offsets and its leases name the slice."""
 
     def __init__(self, spec: SourceSpec, options: LeaseOptions, cut: Slice) -> None:
-        def opened(url: str, *, create: bool) -> Store:
+        def open_sliced_table(url: str, *, create: bool) -> Store:
             return cut.store(open_store(url, create=create))
 
         note = f"{spec.stream} {cut.note}"
-        sliced_spec = evolve(spec, open=lambda: cut.source(spec.open()), again=None, stream=note, sliced=True)
-        super().__init__(sliced_spec, options, opened)
+        sliced_spec = evolve(spec, open=lambda: cut.source(spec.open()), open_for_replay=None, stream=note, sliced=True)
+        super().__init__(sliced_spec, options, open_sliced_table)
 
     @plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return the end of the next batch. Raises ValueError for a trigger under which the query would never end."""
-        if not TELLS_AVAILABLE_NOW:
+        if not HAS_AVAILABLE_NOW:
             raise ValueError("option endingPosition: this Spark does not tell a query when to end; 4.2 is the first")
         if not self._only_now:
             raise ValueError(
@@ -288,7 +290,7 @@ class SlicedQuery(LeasedReader):
         return super().latestOffset(start, limit)
 
 
-def _refuse_another(schema: StructType, spec: SourceSpec) -> None:
+def _check_schema(schema: StructType, spec: SourceSpec) -> None:
     def shapes(fields: StructType) -> list[tuple[str, str]]:
         return [(column.name, column.dataType.simpleString()) for column in fields]
 

@@ -25,7 +25,7 @@ from attrs import evolve, field, frozen
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import said
 
-READABLE, PACKED = 1, 2
+READABLE_VERSION, PACKED_VERSION = 1, 2
 PACKED_FROM = 64
 """Offsets with at least this many shards are packed. A smaller one can be read by eye, and costs little."""
 
@@ -45,9 +45,9 @@ class Range:
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
-    def texts(self) -> tuple[str, ...]:
+    def cells(self) -> tuple[str, ...]:
         """The range in the packed form, cached because a quiet shard's range is the same in every batch."""
-        return texts_of(self.begins, self.ends, self.epoch)
+        return packed_cells(self.begins, self.ends, self.epoch)
 
 
 Ranges = tuple[tuple[str, Range], ...]
@@ -87,7 +87,7 @@ class Offset:
         """The keys of its leases."""
         return frozenset(key for key, _ in self.ranges)
 
-    def named(self, stream: str) -> "Offset":
+    def for_stream(self, stream: str) -> "Offset":
         """Add the name of the stream that is read. Raises ValueError if it was written for another."""
         if self.stream and stream and self.stream != stream:
             raise ValueError(
@@ -95,27 +95,27 @@ class Offset:
             )
         return evolve(self, stream=stream or self.stream)
 
-    def gone_on_from(self, stream: str) -> "Offset":
+    def continued_on(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
         An offset that names no stream may be of another one, so the shards that it ended are left out. Otherwise our
         shards of the same name would end unread.
         """
-        named = self.named(stream)
-        unended = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
-        return named if named.stream == self.stream else evolve(named, ranges=unended)
+        named = self.for_stream(stream)
+        open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
+        return named if named.stream == self.stream else evolve(named, ranges=open_ranges)
 
-    def of(self, key: str) -> Range | None:
+    def range_of(self, key: str) -> Range | None:
         """Return the range of this lease, or None if the batch has no part of it."""
-        return self._found.get(key)
+        return self._ranges_by_key.get(key)
 
     @cached_property
-    def _found(self) -> dict[str, Range]:
+    def _ranges_by_key(self) -> dict[str, Range]:
         return dict(self.ranges)
 
 
 @frozen
-class Held:
+class RangeStart:
     """A shard as it is held when a batch is planned.
 
     Attributes:
@@ -128,7 +128,10 @@ class Held:
 
 
 def advance(
-    start: Offset, held: Mapping[str, Held], ends: Mapping[str, Position], unwritten: Iterable[tuple[str, Range]] = ()
+    start: Offset,
+    held: Mapping[str, RangeStart],
+    ends: Mapping[str, Position],
+    unwritten: Iterable[tuple[str, Range]] = (),
 ) -> Offset:
     """Return the offset after `start`. Each held shard continues where it is, up to its end if `ends` has one.
 
@@ -160,7 +163,7 @@ def advance(
     return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over), tasks=0)
 
 
-def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
+def resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
     """Return where to begin reading a lease that was taken again, given its `checkpoint`.
 
     The sink has everything up to the checkpoint, up to the beginning of the previous range, and up to the end of that
@@ -178,13 +181,13 @@ def uncommitted(start: Offset, committed: int) -> bool:
     return start.number > committed and not start.empty
 
 
-def shares(waiting: Mapping[str, int], most: int) -> dict[str, int]:
-    """Share a batch of at most `most` out among the shards by what waits on each, so that none starves another."""
+def fair_shares(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Share a batch of at most `limit` out among the shards by what waits on each, so that none starves another."""
     granted: dict[str, int] = {}
-    remaining = most
-    for position, (key, count) in enumerate(sorted(waiting.items(), key=lambda pair: (pair[1], pair[0]))):
+    remaining = limit
+    for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
         # Begin with the smallest, so that what it leaves of its share goes to the larger ones.
-        granted[key] = min(count, remaining // (len(waiting) - position))
+        granted[key] = min(count, remaining // (len(buffered) - position))
         remaining -= granted[key]
     return granted
 
@@ -199,12 +202,17 @@ def encode(offset: Offset) -> dict[str, Any]:
     optional |= {"t": offset.tasks} if offset.tasks else {}
     # Few ranges stay readable, so that one can see in a checkpointLocation where a query is.
     if len(offset.ranges) < PACKED_FROM:
-        return {"v": READABLE, "n": offset.number, **optional, "r": {key: _fields(part) for key, part in offset.ranges}}
+        return {
+            "v": READABLE_VERSION,
+            "n": offset.number,
+            **optional,
+            "r": {key: _fields(part) for key, part in offset.ranges},
+        }
     return {
-        "v": PACKED,
+        "v": PACKED_VERSION,
         "n": offset.number,
         **optional,
-        "p": packed([(key, *part.texts) for key, part in offset.ranges]),
+        "p": pack([(key, *part.cells) for key, part in offset.ranges]),
     }
 
 
@@ -212,14 +220,17 @@ def decode(stored: object) -> Offset:
     """Return the offset of a stored value. Raises ValueError if another source or a later version wrote it."""
     # Check the version first: in a later one these fields may have another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
-    if not isinstance(stored, Mapping) or version not in (READABLE, PACKED):  # not a set: the value may be unhashable
+    if not isinstance(stored, Mapping) or version not in (
+        READABLE_VERSION,
+        PACKED_VERSION,
+    ):  # not a set: the value may be unhashable
         raise ValueError(
             f"offset: version {version!r} was not written by this source; "
             "give the query a checkpointLocation of its own, and the lease table says where to go on"
         )
     try:
-        if version == PACKED:
-            ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpacked(stored["p"]))
+        if version == PACKED_VERSION:
+            ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpack(stored["p"]))
         else:
             ranges = tuple(
                 (key, Range(_position_of(begins), _position_of(ends), int(epoch)))
@@ -231,7 +242,7 @@ def decode(stored: object) -> Offset:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 
 
-def text_of(part: Range) -> str:
+def range_text(part: Range) -> str:
     """Return a range as a string, the same for equal ranges."""
     return json.dumps(_fields(part), separators=(",", ":"))
 
@@ -263,19 +274,19 @@ def _position_of(text: str) -> Position:
 
 LEVEL = 1
 PAD = "\0"
-AS_IT_IS = "="
+VERBATIM = "="
 COLUMNS = 8
-TEXT_MOST = 1 << 26
+MAX_TEXT = 1 << 26
 """In characters; enough for hundreds of thousands of shards."""
 
 PackedRange = tuple[str, Position, Position, int]
 """A lease key, the beginning and the end of its range, and the epoch."""
 
 
-def packed(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
+def pack(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     """Pack rows into their number, the width of each column, and one string.
 
-    There must be at least one row. Each is a key followed by its `texts_of`.
+    There must be at least one row. Each is a key followed by its `packed_cells`.
     """
     columns = tuple(zip(*rows, strict=True))
     widths = [max(map(len, column)) if any(column) else 0 for column in columns]
@@ -286,12 +297,12 @@ def packed(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     return [len(rows), *widths, b64encode(zlib.compress("".join(transposed).encode(), LEVEL)).decode()]
 
 
-def unpacked(stored: Sequence[str | int]) -> Iterator[PackedRange]:
-    """Return the rows again. Raises ValueError for anything that `packed` did not make."""
+def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
+    """Return the rows again. Raises ValueError for anything that `pack` did not make."""
     count, *widths = map(int, stored[:-1])
     try:
         # A damaged string may decompress to any length.
-        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), TEXT_MOST).decode()
+        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
     # Columns of wrong widths would give positions that were never written, and none would look wrong.
@@ -305,25 +316,25 @@ def unpacked(stored: Sequence[str | int]) -> Iterator[PackedRange]:
     return map(_row, zip(*columns, strict=True))
 
 
-def texts_of(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
+def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
     """Return the columns of a range. The end of an empty range is left out."""
     same = ends is begins or (ends == begins and ends.token == begins.token)
-    return *_columns_of(begins), *(("", "", "") if same else _columns_of(ends)), str(epoch)
+    return *_position_cells(begins), *(("", "", "") if same else _position_cells(ends)), str(epoch)
 
 
-def _columns_of(position: Position) -> tuple[str, str, str]:
+def _position_cells(position: Position) -> tuple[str, str, str]:
     sequence = position.sequence
     # A sentinel, or a number with leading zeros, would not survive the conversion to base 16 and back.
     plain = sequence.isdigit() and str(int(sequence)) == sequence
-    return f"{int(sequence):x}" if plain else AS_IT_IS + sequence, str(position.sub or ""), position.token
+    return f"{int(sequence):x}" if plain else VERBATIM + sequence, str(position.sub or ""), position.token
 
 
-def _row(texts: tuple[str, ...]) -> PackedRange:
-    key, *first, last, last_sub, last_token, epoch = texts
+def _row(cells: tuple[str, ...]) -> PackedRange:
+    key, *first, last, last_sub, last_token, epoch = cells
     begins = _position(*first)
     return key, begins, _position(last, last_sub, last_token) if last else begins, int(epoch)
 
 
 def _position(sequence: str, sub: str, token: str) -> Position:
-    number = sequence[1:] if sequence.startswith(AS_IT_IS) else str(int(sequence, 16))
+    number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
     return Position(number, int(sub or 0), token)

@@ -26,37 +26,37 @@ EMBEDDED_BYTES = 4 * MIB
 """The most embedded bytes in a batch. Rows within tasks pass through the driver, so such batches must stay small."""
 
 
-class Given:
-    """Options as Spark passes them on. Each is read once, and one that was never read is unknown."""
+class OptionReader:
+    """Reads options by name, in any case, each of them once. Options that nobody reads are unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._left = {name.lower(): value for name, value in options.items()}
-        self._known: list[str] = []
+        self._unread = {name.lower(): value for name, value in options.items()}
+        self._names: list[str] = []
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the value of an option. Raises ValueError if it is given and empty."""
-        self._known.append(name)
+        """Return the value of an option. Raises ValueError if it is present but empty."""
+        self._names.append(name)
         # Spark ignores the case of options, and passes some on in lower case.
-        value = self._left.pop(name.lower(), None)
+        value = self._unread.pop(name.lower(), None)
         # An empty value is most often an unset environment variable, which the default would hide.
         if value is not None and not value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
         return default if value is None else value.strip()
 
-    def need(self, name: str, hint: str) -> str:
+    def required(self, name: str, hint: str) -> str:
         """Return the value of a required option."""
         if not (value := self.text(name)):
             raise ValueError(f"option {name}: is missing; {hint}")
         return value
 
-    def number(self, name: str, default: int | None, *, least: int = 1, most: int = 2**53) -> int | None:
+    def number(self, name: str, default: int | None, *, minimum: int = 1, maximum: int = 2**53) -> int | None:
         """Return a whole number within limits."""
         text = self.text(name)
         if not text:
             return default
-        value = decimal(text, most)
-        if value is None or value < least:
-            raise ValueError(f"option {name}: {text!r} is not a whole number from {least} to {most}")
+        value = decimal(text, maximum)
+        if value is None or value < minimum:
+            raise ValueError(f"option {name}: {text!r} is not a whole number from {minimum} to {maximum}")
         return value
 
     def choice(self, name: str, *choices: str) -> str:
@@ -77,23 +77,23 @@ class Given:
             if self.text(name):
                 log.warning("option %s has no effect: %s", name, reason)
 
-    def elsewhere(self, names: Mapping[str, str]) -> None:
+    def reject_renamed(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that has another name here."""
         for theirs, ours in names.items():
-            if theirs.lower() in self._left:
+            if theirs.lower() in self._unread:
                 raise ValueError(f"option {theirs}: unknown; did you mean {ours}?")
 
-    def refuse(self, names: Mapping[str, str]) -> None:
+    def reject(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that is not supported here, with the reason."""
         for name, reason in names.items():
-            if name.lower() in self._left:
+            if name.lower() in self._unread:
                 raise ValueError(f"option {name}: {reason}")
 
-    def done(self) -> None:
+    def reject_unknown(self) -> None:
         """Raise ValueError for an option that was not read."""
         # A misspelled option would otherwise be silently ignored, and the query would differ from what was meant.
-        for name in sorted(self._left):
-            raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(sorted(self._known))}")
+        for name in sorted(self._unread):
+            raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(sorted(self._names))}")
 
 
 @frozen
@@ -161,72 +161,76 @@ class LeaseOptions:
         return -(-shards // per_task) if shards else 0
 
 
-def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds: float, rows: str) -> LeaseOptions:
+def parse_lease_options(
+    opts: OptionReader, store: str, position: Mapping[str, Any], seconds: float, rows: str
+) -> LeaseOptions:
     """Return the options of the group. Raises ValueError, naming the option.
 
     Args:
-        given: All options.
+        opts: All options.
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: `initial_position` and `timestamp_ms`, as in a configuration.
         seconds: The default duration of a lease.
         rows: The name of the option for the most rows in a batch, as users of this source know it.
     """
     # `register` sets this for the session. A client of Spark Connect can only count the cores of its own machine.
-    cores = given.number("lease.cores", os.cpu_count()) or 1
-    url = given.text("lease.store", store)
+    cores = opts.number("lease.cores", os.cpu_count()) or 1
+    url = opts.text("lease.store", store)
     if url.startswith("memory:"):
-        raise ValueError("option lease.store: memory:// is seen by one process only, and every query is another")
-    if given.text("lease.to"):
+        raise ValueError(
+            "option lease.store: memory:// exists within one process, and each query has its own; use sqlite:// here"
+        )
+    if opts.text("lease.to"):
         raise ValueError(
             "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, move their leases by "
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
-    buffer_bytes = given.number("lease.bufferBytes", 256 * MIB, least=MIB) or 0
+    buffer_bytes = opts.number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
     # Spark's own address, which `register` sets from the session.
-    transport = given.choice("lease.transport", "auto", "fetch", "embedded")
-    host, port = given.text("lease.fetchHost"), given.number("lease.fetchPort", 0, most=65_535) or 0
-    bind = given.text("lease.fetchBindHost", host)
+    transport = opts.choice("lease.transport", "auto", "fetch", "embedded")
+    host, port = opts.text("lease.fetchHost"), opts.number("lease.fetchPort", 0, maximum=65_535) or 0
+    bind = opts.text("lease.fetchBindHost", host)
     # The user chose fetch by name, and embedding rows instead would take memory that was not planned for.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
     # Without a host executors have nothing to connect to, so rows travel with their tasks.
     fetch = None if transport == "embedded" or not host else Address(host, bind, port)
-    if_recreated = given.text("lease.ifRecreated").upper() or None
+    if_recreated = opts.text("lease.ifRecreated").upper() or None
     if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
         raise ValueError(f"option lease.ifRecreated: {if_recreated!r} is neither TRIM_HORIZON nor LATEST")
     return LeaseOptions(
         store=url,
-        create=given.flag("lease.createTable", default=True),
-        worker=given.text("lease.workerId", socket.gethostname()),
-        config=_config(given, position, seconds, cores),
-        flush=given.flag("lease.flushOnIdle", default=True),
+        create=opts.flag("lease.createTable", default=True),
+        worker=opts.text("lease.workerId", socket.gethostname()),
+        config=_config(opts, position, seconds, cores),
+        flush=opts.flag("lease.flushOnIdle", default=True),
         fetch=fetch,
-        spool_folder=given.text("lease.spoolFolder"),
-        buffer_rows=given.number("lease.bufferRows", 500_000) or 0,
+        spool_folder=opts.text("lease.spoolFolder"),
+        buffer_rows=opts.number("lease.bufferRows", 500_000) or 0,
         buffer_bytes=buffer_bytes,
-        trigger_rows=given.number(rows, None) or 2**53,
-        trigger_bytes=given.number("maxBytesPerTrigger", None) or buffer_bytes,
+        trigger_rows=opts.number(rows, None) or 2**53,
+        trigger_bytes=opts.number("maxBytesPerTrigger", None) or buffer_bytes,
         cores=cores,
-        shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
+        shards_per_task=opts.number("shardsPerTask", 0, minimum=0) or 0,
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
-        linger_seconds=(given.number("lease.lingerMs", 1000, least=0, most=60_000) or 0) / 1000,
+        linger_seconds=(opts.number("lease.lingerMs", 1000, minimum=0, maximum=60_000) or 0) / 1000,
     )
 
 
-def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
-    milliseconds = given.number("lease.durationMs", int(seconds * 1000), least=500) or 0
+def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
+    milliseconds = opts.number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
     if warning := checked_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
-    rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
+    rules = opts.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit by a number or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
-    limit, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
+    limit, per_core = opts.number("lease.maxLeases", None), opts.number("lease.maxLeasesPerCore", None)
     if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
     limits = {
         "max_leases": per_core * cores if per_core else limit,
-        "max_steals": given.number("lease.maxLeasesToSteal", None),
+        "max_steals": opts.number("lease.maxLeasesToSteal", None),
     }
-    # Leave out what is not given: a configuration has its own defaults, and does not accept null.
+    # Leave out options that are not set: a configuration has its own defaults, and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:
@@ -235,7 +239,7 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: in
         raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
 
 
-def start_of(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:
+def parse_start(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:
     """Return a starting position from other connectors' words for it. Raises ValueError, naming the option.
 
     Args:

@@ -15,36 +15,36 @@ from leasehold.stores.printable import escaped, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
-STARTS = 5
+START_ATTEMPTS = 5
 LOOK_SECONDS = 0.2
-LATE = "failed to connect back"
+START_TIMEOUT = "failed to connect back"
 """Part of Spark's error message when a Python process did not start in time."""
 
 
-def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Return the query that `start` loads and starts, once its source is open.
 
     Spark waits ten seconds for each Python process that it starts, however busy the machine is, and this cannot be
     changed. After that loading fails, or the query ends, and we try again.
     """
     # Limit the attempts, because a machine that is too busy every time needs attention.
-    for retries in reversed(range(STARTS)):
+    for retries in reversed(range(START_ATTEMPTS)):
         try:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(LOOK_SECONDS)
-            late = LATE in str(query.exception())
+            late = START_TIMEOUT in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
-            if not retries or LATE not in text_of(fault):
+            if not retries or START_TIMEOUT not in text_of(fault):
                 raise
             late = True
         if not late:
             break
-        log.warning("a Python process of Spark's did not start in time")
+        log.warning("a Python process of Spark did not start in time, starting the query again")
     return query
 
 
-SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+SUBMIT_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """Environment variables that are set if spark-submit or a remote server already runs Java."""
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
@@ -70,7 +70,7 @@ def session(name: str) -> SparkSession:
         ServiceError: There is no Java to start the session with.
     """
     builder = SparkSession.builder.appName(name)
-    if not any(variable in os.environ for variable in SUBMITTED):
+    if not any(variable in os.environ for variable in SUBMIT_VARIABLES):
         os.environ["JAVA_HOME"] = str(java_home())
         # By default Spark's workers run the first python3 on the PATH, which may lack this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -1,6 +1,6 @@
-"""Prepares the processes that Spark starts for a source: they log to the driver's log, and end in good order.
+"""Prepares the processes that Spark starts for a source: they log to the driver's log, and shut down cleanly.
 
-Spark does neither, and reports any error of theirs as its own. Its source-runner process plans a query's batches. Tasks
+Spark does neither, and reports any error in them as its own. Its source-runner process plans a query's batches. Tasks
 run on executors, where this package may be missing.
 """
 
@@ -22,7 +22,7 @@ from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
-HIDING = "SPARK_HIDE_TRACEBACK"
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 """Spark's own variable, which it checks when an error has ended one of its Python processes."""
 
 SIGNALS = 64
@@ -38,11 +38,11 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (*READABLE, ValueError):
-        os.environ[HIDING] = "1"
+        os.environ[HIDE_TRACEBACK] = "1"
         raise
 
 
-def speak() -> None:
+def set_up_logging() -> None:
     """Send warnings, and the events of the query's leases, to the driver's log."""
     # Spark sets up no logging in this process. If the user did, leave it as it is.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -73,13 +73,13 @@ def end_on_signal(stop: Callable[[], None]) -> None:
                 os._exit(0)
 
     def failed(fault: BaseException) -> None:
-        log.error("no signal would end this process any more, so it ends now: %s", said(fault))
+        log.error("signals are not handled any more, so this process ends now: %s", said(fault))
         os._exit(1)
 
     spawn("leasehold-end", end, failed)
 
 
-def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:
+def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
     """Return a function that recreates this object in another process, or reports which package its Python lacks.
 
     Spark pickles a nested function by value, so the other process need not import it by name.

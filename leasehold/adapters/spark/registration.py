@@ -6,7 +6,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOPBACK = "127.0.0.1"
-ENCRYPTING = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption", "spark.ssl.rpc.enabled")
+ENCRYPTION_SETTINGS = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.rpc.enabled",
+)
 """With any of these settings, Spark encrypts the traffic between its processes."""
 
 
@@ -28,14 +32,14 @@ def register(spark: "SparkSession") -> None:
 
     # The cores of all executors that have registered by now. A client of Spark Connect cannot see them.
     cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
-    here = {"known": cores | address_of(spark)}
+    attributes = {"known": cores | driver_address(spark)}
     # Classes created here are pickled by value, with these attributes, for Spark's other processes.
-    spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), here))
-    spark.dataSource.register(type("DynamoLeasedHere", (DynamoLeased,), here))
-    spark.dataSource.register(type("EventHubsLeasedHere", (EventHubsLeased,), here))
+    spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), attributes))
+    spark.dataSource.register(type("DynamoLeasedHere", (DynamoLeased,), attributes))
+    spark.dataSource.register(type("EventHubsLeasedHere", (EventHubsLeased,), attributes))
 
 
-def address_of(spark: "SparkSession") -> dict[str, str]:
+def driver_address(spark: "SparkSession") -> dict[str, str]:
     """Return where tasks reach the driver: by loopback on its own machine, else at the address that executors use."""
 
     def setting(name: str) -> str:
@@ -43,7 +47,9 @@ def address_of(spark: "SparkSession") -> dict[str, str]:
 
     if setting("spark.master").startswith("local"):
         return {"lease.fetchHost": LOOPBACK}
-    if any(setting(name).lower() == "true" for name in ENCRYPTING) or not (host := setting("spark.driver.host")):
+    if any(setting(name).lower() == "true" for name in ENCRYPTION_SETTINGS) or not (
+        host := setting("spark.driver.host")
+    ):
         return {}
     # Spark writes IPv6 addresses in brackets.
     return {

@@ -43,7 +43,7 @@ class RowBuffer:
         self.count += chunk.count
         self.bytes += size
 
-    def take(self, count: int, most_bytes: int) -> Chunk | None:
+    def take(self, count: int, max_bytes: int) -> Chunk | None:
         """Remove and return the first rows within both limits, or None if not even one fits.
 
         Positions without rows that follow the last row taken are removed with it.
@@ -51,8 +51,8 @@ class RowBuffer:
         taken, ends = list[pa.RecordBatch](), None
         while self._chunks:
             first, size = self._chunks[0]
-            if first.count <= count and size <= most_bytes:
-                count, most_bytes = count - first.count, most_bytes - size
+            if first.count <= count and size <= max_bytes:
+                count, max_bytes = count - first.count, max_bytes - size
                 # Take the whole chunk: slicing it, and measuring the rest, would be wasted work.
                 taken.append(first.rows)
                 ends = first.ends
@@ -60,7 +60,7 @@ class RowBuffer:
                 continue
             # Measure single rows only in the chunk where the limit falls, because measuring each row is slow.
             sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
-            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
+            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
             if fitting:
                 self._pop()
                 taken.append(first.rows.slice(0, fitting))
@@ -72,7 +72,7 @@ class RowBuffer:
                 self.count += rest.count
                 self.bytes += size
             break
-        return None if ends is None else Chunk(joined(taken), ends)
+        return None if ends is None else Chunk(concatenate(taken), ends)
 
     def _pop(self) -> None:
         chunk, size = self._chunks.popleft()
@@ -83,7 +83,7 @@ class RowBuffer:
         return int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0) + ROW_BYTES * chunk.count
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches, keeping large ones as separate chunks."""
     if len(batches) == 1:
         return batches[0]

@@ -36,12 +36,12 @@ class SourceSpec:
         columns: The columns that its records become.
         interval_seconds: The least time between two reads of a shard.
         shard_rows: The most rows of one shard in one batch.
-        rereadable: Whether anyone may read a shard at any time, so that every batch was delivered in full.
+        rereadable: Whether any number of readers may read a shard, so that a repeated batch is never displaced.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
         sliced: Whether shards end where a slice ends, and the query ends once all of them have been read by any worker.
-        starts: By shard, where to begin if neither a lease nor the query knows how far the shard is done.
-        again: Opens the source for reading ranges again, if not `open`. A consumer has one subscription per shard at a
-            time, which a repeated batch would take from the shard's owner.
+        start_positions: By shard, where to begin if neither a lease nor the query knows how far the shard is done.
+        open_for_replay: Opens the source for reading ranges again, if not `open`. A consumer has one subscription per
+            shard at a time, which a repeated batch would take from the shard's owner.
     """
 
     open: Callable[[], Source]
@@ -51,8 +51,8 @@ class SourceSpec:
     rereadable: bool
     stream: str = ""
     sliced: bool = False
-    starts: Mapping[str, Position] = Factory(dict)
-    again: Callable[[], Source] | None = None
+    start_positions: Mapping[str, Position] = Factory(dict)
+    open_for_replay: Callable[[], Source] | None = None
 
 
 @frozen

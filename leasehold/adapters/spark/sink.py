@@ -33,8 +33,8 @@ from pyspark.sql.types import StructType
 
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
-from leasehold.adapters.spark.options import MIB, Given
-from leasehold.adapters.spark.processes import plain_errors, speak, unpacking
+from leasehold.adapters.spark.options import MIB, OptionReader
+from leasehold.adapters.spark.processes import plain_errors, recreator, set_up_logging
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -46,7 +46,7 @@ QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "
 RUNS = 10**12
 """A tag's run number has at most twelve digits."""
 
-SPARKS_OWN = ("checkpointLocation", "queryName", "path", "outputMode")
+SPARK_OPTIONS = ("checkpointLocation", "queryName", "path", "outputMode")
 """Options that Spark passes on to a sink along with the user's."""
 
 
@@ -55,46 +55,48 @@ class SinkColumns:
     """The columns that a sink takes, by name.
 
     Attributes:
-        kinds: The Arrow type that each column is cast to.
+        types: The Arrow type that each column is cast to.
         order: The columns to order a section by.
-        must: The columns that are required, and whose values must not be null.
+        required: The columns that are required, and whose values must not be null.
     """
 
-    kinds: Mapping[str, pa.DataType]
+    types: Mapping[str, pa.DataType]
     order: tuple[str, ...]
-    must: frozenset[str]
+    required: frozenset[str]
 
     def check(self, schema: StructType) -> None:
         """Raise ValueError for a column that is missing, unknown to the sink, or of the wrong type."""
         fields = {field.name.lower(): field for field in schema}
-        column_names = {name.lower() for name in self.kinds}
-        for name in sorted(self.must):
+        column_names = {name.lower() for name in self.types}
+        for name in sorted(self.required):
             if name.lower() not in fields:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
         # If a column were silently left out, users would believe that its data is written.
         for name, field in fields.items():
             if name not in column_names:
-                raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.kinds)}: drop the rest")
-        for name, kind in self.kinds.items():
+                raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.types)}: drop the rest")
+        for name, kind in self.types.items():
             spark_type = fields[name.lower()].dataType.simpleString() if name.lower() in fields else ""
-            if spark_type and spark_type not in _TAKEN[str(kind)]:
-                raise ValueError(f"column {name}: is {spark_type}, and the sink takes {' or '.join(_TAKEN[str(kind)])}")
+            if spark_type and spark_type not in _ACCEPTED_TYPES[str(kind)]:
+                raise ValueError(
+                    f"column {name}: is {spark_type}, and the sink takes {' or '.join(_ACCEPTED_TYPES[str(kind)])}"
+                )
 
-    def of(self, batch: pa.RecordBatch) -> pa.Table:
+    def select(self, batch: pa.RecordBatch) -> pa.Table:
         """Return the rows of a batch with these columns, in this order. Raises ValueError for a null in `must`."""
         by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
             name: by_name[name.lower()].cast(kind) if name.lower() in by_name else pa.nulls(batch.num_rows, kind)
-            for name, kind in self.kinds.items()
+            for name, kind in self.types.items()
         }
-        for name in sorted(self.must):
+        for name in sorted(self.required):
             # Raise this before any row of the batch is sent, because half a section could not be taken back.
             if columns[name].null_count:
                 raise ValueError(f"column {name}: a row has null there; leave such rows out")
         return pa.table(columns)
 
 
-_TAKEN = {
+_ACCEPTED_TYPES = {
     "large_binary": ("binary", "string"),
     "large_string": ("string",),
     str(pa.map_(pa.string(), pa.string())): ("map<string,string>",),
@@ -104,7 +106,7 @@ _TAKEN = {
 ROWS_AT_ONCE = 10_000
 
 
-def values_of(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+def row_values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each row, in the order of the columns."""
     # Convert a part at a time: as Python objects a whole section would take several times its bytes.
     for batch in rows.to_batches(ROWS_AT_ONCE):
@@ -140,40 +142,40 @@ class SinkTarget(Protocol):
 
 
 @frozen
-class WriteNames:
+class WriteIdentity:
     """The names in the tags of a job, where Spark does not supply them.
 
     Attributes:
         query: A random id, or the name from the options.
         batch: 0, or the batch from the options.
         run: A random number, used if Spark does not supply the run.
-        given: Whether the options name the job, so that Spark's names are ignored.
+        named: Whether the options name the job, so that Spark's names are ignored.
         location: The query's checkpointLocation, or "" if the options do not name it.
     """
 
     query: str
     batch: int
     run: int
-    given: bool = False
+    named: bool = False
     location: str = ""
 
     @classmethod
-    def from_options(cls, given: Given) -> "WriteNames":
+    def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
-        query, batch = given.text("writer.name"), given.number("writer.batch", None, least=0)
+        query, batch = opts.text("writer.name"), opts.number("writer.batch", None, minimum=0)
         # With only one, two runs could have the same names, and the rows of the second would count as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it with writer.batch, or neither: both name what is written")
-        location = given.text("checkpointLocation").rstrip("/")
+        location = opts.text("checkpointLocation").rstrip("/")
         return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), location)
 
-    def first(self) -> Tag:
+    def first_tag(self) -> Tag:
         """Return the tag of the first row of this task."""
         context = TaskContext.get()
         names = (QUERY_ID, BATCH_ID, RUN_ID)
         query_id, batch_id, run_id = (context.getLocalProperty(name) if context else None for name in names)
         query, batch, run = f"{self.batch} {self.query}", self.batch, self.run
-        if not self.given and query_id and batch_id:
+        if not self.named and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
         # Each record carries the tag, so hash the name to a few bytes, whatever its length.
@@ -185,10 +187,10 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
     """Yield the rows in sections of about `SECTION_BYTES`, ordered by key. The cuts of the batches do not matter."""
     waiting, size = list[pa.Table](), 0
     for batch in batches:
-        rows = columns.of(batch)
+        rows = columns.select(batch)
         while rows.num_rows:
             sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
-            for name, kind in columns.kinds.items():
+            for name, kind in columns.types.items():
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
                     sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             ends = np.cumsum(sizes) + size
@@ -235,9 +237,9 @@ class TaskWritten(WriterCommitMessage):
     bytes: int
 
 
-def written(target: SinkTarget, names: WriteNames, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
+def write_task(target: SinkTarget, names: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
     """Write the rows of one task. Raises what the writer raises."""
-    first, rows, size = names.first(), 0, 0
+    first, rows, size = names.first_tag(), 0, 0
     writer: RowWriter | None = None
     for number, section in enumerate(sections(target.columns, batches)):
         writer = writer or target.writer()  # a task without rows makes no request to the stream
@@ -249,16 +251,16 @@ def written(target: SinkTarget, names: WriteNames, batches: Iterator[pa.RecordBa
 class _Writer:
     """The write method that the writers of a job and of a query share."""
 
-    def __init__(self, target: SinkTarget, names: WriteNames) -> None:
+    def __init__(self, target: SinkTarget, names: WriteIdentity) -> None:
         self._target, self._names = target, names
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return unpacking(type(self), self.__dict__), ()
+        return recreator(type(self), self.__dict__), ()
 
     @plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
-        return written(self._target, self._names, iterator)
+        return write_task(self._target, self._names, iterator)
 
 
 class SinkWriter(_Writer, DataSourceArrowWriter):
@@ -269,7 +271,12 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Log that the batch was abandoned. Parts may be in the stream; if it is repeated, our readers drop those."""
-        speak()
+        """Log the abort. Some rows may be in the stream; if the batch is repeated, our readers drop them."""
+        set_up_logging()
         finished = sum(message is not None for message in messages)
-        log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, finished, len(messages))
+        log.warning(
+            "batch %d was aborted after %d of %d tasks had written; if it is repeated, our readers drop their rows",
+            batchId,
+            finished,
+            len(messages),
+        )

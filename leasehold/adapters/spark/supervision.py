@@ -20,7 +20,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
 LOOK_SECONDS = 1
-TEXT_MOST = 100_000
+MAX_TEXT = 100_000
 """How much of an error to search. That of a failed task has all tracebacks first, and the actual error last."""
 
 PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
@@ -45,15 +45,15 @@ CAUSES = {
 """Patterns of error messages, each with its cause. A query that ends with any other error is not started again."""
 
 
-def passing(fault: BaseException) -> str | None:
+def restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
     # Match the message, because it is all that Spark gives for an error in Python or a lost executor. A Java exception
     # may have no message, such as an EOFException after a Python process was killed. Its name is in the stack trace.
-    message = text_of(fault, TEXT_MOST) + str(getattr(fault, "_stackTrace", ""))[:TEXT_MOST]
+    message = text_of(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
     return next((cause for sign, cause in CAUSES.items() if re.search(sign, message)), None)
 
 
-class Silence:
+class StallDetector:
     """Detects that a query is stuck.
 
     Args:
@@ -63,71 +63,73 @@ class Silence:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
-        self._seen: object = None
-        self._since = clock()
+        self._last_state: object = None
+        self._unchanged_since = clock()
 
-    def lasts(self, query: StreamingQuery) -> bool:
+    def is_stuck(self, query: StreamingQuery) -> bool:
         """Return whether the query has been stuck for that long. Between two triggers it is not stuck."""
         status, last = query.status, query.lastProgress
-        seen = (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
+        state = (
+            (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
+        )
         # Between two triggers a query may legitimately rest for hours.
-        if seen is None or seen != self._seen:
-            self._seen, self._since = seen, self._clock()
-        return self._clock() - self._since > self._seconds
+        if state is None or state != self._last_state:
+            self._last_state, self._unchanged_since = state, self._clock()
+        return self._clock() - self._unchanged_since > self._seconds
 
 
 def supervise(
     factory: Callable[[], StreamingQuery],
     *,
-    silent_seconds: float = SILENT_SECONDS,
-    ending: Callable[[], bool] = lambda: False,
+    stall_seconds: float = SILENT_SECONDS,
+    should_stop: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the query that `factory` starts until it ends by itself or `ending` returns true, then stop it.
+    """Run the query that `factory` starts until it ends by itself or `should_stop` returns true, then stop it.
 
     The query is started again after temporary failures: Python processes that did not start in time or were killed,
-    lost executors, a stream or table that could not be reached, and `silent_seconds` without progress in one trigger.
+    lost executors, a stream or table that could not be reached, and `stall_seconds` without progress in one trigger.
     The reason is logged. Each wait is longer than the last, up to five minutes; a finished batch resets the waits.
 
     Args:
         factory: Loads and starts the query.
-        silent_seconds: How long one trigger may go without any progress.
-        ending: Whether to stop the query.
+        stall_seconds: How long one trigger may go without any progress.
+        should_stop: Whether to stop the query.
         sleep: Waits this many seconds.
         clock: Monotonic seconds.
 
     Raises:
         Exception: Any other failure of the query.
     """
-    waits = Backoff(*WAIT_SECONDS)
-    while not ending():
+    backoff = Backoff(*WAIT_SECONDS)
+    while not should_stop():
         query: StreamingQuery | None = None
         cause: str | None = None
         try:
             query = factory()
-            silence, first = Silence(silent_seconds, clock), _batch(query)
+            stall, first = StallDetector(stall_seconds, clock), _batch(query)
             while not query.awaitTermination(LOOK_SECONDS):
-                if ending():
+                if should_stop():
                     return
                 # A finished batch shows that the cause is gone, so reset the waits.
                 if _batch(query) != first:
-                    waits.reset()
+                    backoff.reset()
                 # Detect this ourselves, because Spark waits forever for a task whose Python process hangs.
-                if silence.lasts(query):
-                    cause = f"nothing moved in it for {silent_seconds:g} s"
+                if stall.is_stuck(query):
+                    cause = f"nothing moved in it for {stall_seconds:g} s"
                     break
             else:
                 return
         except Exception as fault:  # Spark's own, or Java's
             # A fault in the query itself would come back, and each restart would hide it for longer.
-            if (cause := passing(fault)) is None:
+            if (cause := restart_reason(fault)) is None:
                 raise
         finally:
             if query is not None and query.isActive:
                 query.stop()
-        wait = waits.next()
-        log.warning("the query ended, starting it again in %.0f s (%d in a row): %s", wait, waits.faults, cause)
+        wait = backoff.next()
+        log.warning("the query ended, starting it again in %.0f s (%d in a row): %s", wait, backoff.faults, cause)
         sleep(wait)
 
 

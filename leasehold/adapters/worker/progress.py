@@ -274,6 +274,8 @@ class ProgressMeter:
         moved: Whether another worker had the lease before, according to the annotation.
         heard: When the stream last responded about this shard; minus infinity before that.
         silent_since: Since when this shard waits for a response; None if none is due.
+        failed_at: When a read last failed; minus infinity if the stream has responded about this shard since.
+        waited: How long the last response was waited for, in seconds.
         called: When the current call of the source began; None while none is running.
         left: Whether the lease is released without its reader, which waits for a call of the source.
     """
@@ -294,6 +296,7 @@ class ProgressMeter:
         self.left = False
         self.silent_since: float | None = None
         self.heard = -math.inf
+        self.failed_at, self.waited = -math.inf, 0.0
         self._wall: Callable[[], float] | None = None
         self._before = before.behind
         self._behind: float | None = None
@@ -356,16 +359,32 @@ class ProgressMeter:
         """Return the time of day of `at`; None until `tell` was called."""
         return None if self._wall is None else self._wall() - (now - at)
 
-    def read(self, batch: Batch, now: float) -> None:
-        """Note a read before its batch is handled. Without a response it does not count as a read (rule 3)."""
+    def read_lately(self, now: float, seconds: float) -> bool:
+        """Return whether the shard has responded: to this owner, or to another one within `seconds` before it."""
+        before = self._carried
+        if self.heard > -math.inf or self._wall is None or before.read is None:
+            return self.heard > -math.inf
+        return self.moved and self._wall() - (now - self._began) - before.read <= seconds
+
+    def read(self, batch: Batch, now: float, waits: str = "") -> None:
+        """Note a read before its batch is handled. Without a response it does not count as a read (rule 3).
+
+        Args:
+            batch: The batch, with the earlier records that are held and not delivered.
+            now: The time by the clock of this meter.
+            waits: Why its records wait, if they are not to be delivered yet.
+        """
         if batch.answered:
             with self._lock:
-                self.silent_since, self.heard = None, now
+                self.waited = 0.0 if self.silent_since is None else now - self.silent_since
+                self.silent_since, self.heard, self.failed_at = None, now, -math.inf
         if batch.fault:
             self.failed(batch.fault, now)
             return
         if not batch.answered:
-            self.called_back()
+            with self._lock:
+                # Nothing was asked for: an idle link has nothing to bring.
+                self.called = self.silent_since = None
             return
         with self._lock:
             self.called = None
@@ -379,14 +398,18 @@ class ProgressMeter:
                 self._oldest = None
             # An empty response on the way to a record that was not handled is no progress.
             self._pending = self._unfinished or self._oldest is None
-            self._arriving, self._excused = batch.last_arrived, ""
+            self._arriving, self._excused = batch.last_arrived, waits
+            if waits:
+                self._done = now  # otherwise a shard whose records are to wait would be shown as stalled
             if batch.behind_seconds is not None:
-                self._keep_lag(max(batch.behind_seconds, self._waiting(now)), now)
+                # The time that records are to wait is lag, but does not show that the consumer falls behind.
+                self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
         """Note that a read or a batch failed, and why."""
         with self._lock:
-            self._tried, self.called = now, None
+            self._tried = self.failed_at = now
+            self.called = None
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, why: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D6).
+"""Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D7).
 
 A worker whose connection to the lease table works renews its leases, whatever becomes of its connection to the stream.
 To others these leases look alive, although no worker reads them. The rules are in `specs/lifecycle.md`.
@@ -9,6 +9,7 @@ out what it returns.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from attrs import define, frozen
@@ -37,10 +38,14 @@ and the turn must not wait for it."""
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, and for how many seconds at least, if no other worker takes it."""
+    """A lease to leave to other workers, and for how many seconds at least, if no other worker takes it.
+
+    It is left to the worker `to`, if that is known.
+    """
 
     holding: Holding
     seconds: float
+    to: str | None = None
 
 
 @define
@@ -53,6 +58,7 @@ class _StreamState:
         trial_due: When the next lease may be released as a trial.
         checkpoints: The checkpoints of other owners when this worker first saw the table after it got no response.
         read_by: Another owner that has read the stream since.
+        silent_at: When it was last found not to respond.
     """
 
     rest_seconds: float
@@ -60,6 +66,20 @@ class _StreamState:
     trial_due: float = -math.inf
     checkpoints: dict[str, tuple[str, tuple[int, int, int]]] | None = None
     read_by: str = ""
+    silent_at: float = -math.inf
+
+
+@define
+class _ShardState:
+    """What is known of one shard that does not respond, although its stream does.
+
+    Attributes:
+        rest_seconds: How long the next rest takes.
+        rests_until: Until when its lease is left to other workers.
+    """
+
+    rest_seconds: float
+    rests_until: float = -math.inf
 
 
 class StreamSilence:
@@ -73,6 +93,7 @@ class StreamSilence:
     def __init__(self, me: str, config: Config) -> None:
         self._me, self._lease_seconds = me, config.lease_seconds
         self._streams: dict[str, _StreamState] = {}
+        self._shards: dict[str, _ShardState] = {}
         self._next = -math.inf
 
     @property
@@ -83,7 +104,9 @@ class StreamSilence:
         """Return when to judge, or infinity while no lease waits for a response. Cheap if called often."""
         if now < self._next:
             return math.inf
-        dues = [since + self._lease_seconds for since in _silent_since(holdings).values()]
+        silences = self._silences(holdings, now)
+        dues = [since + self._lease_seconds for since in silences.values()]
+        dues += [self._shard_due(holding, now) for holding in holdings]
         dues += [
             called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
         ]
@@ -97,12 +120,14 @@ class StreamSilence:
         return any(now - since >= UNLISTED_SECONDS for since in _silent_since(holdings).values())
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions without those that take a lease of a stream while this worker rests from it (D5)."""
+        """Return the actions without those that take a lease while this worker rests from it or its stream (D5)."""
         resting = {name for name, stream in self._streams.items() if now < stream.rests_until}
-        return tuple(action for action in actions if not self._left_to_others(action, resting))
+        shards = {key for key, shard in self._shards.items() if now < shard.rests_until}
+        return tuple(action for action in actions if not self._left_to_others(action, resting, shards))
 
-    def _left_to_others(self, action: Action, resting: Collection[str]) -> bool:
-        if not isinstance(action, Claim | Steal | RequestHandoff) or action.lease.stream not in resting:
+    def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
+        resting = action.lease.stream in streams or action.lease.key in shards
+        if not isinstance(action, Claim | Steal | RequestHandoff) or not resting:
             return False
         # What nobody has taken by now, nobody else will: it is better tried here than left alone.
         given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
@@ -117,10 +142,10 @@ class StreamSilence:
             now: The time by the worker's clock.
         """
         leaving = list[SilentLease]()
-        silences = _silent_since(holdings)
+        silences = self._silences(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
             held = [holding for holding in holdings if holding.lease.stream == name]
-            stream = self._streams.setdefault(name, _StreamState(REST * self._lease_seconds))
+            stream = self._stream(name)
             since = silences.get(name)
             if since is None:
                 if any(holding.progress.heard > stream.rests_until for holding in held):
@@ -128,11 +153,15 @@ class StreamSilence:
                     stream.rest_seconds, stream.trial_due = REST * self._lease_seconds, -math.inf
                 stream.checkpoints, stream.read_by = None, ""
                 continue
-            if now - since >= self._lease_seconds * MARGIN:
+            if stream.silent_at == now:
                 self._compare(stream, name, leases)
             if now - since >= self._lease_seconds:
                 leaving += self._of_stream(stream, name, leases, held, since, now)
         chosen = {lease.holding for lease in leaving}
+        for holding in holdings:
+            if holding not in chosen and self._shard_due(holding, now) <= now:  # D7
+                leaving.append(self._shard(holding, leases, now))
+                chosen.add(holding)
         for holding in holdings:
             called = holding.progress.called
             # D6
@@ -186,6 +215,55 @@ class StreamSilence:
         )
         # Not for the whole rest: what nobody else has taken by then is tried again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in left]
+
+    def _stream(self, name: str) -> _StreamState:
+        return self._streams.setdefault(name, _StreamState(REST * self._lease_seconds))
+
+    def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
+        """Return since when each stream has not responded, by stream, and note which of them do not respond now."""
+        silences = _silent_since(holdings)
+        for name, since in silences.items():
+            if now - since >= self._lease_seconds * MARGIN:
+                self._stream(name).silent_at = now
+        return silences
+
+    def _shard_due(self, holding: Holding, now: float) -> float:
+        """Return when to leave the lease because its shard alone does not respond (D7); infinity if it does."""
+        progress = holding.progress
+        if progress.silent_since is None:
+            if progress.heard > -math.inf:
+                self._shards.pop(holding.key, None)
+            return math.inf
+        # After an outage of the stream every shard has its time to respond again.
+        since = max(progress.silent_since, self._stream(holding.lease.stream).silent_at)
+        if progress.failed_at <= since:
+            return math.inf
+        if progress.read_lately(now, self._lease_seconds):
+            return since + max(self._lease_seconds, 2 * progress.waited)
+        shard = self._shards.get(holding.key)
+        # If no worker gets a response, each of them keeps the lease for longer every time.
+        return since + max(TRIAL * self._lease_seconds, shard.rest_seconds if shard else 0.0)
+
+    def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
+        """Return the lease of a shard that does not respond, with the owner that has the fewest leases to read it."""
+        shard = self._shards.setdefault(holding.key, _ShardState(REST * self._lease_seconds))
+        rest, shard.rest_seconds = shard.rest_seconds, min(2 * shard.rest_seconds, REST_SECONDS_MOST)
+        shard.rests_until = now + rest
+        others = Counter(
+            lease.owner
+            for lease in leases
+            if lease.owner not in {None, self._me} and lease.yields and lease.idle <= self._lease_seconds
+        )
+        to = min(others, key=lambda owner: (others[owner], owner), default=None)
+        log.warning(
+            "shard %s has not responded to this worker for %.0f s, although its stream has; releasing it%s, not taken "
+            "again for %.0f s",
+            holding.key,
+            now - (holding.progress.silent_since or now),
+            f" to {to}" if to else "",
+            rest,
+        )
+        return SilentLease(holding, self._lease_seconds, to)
 
     def _annotated(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float

@@ -22,9 +22,9 @@ from leasehold.adapters.sources.protocol import Named, Source
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
-from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
+from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import Cooldown, Holdings
+from leasehold.adapters.worker.lease_book import LeaseBook, LeaseEvents
 from leasehold.adapters.worker.pending_creations import PendingCreations
 from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
@@ -35,13 +35,11 @@ from leasehold.adapters.worker.renewing import (
     renew_pause,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
-from leasehold.adapters.worker.silence import StreamSilence
 from leasehold.adapters.worker.spans import WorkerSpans
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.bulletin import prolonged_annotations
 from leasehold.balancer.config import Config
-from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Lease, Me, Shard
@@ -93,7 +91,6 @@ class Worker:
             while the machine is suspended.
         uniform: Draws a number between two others, for waits after faults. Nothing else is random.
         process: Distinguishes this process from every other one that has ever used the id.
-        hurried: Called, from any thread, when `turn` should be called sooner than it returned; None: set by the runner.
         scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
         tracer: Where spans go; None: to the program's own provider, if it has set one before.
         if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
@@ -119,7 +116,6 @@ class Worker:
         clock: Callable[[], float] = seconds,
         uniform: Callable[[float, float], float] = random.uniform,
         process: str | None = None,
-        hurried: Callable[[], None] | None = None,
         scheduler: Scheduler | None = None,
         tracer: "Tracer | None" = None,
         if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
@@ -131,40 +127,27 @@ class Worker:
         self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
         self.consumer, self._own_consumer = consumer, consumer is not None
         self.clock, self.uniform = clock, uniform
-        self.hurried = hurried or nobody
+        self.hurried: Callable[[], None] = nobody
+        """Called, from any thread, when `turn` should be called sooner than it returned. A runner sets it."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, Named) else ""
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
         self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
-        self._holdings = Holdings(
-            self.store,
-            self._identity,
-            clock=clock,
-            lease_seconds=self.config.lease_seconds,
-            # Other workers see the last write up to one look late, and the expiry of the lease up to another look late.
-            rest_seconds=self.config.rules.expires_above(self.config.lease_seconds) + 2 * self.config.cycle_seconds,
+        self._hurry = Event()
+        events = LeaseEvents(
             began=self._began,
             gave=self._gave,
+            took_back=self._hurry.set,  # the worker that did not accept it may request it again
             gone=self._gone,
             remade=self._remade,
-            lock=self.scheduler.lock,
+            release=self._release,
         )
-        self._handoffs = Handoffs(
-            self.store,
-            me,
-            clock=clock,
-            lease_seconds=self.config.lease_seconds,
-            hold=self._took_back,
-            doubt=self._holdings.mark_unconfirmed,
-        )
+        self._book = LeaseBook(self.store, self._identity, self.config, events, clock=clock, lock=self.scheduler.lock)
         self._renewing = Renewing(self.config, self._release, clock)
         self.table, self._look, self._look_due = TableView(self.store, self.config, clock), Look(0.0), -math.inf
         self._creations = PendingCreations(self.config, self.source.latest)
-        self._hurry, self._turns, self._closing = Event(), 0, False
+        self._turns, self._closing = 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
-        self._cooldown = Cooldown()
-        self._silence = StreamSilence(me, self.config)
-        self._stuck: dict[str, Holding] = {}
         # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._retake = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
@@ -173,7 +156,7 @@ class Worker:
     @property
     def holdings(self) -> tuple[Holding, ...]:
         """The leases that this worker holds now, sorted by key."""
-        return self._holdings.all
+        return self._book.holdings.all
 
     @property
     def renewers(self) -> int:
@@ -203,8 +186,8 @@ class Worker:
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
         if self.discovery.unheard(holding.lease for holding in seen):
             self.hurry()
-        self._holdings.check_identity()
-        silent = self._silence.due(self.holdings, now)
+        self._book.holdings.check_identity()
+        silent = self._book.silence_due(now)
         if silent <= now:
             # D1: only a full read of the table shows whether the stream responds to other workers.
             self.table.lease_dropped()
@@ -231,7 +214,7 @@ class Worker:
             WorkerError: Another living process uses this worker's id, or the table belongs to another stream.
         """
         self.table.awake(now)
-        attend = self._handoffs.check_timeouts(now, each)
+        attend = self._book.handoffs.check_timeouts(now, each)
         remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if remade_rows:
             log.warning(
@@ -241,8 +224,8 @@ class Worker:
         # Gifts are still tracked while the worker leaves: no one would read a lease that its next owner never claims.
         if self._closing:
             return attend
-        if not self._holdings.rests:
-            list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
+        if not self._book.holdings.rests:
+            list(each(self._book.holdings.readopt, self._book.holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
             # Must be cleared before the look, so that a request made while it runs leads to another one.
             full_read = self._hurry.is_set()
@@ -251,8 +234,8 @@ class Worker:
             full_read |= self.table.needs_listing
             self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
-        self._holdings.check_identity()
-        if self._holdings.unconfirmed:
+        self._book.holdings.check_identity()
+        if self._book.holdings.unconfirmed:
             # The table may name us as their owner, so no worker reads them until we have claimed them.
             attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
@@ -287,18 +270,14 @@ class Worker:
         The shards are listed, too. If the shard does not exist, its row must be deleted (L10), otherwise workers would
         try to read it forever.
         """
-        held = self._holdings.get(key)
-        lease = self._holdings.released.get(key) if held is None else held.lease
-        if held is not None:
-            held.progress.put_aside(seconds, self.clock())
-        self._cooldown.put(key, self.clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
+        self._book.leave_alone(key, seconds)
         self.discovery.want()
 
     def close(self) -> None:
         """Take no more leases, and withdraw all requests; the consumer releases the held leases."""
         # Must come first, otherwise a turn that begins meanwhile could make another request.
         self._closing = True
-        self._handoffs.withdraw()
+        self._book.handoffs.withdraw()
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         if asked is None:
@@ -335,37 +314,37 @@ class Worker:
         # Only rows that were just read: any other lease may have a new owner. KCL 2.x renews finished leases, too.
         seen = self.table.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
-        self._holdings.looked(fresh)
-        unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
-        idle = self.discovery.refusing or self._holdings.rests
-        adopted = () if idle else tuple(filter(None, each(self._holdings.readopt, unheld)))
+        self._book.holdings.looked(fresh)
+        unheld = self._book.holdings.unheld(fresh, ended=self.config.rules.counts_ended)
+        idle = self.discovery.refusing or self._book.holdings.rests
+        adopted = () if idle else tuple(filter(None, each(self._book.holdings.readopt, unheld)))
         me = self._asking()
         table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
-        asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
+        asked_of = [held.key for held in self.holdings] if asked is None else filter(self._book.holdings.get, asked)
         missing = tuple(key for key in asked_of if key not in table_keys)  # a renewal recreates the row
-        doubted = self._holdings.doubted(listing.leases, missing)
+        doubted = self._book.holdings.doubted(listing.leases, missing)
         list(each(Holding.reconfirm, doubted))
         # Must come before the shards are listed, which takes long if the stream does not respond.
-        self._leave_silent(leases if asked is None else None, now, each)
+        if asked is None:  # by only some of the leases nothing is judged
+            self._book.leave_silent(leases, now, each)
         if asked is None and not first and self._listable(now):
             shards = self.discovery.shards(now, listing, me, leases)
-        self.table.recall(self._holdings.released, None if listing.malformed else shards)
+        self.table.recall(self._book.holdings.released, None if listing.malformed else shards)
         config, history = self._recreated.planned(self.config, self.table.history(leases, shards or ()))
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
-            planned = self._cooldown.without(plan(leases, shards, me, config), now)
-            actions = self._silence.without(planned, now)
+            actions = self._book.without_left(plan(leases, shards, me, config), now)
         if asked is None and shards is not None:
             self._recreated.looked(actions, leases)
         if asked is not None:
             # A lease that was not just read may have changed; leave it to the lookout or to our next full read.
             actions = tuple(action for action in actions if action.lease.key in asked)
             adopted += fresh
-        actions = self._holdings.allowed(actions + self._handoffs.again(adopted))
+        actions = self._book.holdings.allowed(actions + self._book.handoffs.again(adopted))
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
             self._let_all_go()
-        known_leases, dropped = (*leases, *history.gone), self._holdings.dropped
+        known_leases, dropped = (*leases, *history.gone), self._book.holdings.dropped
         early = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
         allowed = (action for action in actions if action not in early and self._may(action, shards))
         known = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
@@ -395,52 +374,11 @@ class Worker:
 
     def _listable(self, now: float) -> bool:
         """Return whether the shards can be listed: a stream that answers no read now would not answer that either."""
-        return not self._silence.waits(self.holdings, now)
-
-    def _leave_silent(self, leases: Sequence[Lease] | None, now: float, each: ParallelMap) -> None:
-        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D6).
-
-        Args:
-            leases: All leases, as just read; None if only some were, by which nothing is judged.
-            now: The time by the worker's clock.
-            each: Applies a function to each item.
-        """
-        if leases is None:
-            return
-        for key, holding in list(self._stuck.items()):
-            if holding.progress.called is None:
-                del self._stuck[key]
-            else:  # its reader still occupies the shard here (D6)
-                self._cooldown.put(key, now + self.config.cycle_seconds + self.config.lease_seconds)
-        for leaving in self._silence.judge(leases, self.holdings, now):
-            leaving.holding.progress.put_aside(leaving.seconds, now)
-            # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
-            self._cooldown.put(leaving.holding.key, now + self.config.lease_seconds)
-            leaving.holding.ask_release()
-            self._release(leaving.holding)
-            leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
-        self.leave_stuck(now, self.config.lease_seconds, each)
+        return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
-        """Release the leases that are to go and whose readers have waited this long for a call of the source.
-
-        The reader of such a lease cannot release it, and delivers nothing once its call returns.
-        """
-
-        def release(holding: Holding) -> None:
-            self._stuck[holding.key] = holding
-            try:
-                holding.release()
-            except StoreError as fault:
-                log.warning("lease %s is not released yet: %s", holding.key, fault)
-
-        def stuck(holding: Holding) -> bool:
-            called = holding.progress.called
-            return holding.progress.left or (
-                called is not None and now - called >= seconds and holding.progress.leave()
-            )
-
-        list(each(release, [holding for holding in self.holdings if holding.releasing and stuck(holding)]))
+        """Release the leases that are to go and whose readers have waited this long for a call of the source."""
+        self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
         """List the shards; raise WorkerError if the table belongs to another stream.
@@ -471,7 +409,7 @@ class Worker:
             soon.append(self._relist.next())
         else:
             self._relist.reset()
-        if self._holdings.not_written:
+        if self._book.holdings.not_written:
             # The store can be read but not written. Once it can be, a lease should not wait for a whole cycle.
             soon.append(self._retake.next())
         else:
@@ -493,7 +431,7 @@ class Worker:
                 return False  # `renew` keeps its own schedule
             # We may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
-                return self._holdings.get(action.lease.key) is None
+                return self._book.holdings.get(action.lease.key) is None
             # A listing may be out of date, so the source is asked about shards that are missing from it (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
@@ -502,7 +440,7 @@ class Worker:
 
     def _act(self, action: Action) -> Lease | None:
         """Carry out this action; return the lease that it has taken, if any."""
-        held = self._holdings.get(action.lease.key)
+        held = self._book.holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
                 # The next owner has registered on the row, so a single write gives the lease. In M14 the plan names an
@@ -524,24 +462,24 @@ class Worker:
                 return None
         except StoreError as fault:
             if isinstance(action, Claim | Steal):  # H4
-                self._holdings.failed(fault, action.lease, begun, claimed=isinstance(action, Claim))
+                self._book.holdings.failed(fault, action.lease, begun, claimed=isinstance(action, Claim))
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )
             return None
         if isinstance(action, Claim | Steal):
-            self._holdings.answered()
+            self._book.holdings.answered()
         taken: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
-                self._holdings.hold(lease, begun)
+                self._book.holdings.hold(lease, begun)
                 taken = lease
-            case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
+            case Delete(lease), Done() if (held := self._book.holdings.get(lease.key)) is not None:
                 held.drop("its shard is gone")  # otherwise its next write would recreate the row
             case Create(rule="L13"), Done(lease):
                 self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
-                self._handoffs.asked(lease)
+                self._book.handoffs.asked(lease)
             case _:
                 pass
         match outcome:
@@ -560,7 +498,6 @@ class Worker:
         return taken
 
     def _began(self, holding: Holding) -> None:
-        self._handoffs.settled(holding.key)
         if self.consumer is not None:
             self.consumer.begin(holding)
 
@@ -579,12 +516,7 @@ class Worker:
         self._gone_rows.append(what)
         self.hurry()  # other rows may be gone, too, some of them without an owner to recreate them
 
-    def _took_back(self, lease: Lease, begun: float) -> None:
-        self._holdings.hold(lease, begun)
-        self._hurry.set()  # the worker that did not accept it may request it again
-
-    def _gave(self, lease: Lease, now: float) -> None:
-        self._handoffs.gave(lease, now)
+    def _gave(self, now: float) -> None:
         # C13: a worker that was alone looks seldom, but the next owner may die as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
         self.hurried()

@@ -27,7 +27,7 @@ from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws import session_of
+from leasehold.stores.aws import CREDENTIALS_FROM, region_hint, session_of
 from leasehold.stores.deadlines import bound_client
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
@@ -44,7 +44,6 @@ _REJECTED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSu
 _EXISTS = frozenset({"PreconditionFailed", "412"})
 _NO_CONDITIONS = frozenset({"NotImplemented", "501"})
 _ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
-_PERMANENT_ERRORS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
 _FETCHES = 8
 """The number of changed objects to fetch concurrently after a listing."""
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
@@ -254,10 +253,14 @@ class S3Objects:
                 raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
-        except _PERMANENT_ERRORS as fault:
+        except (NoCredentialsError, PartialCredentialsError) as fault:
+            raise StoreError(f"{where}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
+        except NoRegionError as fault:
+            raise StoreError(f"{where}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
+        except (ProfileNotFound, ParamValidationError) as fault:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
-            raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
+            raise OutcomeUnknown(f"{where}: the service cannot be reached{region_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
             # A response of unexpected form, such as a proxy's page.
             raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error

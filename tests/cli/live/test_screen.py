@@ -162,6 +162,7 @@ def test_a_person_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: P
     assert person.read.startswith("\x1b[?1049h")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("table")

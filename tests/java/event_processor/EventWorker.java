@@ -15,9 +15,14 @@ import java.security.MessageDigest;
 import java.time.Duration;
 import java.util.HexFormat;
 import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 
 public final class EventWorker {
     private static String worker;
+
+    /** The latest reader of each partition. The processor may start the next one before it reports the last as closed. */
+    private static final Map<String, PartitionContext> LATEST = new ConcurrentHashMap<>();
 
     /** Arguments: worker, hub, group, container, interval and expiry in seconds; it ends at SIGTERM. */
     public static void main(String[] words) throws Exception {
@@ -42,15 +47,25 @@ public final class EventWorker {
                 .loadBalancingUpdateInterval(interval)
                 .partitionOwnershipExpirationInterval(expiry)
                 .initialPartitionEventPosition(partition -> EventPosition.earliest())
-                .processPartitionInitialization(about -> tell("initialize", about.getPartitionContext(), ""))
-                .processPartitionClose(about -> tell(
-                        about.getCloseReason() == CloseReason.EVENT_PROCESSOR_SHUTDOWN ? "stopped" : "lease-lost",
+                .processPartitionInitialization(about -> begin(about.getPartitionContext()))
+                .processPartitionClose(about -> end(
                         about.getPartitionContext(),
-                        ""))
+                        about.getCloseReason() == CloseReason.EVENT_PROCESSOR_SHUTDOWN ? "stopped" : "lease-lost"))
                 .processError(about -> System.err.printf(
                         "partition %s: %s%n", about.getPartitionContext().getPartitionId(), about.getThrowable()))
                 .processEventBatch(EventWorker::handle, 100, Duration.ofSeconds(1))
                 .buildEventProcessorClient();
+    }
+
+    private static void begin(PartitionContext about) {
+        LATEST.put(about.getPartitionId(), about);
+        tell("initialize", about, "");
+    }
+
+    private static void end(PartitionContext about, String event) {
+        if (LATEST.remove(about.getPartitionId(), about)) {
+            tell(event, about, "");
+        }
     }
 
     private static void handle(EventBatchContext batch) {

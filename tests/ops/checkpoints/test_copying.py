@@ -10,7 +10,7 @@ from attrs import define, evolve
 
 from leasehold.adapters.consumer.lifecycle import ReadingStart
 from leasehold.adapters.ops import checkpoints as checkpoint_moves
-from leasehold.adapters.ops.checkpoints import Move, blank, living
+from leasehold.adapters.ops.checkpoints import Move, live_keys, without_owner
 from leasehold.adapters.worker.annotations import LATEST_MS, Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.config import Config
@@ -78,8 +78,8 @@ def test_a_copied_lease_is_whole_and_nobodys() -> None:
         annotations=(("bulletin", "x"), ("latest_ms", "5")),
     )
     whole = evolve(lease, owner=None, next_owner=None, yields=False, annotations=(("latest_ms", "5"),))
-    assert blank(lease, LATEST) == whole
-    assert blank(lease, AT_9) == evolve(whole, checkpoint=AT_9, annotations=())
+    assert without_owner(lease, LATEST) == whole
+    assert without_owner(lease, AT_9) == evolve(whole, checkpoint=AT_9, annotations=())
 
 
 def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
@@ -87,23 +87,23 @@ def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
     child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
     other = Lease("bills:s-1")
     plain = Lease("s-1", parents=("s-0",))
-    assert checkpoint_moves.renamed((child, other), "orders:", "") == (plain,)
-    assert checkpoint_moves.renamed((plain,), "", "orders:") == (child,)
+    assert checkpoint_moves.rename_prefix((child, other), "orders:", "") == (plain,)
+    assert checkpoint_moves.rename_prefix((plain,), "", "orders:") == (child,)
 
 
 def test_a_hubs_leases_stay_its_own_unless_told() -> None:
     """A new group can begin where an old one stopped, but never by mistake."""
     lease = Lease("3", stream="ns/orders/old")
-    assert checkpoint_moves.renamed((lease,), "", "") == (lease,)
-    assert checkpoint_moves.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
+    assert checkpoint_moves.rename_prefix((lease,), "", "") == (lease,)
+    assert checkpoint_moves.rename_prefix((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
 
 
 def test_a_written_checkpoint_file_is_read_again() -> None:
     """A store that confirms a write without keeping it is noticed before a record is lost."""
     target = MemoryStore()
     moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
-    checkpoint_moves.copied(target, moves[0])
-    assert decisions(checkpoint_moves.verified(target, moves)) == [
+    checkpoint_moves.copy_lease(target, moves[0])
+    assert decisions(checkpoint_moves.verify(target, moves)) == [
         ("create", ""),
         ("refuse", "it was written, and is not there now"),
     ]
@@ -114,7 +114,7 @@ def test_a_lease_created_meanwhile_is_refused() -> None:
     target = MemoryStore()
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     done(target.write(CreateLease(Lease("0"))))
-    assert checkpoint_moves.copied(target, move) == move.refused("somebody else wrote it meanwhile")
+    assert checkpoint_moves.copy_lease(target, move) == move.refused("somebody else wrote it meanwhile")
 
 
 def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
@@ -128,7 +128,7 @@ def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
         done(store.write(RenewLease(rows[0])))
         done(store.write(ReleaseLease(rows[2], "ann")))
 
-    assert living(store, rows, 40.0, pause) == {"alive"}
+    assert live_keys(store, rows, 40.0, pause) == {"alive"}
     assert slept == [40.0]
 
 
@@ -136,7 +136,7 @@ def test_old_and_unowned_leases_need_no_watching() -> None:
     """Resetting a stopped fleet does not take most of a minute."""
     still = (Lease("old", owner="ann", idle=41.0), Lease("free"), Lease("done", owner="ann", checkpoint=SHARD_END))
     slept: list[float] = []
-    assert living(MemoryStore(), still, 40.0, slept.append) == frozenset()
+    assert live_keys(MemoryStore(), still, 40.0, slept.append) == frozenset()
     assert slept == []
 
 
@@ -261,7 +261,7 @@ def test_the_fencing_number_goes_on_where_a_lease_goes() -> None:
         tokens.append(last.epoch)
         last = done(source.write(ReleaseLease(last, "ann")))
         (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
-        assert checkpoint_moves.verified(target, [checkpoint_moves.copied(target, move)]) == (move,)
+        assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
         (stored,) = target.list().leases
         assert stored.checkpoint == at
         taken = done(target.write(ClaimLease(stored, "bob")))
@@ -293,4 +293,4 @@ def test_an_unknown_outcome_is_not_a_refusal() -> None:
     """The user is told that the write may have been applied."""
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
-        checkpoint_moves.copied(Forgetful(), move)
+        checkpoint_moves.copy_lease(Forgetful(), move)

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, saved_page, server
-from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher, ViewWanted
+from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher, ViewRequest
 from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
@@ -36,7 +36,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
 from leasehold_lab.contract.actors import done, placed
 
-ALL = ViewWanted(most=sys.maxsize)
+ALL = ViewRequest(most=sys.maxsize)
 
 
 @pytest.fixture
@@ -467,7 +467,7 @@ def test_a_second_request_that_is_half_there_is_not_waited_for_either(
 
 def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients cannot use up all descriptors, which the process needs to read its tables."""
-    monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MOST", 5)
+    monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MAX", 5)
     with ExitStack() as stack:
         made = [
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=30))) for _ in range(8)

@@ -8,7 +8,7 @@ from azure.eventhub import EventHubConsumerClient
 from hub_steps import Here, collected, fault, texts
 from waiters import until
 
-from leasehold.adapters.ops.checkpoints import copied, planned_copies
+from leasehold.adapters.ops.checkpoints import copy_lease, planned_copies
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
@@ -69,7 +69,7 @@ def test_the_fence_holds_after_a_copy_into_another_layout(
     loser = opened(here, old)
     collected(loser, 1)
     (move,) = planned_copies((old,), (), ())
-    assert copied(target, move) == move
+    assert copy_lease(target, move) == move
     new = done(target.write(ClaimLease(target.get(["0"])[0], "bob")))
     assert (old.epoch, new.epoch) == (502, 503)
     winner = opened(here, new)

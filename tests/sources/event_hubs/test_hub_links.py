@@ -15,7 +15,7 @@ pytest.importorskip("proton", reason="python-qpid-proton was not built: no C com
 from proton import Connection, Link, Message, Transport
 
 from leasehold_lab.standins.hubs.partitions import Hub
-from leasehold_lab.standins.hubs.server import HubConnection, authorised, of_hub
+from leasehold_lab.standins.hubs.server import HubConnection, describe_hub, is_authorized
 
 KEY = "local-key"
 IDLE_SECONDS, WAIT_SECONDS = 0.2, 10.0
@@ -75,7 +75,7 @@ def _token(resource: str, key: str = KEY) -> Message:
 
 
 def _status(token: Message) -> int:
-    properties = cast("dict[str, int]", authorised(token, KEY).properties)
+    properties = cast("dict[str, int]", is_authorized(token, KEY).properties)
     return properties["status-code"]
 
 
@@ -126,4 +126,4 @@ def test_a_token_is_judged_by_its_resource_as_it_stands(resource: str) -> None:
 
 def test_a_hub_tells_what_clients_insist_on() -> None:
     """Go's client ignores a response without the factor."""
-    assert of_hub(Hub.of("hub", 1))["georeplication_factor"] == 1
+    assert describe_hub(Hub.of("hub", 1))["georeplication_factor"] == 1

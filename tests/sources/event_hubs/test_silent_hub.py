@@ -91,6 +91,7 @@ class World:
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now += STEP_SECONDS
             if self.due <= self.now:
+                self.meter.asking(self.now)
                 batch = self.reader.read()
                 self.meter.read(batch, self.now)
                 self.meter.done(self.now)
@@ -126,14 +127,30 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
 def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
     """A quiet hub raises no alarm, and its partitions rarely send requests."""
     assert {status.word for status in world.live(3000)} == {"OK"}
-    assert (world.service.requests <= 3000 / poller.PROBE_SECONDS, Link.opened) == (True, 1)
+    assert (world.service.requests <= 3000 / poller.PROBE_SECONDS[1] + 1, Link.opened) == (True, 1)
+
+
+def test_a_quiet_hub_is_never_waited_for_longer_than_a_response_takes(world: World) -> None:
+    """Otherwise a worker with a short `lease_seconds` would leave its leases to others (D1)."""
+    waits = [0.0 if world.meter.silent_since is None else world.now - world.meter.silent_since for _ in world.live(300)]
+    assert max(waits) <= STEP_SECONDS
+
+
+@pytest.mark.parametrize("idle_seconds", [0, 100])
+def test_a_hub_that_hangs_is_waited_for_soon(world: World, idle_seconds: int) -> None:
+    """After an event within seconds; an idle hub once it was asked."""
+    if idle_seconds:
+        list(world.live(idle_seconds))
+    world.service.hangs = True
+    list(world.live(25 if idle_seconds else 8))
+    assert world.meter.silent_since is not None
 
 
 def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
     """Events prove that the hub responds."""
-    for number in range(1, 30):
+    for number in range(1, 60):
         Link.events.append(Record(b"", str(number)))
-        assert {status.word for status in world.live(15)} <= {"OK"}
+        assert {status.word for status in world.live(4)} <= {"OK"}
     assert (world.service.requests, Link.opened) == (0, 1)
 
 
@@ -150,10 +167,10 @@ def test_a_link_that_brings_nothing_of_what_is_there_is_opened_again(world: Worl
 
 def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world: World) -> None:
     """A working link stays open if an event arrives during the request."""
-    list(world.live(29))
+    list(world.live(24))
     world.service.last = 1
     list(world.live(2))
-    assert world.service.requests == 1
+    assert world.service.requests == 2
     Link.events[:] = [Record(b"", "1")]
     assert {status.word for status in world.live(100)} == {"OK"}
     assert Link.opened == 1
@@ -161,11 +178,11 @@ def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world
 
 def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
     """A busy service may also reject the request for properties."""
-    list(world.live(29))
+    list(world.live(24))
     world.service.refusal = OSError("busy")
     *_, last = world.live(80)
     assert (last.word, "busy: nothing was heard" in last.says) == ("STALLED", True)
-    assert world.service.requests <= 80 / poller.PROBE_SECONDS + 1
+    assert world.service.requests <= 80 / poller.PROBE_SECONDS[1] + 2
     world.service.refusal = None
     *_, last = world.live(60)
     assert last.ok
@@ -185,7 +202,8 @@ def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
 def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real client reports nothing about a connection on which nothing arrives."""
     monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(poller, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(poller, "PROBE_SECONDS", (1.0, 1.0))
+    monkeypatch.setattr(poller, "LATE_SECONDS", 0.5)
     monkeypatch.setattr(poller, "RESPONSE_SECONDS", 2.0)
     here.send(["a"])
     reader = here.reader()

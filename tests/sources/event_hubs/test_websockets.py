@@ -115,6 +115,28 @@ def test_the_environments_proxy_is_read_with_its_credentials(
     assert http_proxy_of("other.servicebus.windows.net", "") is None
 
 
+@pytest.mark.parametrize(
+    ("no_proxy", "direct"),
+    [
+        ("*", True),
+        (" other , .servicebus.windows.net", True),
+        ("servicebus.windows.net", True),
+        ("NS.ServiceBus.Windows.net", True),
+        ("ns.servicebus.windows.net:443", True),
+        (".windows.net:443", True),
+        ("ns.servicebus.windows.net:80", False),
+        ("bus.windows.net", False),
+        ("10.0.0.0/8", False),
+    ],
+)
+def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no_proxy: str, *, direct: bool) -> None:
+    """It may name a host, a domain, or one of their ports."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert (http_proxy_of("ns.servicebus.windows.net", "") is None) == direct
+
+
 @pytest.mark.parametrize("proxy", ["http://proxy:port", "socks5://proxy:1", "http://:80"])
 def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
     monkeypatch: pytest.MonkeyPatch, proxy: str

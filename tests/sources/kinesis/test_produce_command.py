@@ -90,6 +90,7 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
         ("json:who", b"[1]", "--key json:who: it is no object with a member 'who' other than null"),
         ("json:who", b'{"who": null}', "--key json:who: it is no object with a member 'who' other than null"),
         ("json:who", b'{"who": NaN}', "--key json:who: it is not JSON"),
+        ("json:who", b'{"who": [1e400]}', "--key json:who: its number is too large"),
         ("json:who", b"who", "--key json:who: it is not JSON"),
         ("json:who", b"[" * 20_000, "--key json:who: it is not JSON"),
         ("json:who", b'{"who": "\\ud800"}', "--key json:who: '\\ud800' is not UTF-8"),

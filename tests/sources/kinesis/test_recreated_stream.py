@@ -47,7 +47,7 @@ def test_a_stream_made_anew_is_read_whole_or_not_at_all(
     ]
     with ExitStack() as stack:
         for worker in workers:
-            stack.enter_context(running(Runner(worker, Handling(handle, bench_seconds=1.0))))
+            stack.enter_context(running(Runner(worker, Handling(handle, cooldown_seconds=1.0))))
         make_and_put(b"old")
         until(lambda: len(set(seen)) == 20, f"{seen}")
         client.split_shard(StreamName=name, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))

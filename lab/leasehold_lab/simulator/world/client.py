@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 PAUSE_SECONDS = 1.0
 
-Lies = Mapping[str, Callable[[], Any]]
+SubstituteResults = Mapping[str, Callable[[], Any]]
 """What else a call may return or do, by the name of the step."""
 
 
@@ -54,26 +54,26 @@ class Exchange:
         self._denied: dict[str, float] = {}
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
-    def call(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
+    def call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
         """Do the work, or whatever the fault of this call does instead."""
         if not self._full:
-            return work()
+            return action()
         calls = self._history.calls
         calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
         fault = self._planned.get(len(calls) - 1)
         if fault is None:
             # While the system refuses a resource, it refuses it to every call that needs it.
             for name, until in self._denied.items():
-                starts, refusal = DENIED[name]
-                if self._tasks.now < until and what.startswith(starts):
-                    raise refusal()
-            return work()
-        answer: Any = None
+                call_prefixes, exception = DENIED[name]
+                if self._tasks.now < until and what.startswith(call_prefixes):
+                    raise exception()
+            return action()
+        result: Any = None
         waits = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
         for step in fault.split(" + "):
             match step.split():
                 case ["do"]:
-                    answer = work()
+                    result = action()
                 case ["raise", name]:
                     fault_raised = RAISED[name]()
                     raise fault_raised
@@ -85,23 +85,23 @@ class Exchange:
                     self._caller.die(again=step == "restart")
                     self._caller.wait(0.0)
                 case ["freeze"]:
-                    self._caller.nap(FREEZE_SECONDS)
+                    self._caller.pause(FREEZE_SECONDS)
                 case _ if step in waits:
                     self._caller.wait(waits[step])
                 case _:
-                    answer = (lies or {})[step]()
-        return answer
+                    result = (substitutes or {})[step]()
+        return result
 
-    def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
+    def call_user(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
         """Call a user's callable."""
-        return self.call(what, work, {"answer": lambda: False, "generate": generated})
+        return self.call(name, user_callable, {"answer": lambda: False, "generate": generated})
 
 
 GIVE_UP_SECONDS = 1.0
 
 WriteFault = Literal["lost", "unanswered", "late", "twice"]
 
-STRANGER = "somebody-else"
+OTHER_WORKER = "somebody-else"
 STALE_SECONDS = 1.0
 
 UNIT_BYTES = 8192
@@ -124,7 +124,7 @@ class Client:
     ) -> None:
         self._exchange = exchange
         self._table, self._tasks, self._history = table or world.table, world.tasks, world.history
-        self._told = not world.scenario.swaps
+        self._records_writes = not world.scenario.swaps
         self._caller, self._draw, self._world = caller, draw, world
         self._network = network = world.scenario.network
         self._capacity = world.scenario.capacity
@@ -170,13 +170,13 @@ class Client:
             return listing
         keys, page_rows = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
         rows: list[Lease] = []
-        for first in range(0, len(keys), page_rows):
-            page = keys[first : first + page_rows]
+        for start in range(0, len(keys), page_rows):
+            page = keys[start : start + page_rows]
             read = len(page) * capacity.row_bytes
             self._caller.wait(read / capacity.bytes_per_second)
             self._throttled(self._world.reads, read / UNIT_BYTES)
-            shown = {row.key: row for row in self._listed().leases}
-            rows += [shown[key] for key in page if key in shown]
+            current_rows = {row.key: row for row in self._listed().leases}
+            rows += [current_rows[key] for key in page if key in current_rows]
         return Listing(tuple(rows))
 
     def _throttled(self, meter: UnitBudget, units: float) -> None:
@@ -193,7 +193,7 @@ class Client:
         requested_keys = tuple(keys)
         self._history.requests["get"] += 1
         self._history.fetched += len(requested_keys)
-        self._history.glimpsed += len(requested_keys) if stale_ok else 0
+        self._history.fetched_stale += len(requested_keys) if stale_ok else 0
 
         def read() -> Listing:
             self._travel()
@@ -203,7 +203,7 @@ class Client:
                     self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
             self._travel()
-            return self._perhaps_stale(listing) if stale_ok or self._caller.forgets else listing
+            return self._perhaps_stale(listing) if stale_ok or self._caller.ignores_calls else listing
 
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
@@ -211,17 +211,17 @@ class Client:
         """Read, and let faults falsify the result unless the read is consistent, which the service guarantees."""
 
         def stale() -> Listing:
-            return self._table.as_it_was(read(), STALE_SECONDS, lambda: stale_ok)
+            return self._table.with_earlier_rows(read(), STALE_SECONDS, lambda: stale_ok)
 
         def untrue() -> Listing:
             listing = read()
-            return Listing(tuple(evolve(row, owner=STRANGER) for row in listing.leases)) if stale_ok else listing
+            return Listing(tuple(evolve(row, owner=OTHER_WORKER) for row in listing.leases)) if stale_ok else listing
 
         listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
         return listing
 
     def _perhaps_stale(self, listing: Listing) -> Listing:
-        if self._caller.forgets:
+        if self._caller.ignores_calls:
             # An earlier version ignores this attribute, and leaves it alone.
             rows = (
                 evolve(row, annotations=tuple(note for note in row.annotations if note[0] != CALL))
@@ -231,7 +231,7 @@ class Client:
         draw, stale = self._draw, self._network.stale
         if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
             return listing
-        return self._table.as_it_was(listing, draw.random(), lambda: bool(draw.getrandbits(1)))
+        return self._table.with_earlier_rows(listing, draw.random(), lambda: bool(draw.getrandbits(1)))
 
     # Writing
 
@@ -240,7 +240,7 @@ class Client:
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
         sent = self._tasks.now
-        if self._caller.forgets and isinstance(write, writes.RenewLease):
+        if self._caller.ignores_calls and isinstance(write, writes.RenewLease):
             write = evolve(write, annotations=tuple(note for note in write.annotations if note[0] != CALL))
         if self._caller.foreign:
             # Another library steals under the version that it saw, and does not know our attributes.
@@ -258,19 +258,19 @@ class Client:
             done = isinstance(outcome, Done)
             if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # Nor does it note on the row that its owner answers requests.
-                outcome = self._table.unwilling(key)
-            if self._told and (self._full or verb != "renew" or not done):
+                outcome = self._table.mark_unresponsive(key)
+            if self._records_writes and (self._full or verb != "renew" or not done):
                 after = outcome.lease if done and verb != "delete" else self._table.row(key)
                 who = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))
             return outcome
 
-        def refused() -> Outcome:
+        def rejected() -> Outcome:
             row = self._table.row(key)
-            return Lost(key, row and evolve(row, owner=STRANGER, version=Version("another")))
+            return Lost(key, row and evolve(row, owner=OTHER_WORKER, version=Version("another")))
 
-        lies = {"untrue": refused, "send": lambda: self._arrive(apply, LATE_SECONDS)}
-        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._sent(apply), lies)
+        substitutes = {"untrue": rejected, "send": lambda: self._arrive(apply, LATE_SECONDS)}
+        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._sent(apply), substitutes)
         return outcome
 
     def close(self) -> None:
@@ -278,30 +278,30 @@ class Client:
 
     # Transport
 
-    def asked(self, what: str, answer: Callable[[], T]) -> T:
+    def read_through(self, what: str, compute: Callable[[], T]) -> T:
         """Send another kind of request to the table, which answers it halfway through."""
 
         def read() -> T:
             self._travel()
-            value = answer()
+            value = compute()
             self._travel()
             return value
 
         result: T = self._exchange.call(what, read)
         return result
 
-    def written(self, what: str, apply: Callable[[], T]) -> T:
+    def write_through(self, what: str, apply: Callable[[], T]) -> T:
         """Send a write other than that of a lease."""
-        lies = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
-        answer: T = self._exchange.call(what, lambda: self._sent(apply), lies)
-        return answer
+        substitutes = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
+        result: T = self._exchange.call(what, lambda: self._sent(apply), substitutes)
+        return result
 
     def _sent(self, apply: Callable[[], T]) -> T:
         """Take a write through the network. `apply` is its effect on the table."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
-            chance = self._draw.random()
-            fault = next((fault for limit, fault in self._faults if chance < limit), None)
+            drawn = self._draw.random()
+            fault = next((fault for limit, fault in self._faults if drawn < limit), None)
         if fault == "lost":
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")
@@ -380,32 +380,34 @@ class StreamClient:
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream reports the shard as gone."""
-        return bool(self.ask("source.gone", lambda: self._source.gone(shard)))
+        return bool(self.ask("source.gone", lambda: self._source.gone(shard), shard=shard))
 
     def latest(self, lease: Lease) -> Position:
         """Return the position that LATEST means now, which moves on."""
-        position: Position = self.ask("source.latest", lambda: self._source.latest(lease))
+        position: Position = self.ask("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
         return position
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """Return a reader at the other end of the same network."""
-        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start))
-        return DistantReader(self, reader)
+        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
+        return DistantReader(self, reader, lease.shard)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def ask(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Send a request to the stream, which answers it halfway through."""
+    def ask(
+        self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
+    ) -> Any:  # noqa: ANN401  the call's own
+        """Send a request to the stream, about a shard unless it is "". The stream answers it halfway through."""
 
-        def answered() -> Any:  # noqa: ANN401  likewise
-            self._caller.listen()
+        def send() -> Any:  # noqa: ANN401  likewise
+            self._caller.wait_if_deaf(shard)
             self._travel()
-            answer = work()
+            answer = action()
             self._travel()
             return answer
 
-        return self._exchange.call(what, answered, lies)
+        return self._exchange.call(what, send, substitutes)
 
     @property
     def may_be_slow(self) -> bool:
@@ -428,8 +430,8 @@ class StreamClient:
 class DistantReader:
     """A reader of the stream whose reads take time."""
 
-    def __init__(self, client: StreamClient, reader: Reader) -> None:
-        self._client, self._reader = client, reader
+    def __init__(self, client: StreamClient, reader: Reader, shard: str) -> None:
+        self._client, self._reader, self._shard = client, reader, shard
         self._timeouts = CallTimeouts(client.clients)
 
     def read(self) -> Batch:
@@ -447,12 +449,14 @@ class DistantReader:
     def read_once(self) -> Batch:
         """Return the next records, or as a lie the empty response of a service that throttles."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
-        batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
+        batch: Batch = self._client.ask(
+            "reader.read", self._reader.read, {"untrue": lambda: throttled}, shard=self._shard
+        )
         return batch
 
     def close(self) -> None:
         """Close the reader."""
-        self._client.ask("reader.close", self._reader.close)
+        self._client.ask("reader.close", self._reader.close, shard=self._shard)
 
 
 class _TimedReading:

@@ -3,7 +3,7 @@
 In layout `sessions` the real store works on rows at the other end of the network. Requests are counted by the kind of
 row that they write, because their price depends on it.
 
-In a swap both tables are at the other end of the network, and `commanded` does what the command does. Neither table
+In a swap both tables are at the other end of the network, and `run_swaps` does what the command does. Neither table
 knows which of its rows are valid, so the history has the writes as their processes saw them.
 """
 
@@ -36,24 +36,24 @@ class DistantCells:
 
     def __init__(self, world: World, client: Client) -> None:
         self._cells, self._history, self._client = world.cells, world.history, client
-        self._listed: dict[str, str] = {}
+        self._last_etags: dict[str, str] = {}
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
         """Return every row whose name begins with one of the prefixes."""
         self._history.requests["list"] += 1
-        rows = self._client.asked("store.list", lambda: self._cells.list(*prefixes, consistent=consistent))
+        rows = self._client.read_through("store.list", lambda: self._cells.list(*prefixes, consistent=consistent))
         self._history.scanned += len(rows)
         # If a listing contains names without content, as of objects, the changed ones must be read.
-        self._history.refetched += sum(self._listed.get(row.name) != row.etag for row in rows)
-        self._listed = {row.name: row.etag for row in rows}
+        self._history.changed_since_listed += sum(self._last_etags.get(row.name) != row.etag for row in rows)
+        self._last_etags = {row.name: row.etag for row in rows}
         return rows
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         """Return the cells that exist."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
-        self._history.glimpsed += len(names) if stale_ok else 0
-        return self._client.asked("store.get", lambda: self._cells.read(names)) if names else {}
+        self._history.fetched_stale += len(names) if stale_ok else 0
+        return self._client.read_through("store.get", lambda: self._cells.read(names)) if names else {}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Write a cell if there is none."""
@@ -76,7 +76,7 @@ class DistantCells:
     def _written(self, name: str, apply: Callable[[], T]) -> T:
         kind = name.partition("/")[0]
         self._history.requests[kind] += 1
-        return self._client.written(f"store.{kind}", apply)
+        return self._client.write_through(f"store.{kind}", apply)
 
 
 def sessions_of(world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> SessionStore:
@@ -103,8 +103,8 @@ class SessionClient(PassingStore):
         if recorded:
             done = isinstance(outcome, Done)
             after = outcome.lease if done and verb != "delete" else self._row(key)
-            who = self._caller.worker_id, self._caller.process_id
-            world.history.writes.append(WriteEvent(world.tasks.now, sent, *who, verb, key, before, after, done))
+            ids = self._caller.worker_id, self._caller.process_id
+            world.history.writes.append(WriteEvent(world.tasks.now, sent, *ids, verb, key, before, after, done))
         return outcome
 
     def _row(self, key: str) -> Lease | None:
@@ -128,16 +128,16 @@ class SwapClient(PassingStore):
 
     def write(self, write: Write) -> Outcome:
         """Write. After any exception, it is unknown whether the write was applied."""
-        begun = self._world.tasks.now
+        sent = self._world.tasks.now
         try:
             outcome = super().write(write)
         except BaseException:
-            self._tell(write, begun, None)
+            self._record(write, sent, None)
             raise
-        self._tell(write, begun, outcome)
+        self._record(write, sent, outcome)
         return outcome
 
-    def _tell(self, write: Write, begun: float, outcome: Outcome | None) -> None:
+    def _record(self, write: Write, sent: float, outcome: Outcome | None) -> None:
         lease = write.lease
         row = None if outcome is None else outcome.lease
         result: Literal["done", "lost", "unknown"] = (
@@ -145,7 +145,7 @@ class SwapClient(PassingStore):
         )
         answer = WriteAnswer(
             self._world.tasks.now,
-            begun,
+            sent,
             self._caller.process_id,
             VERBS[type(write)],
             lease.shard,
@@ -153,12 +153,12 @@ class SwapClient(PassingStore):
             seen=lease.owner,
         )
         if row is not None:
-            place, version = row.checkpoint.order, str(row.version)
-            answer = evolve(answer, owner=row.owner, version=version, epoch=row.epoch, checkpoint=place)
+            checkpoint, version = row.checkpoint.order, str(row.version)
+            answer = evolve(answer, owner=row.owner, version=version, epoch=row.epoch, checkpoint=checkpoint)
         self._world.history.answers.append(answer)
 
 
-def commanded(world: World) -> None:
+def run_swaps(world: World) -> None:
     """Move the leases there and back at the times of the swaps, and carry unowned ones, as `leasehold swap` does."""
     goal_store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.goal
     store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)

@@ -24,7 +24,7 @@ from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, Sto
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Store
 from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
-from leasehold_lab.simulator.call_faults import Whose, poisonous
+from leasehold_lab.simulator.call_faults import CallableKind, poisonous
 from leasehold_lab.simulator.scenario import Member
 from leasehold_lab.simulator.world.client import Client, Exchange, StreamClient
 from leasehold_lab.simulator.world.layouts import SessionClient, SwapClient
@@ -32,7 +32,7 @@ from leasehold_lab.simulator.world.tasks import Killed, VirtualExecutor, Virtual
 from leasehold_lab.simulator.world.world import FIRST_MS, World
 
 
-class Paced(Worker):
+class OncePerCycleWorker(Worker):
     """A worker that scans the table once per cycle, and writes no bulletins.
 
     It still reads leases that it requested individually, which is no scan. It scans once more only to find out whether
@@ -41,11 +41,11 @@ class Paced(Worker):
 
     _whole_due = -math.inf
 
-    def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
+    def _look_and_act(self, now: float, keys: tuple[str, ...] | None, each: ParallelMap) -> None:
         if not self._turns:
             self.table.watch = Watch()
-        super()._look_and_act(now, asked, each)
-        if asked is None:
+        super()._look_and_act(now, keys, each)
+        if keys is None:
             seen = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._whole_due = now + min(
                 self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._asking(), self.config)
@@ -54,10 +54,10 @@ class Paced(Worker):
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
 
 
-class Present(Worker):
+class PresentWorker(Worker):
     """A worker from before the run, which knows the table from one read and first reads its own rows."""
 
-    def know(self, watch: Watch) -> None:
+    def start_from(self, watch: Watch) -> None:
         """Begin with this read of the table."""
         self.table.watch = watch
         self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
@@ -65,10 +65,10 @@ class Present(Worker):
 
 RESTART_SECONDS = 1.0
 
-BEHIND = 3
+UNACKNOWLEDGED = 3
 """How many records a handler that acknowledges late leaves unacknowledged."""
 
-ACKNOWLEDGES, ENDS = 0.3, 0.5
+ACKNOWLEDGES, ENDS_SHARD = 0.3, 0.5
 """How often a handler that acknowledges at random does so after a batch, and at the end of a shard."""
 
 LONG_SECONDS = 1e9
@@ -82,17 +82,17 @@ class Process:
 
     def __init__(self, member: Member, number: int, world: World) -> None:
         self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
-        self.foreign, self.forgets = member.foreign, not member.knows_calls
+        self.foreign, self.ignores_calls = member.foreign, not member.knows_calls
         self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
         self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
         self._dead = False
-        self._asleep_until = 0.0
+        self._paused_until = 0.0
         self._holdings: dict[str, Holding] = {}
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; one record each
         offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
         self._time = VirtualTime(world.tasks, self, offset, member.rate)
         self._exchange = exchange = Exchange(world, self)
-        kind = Paced if self._scenario.scan_per_cycle else Present if member.present else Worker
+        kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
         client = Client(world, self, exchange, self._draw)
         store: Store = client
         if self._scenario.swaps:
@@ -111,8 +111,8 @@ class Process:
             scheduler=self._time,
             if_recreated=self._scenario.if_recreated,
         )
-        if isinstance(worker, Present):
-            worker.know(world.known(member.config, store.capabilities))
+        if isinstance(worker, PresentWorker):
+            worker.start_from(world.known(member.config, store.capabilities))
         checkpoints = self._scenario.checkpoints
         self._callable_faults = tuple(
             fault for fault in self._scenario.callable_faults if fault.worker == member.worker
@@ -125,7 +125,7 @@ class Process:
             most_wait_seconds=2.0,
             attempts=2 if poisoned else 1000,
             dead_letter=self._dead_letter if poisoned else None,
-            bench_seconds=self._scenario.bench_seconds,
+            cooldown_seconds=self._scenario.bench_seconds,
             checkpoint_seconds=checkpoints,
             observer=observer,
             measure=self._measure,
@@ -143,14 +143,14 @@ class Process:
 
     def run(self) -> None:
         """Work until the end of the process, with its naps and its death."""
-        self._say("start")
-        for nap in self.member.naps:
-            if nap.at >= self._tasks.now:
-                self._tasks.start(partial(self._fall_asleep, nap.seconds), nap.at)
+        self._record_incident("start")
+        for pause in self.member.naps:
+            if pause.at >= self._tasks.now:
+                self._tasks.start(partial(self._pause, pause.seconds), pause.at)
         if self.member.phase:
             self._tasks.start(self._runner.worker.hurry, self._tasks.now + self.member.phase)
         if self.member.plans < self.member.ends:
-            self._tasks.start(lambda: self._say("zombie"), self.member.plans)
+            self._tasks.start(lambda: self._record_incident("zombie"), self.member.plans)
         if self.member.ends < math.inf:
             ending = partial(self.die, again=False) if self.member.ending == "crash" else self._leave
             self._tasks.start(ending, self.member.ends)
@@ -163,29 +163,31 @@ class Process:
         except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
             restarts = True
         self._dead = True
-        self._say("gone")
+        self._record_incident("gone")
         if restarts:
-            self._start_anew()
+            self._restart()
 
     def wait(self, seconds: float) -> None:
         """Let virtual time pass, and block forever if the process died meanwhile."""
         self._tasks.sleep(seconds)
-        self.stand_still()
+        self.wait_while_paused()
 
-    def listen(self) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response from the stream now."""
+    def wait_if_deaf(self, shard: str) -> None:
+        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
+        if self.member.deaf_to and shard not in self.member.deaf_to:
+            return
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self.member.deaf):
             self.wait(self.member.gives_up_seconds)
             raise SourceUnavailable("the stream does not respond")
 
-    def stand_still(self) -> None:
+    def wait_while_paused(self) -> None:
         """Wait while the process sleeps, and block forever once it is dead."""
-        while self._tasks.now < self._asleep_until and not self._dead:
-            self._tasks.sleep_until(self._asleep_until)
+        while self._tasks.now < self._paused_until and not self._dead:
+            self._tasks.sleep_until(self._paused_until)
         while self._dead:
             self._tasks.sleep_until(math.inf)
 
-    def begins(self, name: str) -> None:
+    def task_starts(self, name: str) -> None:
         """Announce a task. Like a call, a fault may hit this."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
@@ -194,24 +196,24 @@ class Process:
 
     def idle(self) -> None:
         """Stand still, and once it plans no more block its turns forever: between two turns, when no lock is held."""
-        self.stand_still()
+        self.wait_while_paused()
         turns = self._tasks.current is self._time.named.get("leasehold-turn")
         while turns and self._tasks.now >= self.member.plans:
             self._tasks.sleep_until(math.inf)
 
-    def nap(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Stand still with all tasks."""
-        self._fall_asleep(seconds)
-        self.stand_still()
+        self._pause(seconds)
+        self.wait_while_paused()
 
     def die(self, *, again: bool) -> None:
         """Die, write nothing more, and start again if `again`."""
         if self._dead:
             return
         self._dead = True
-        self._say("crash")
+        self._record_incident("crash")
         if again:
-            self._start_anew()
+            self._restart()
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Record an exception that nothing provides for."""
@@ -225,23 +227,23 @@ class Process:
 
     # Faults
 
-    def _fall_asleep(self, seconds: float) -> None:
-        self._asleep_until = max(self._asleep_until, self._tasks.now + seconds)
-        self._say("nap", seconds)
+    def _pause(self, seconds: float) -> None:
+        self._paused_until = max(self._paused_until, self._tasks.now + seconds)
+        self._record_incident("nap", seconds)
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._world.join(evolve(self.member, starts=self._tasks.now + RESTART_SECONDS))
 
     def _leave(self) -> None:
-        self.stand_still()
-        self._say("leave")
+        self.wait_while_paused()
+        self._record_incident("leave")
         self._runner.stop()
 
     # Callables of users
 
     def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's callable may return anything
-        def handled() -> object:
-            self._tell_records("record", delivery)
+        def handle() -> object:
+            self._record_deliveries("record", delivery)
             if self._scenario.handling_seconds:
                 self.wait(self._scenario.handling_seconds)
             answer = self._misbehave("handler", delivery)
@@ -250,15 +252,17 @@ class Process:
             return answer
 
         with self._forgetting(delivery.shard):
-            answer = self._exchange.told("handler", handled)
-        if answer is not None:
-            return answer
+            result = self._exchange.call_user("handler", handle)
+        if result is not None:
+            return result
         if self._scenario.acknowledges == "return":
-            self._tell_records("finished", delivery)
+            self._record_deliveries("finished", delivery)
             return None
         # A record that is dispatched again after a fault is not waited for twice.
-        first, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
-        waiting[:] = [unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first]
+        first_order, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
+        waiting[:] = [
+            unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first_order
+        ]
         waiting += [delivery.part([record]) for record in delivery.records]
         self._acknowledge(delivery.shard, self._ready(len(waiting)))
         return None
@@ -275,27 +279,27 @@ class Process:
     def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> Any:  # noqa: ANN401  likewise
         shard = final_checkpoint.lease
 
-        def given() -> None:
+        def end_shard() -> None:
             waiting = len(self._unacknowledged.get(shard, ()))
             if not final_checkpoint.ended:
                 self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
             elif (
                 self._scenario.acknowledges != "random"
                 or self._tasks.now > self._scenario.calm
-                or self._draw.random() < ENDS
+                or self._draw.random() < ENDS_SHARD
             ):
                 for delivery in self._unacknowledged.pop(shard, ()):
-                    self._tell_records("acknowledged", delivery)
+                    self._record_deliveries("acknowledged", delivery)
                 final_checkpoint.end()
 
         with self._forgetting(shard):
-            return self._exchange.told("final checkpoint", given)
+            return self._exchange.call_user("final checkpoint", end_shard)
 
     def _ready(self, waiting: int) -> int:
         """Return how many of the waiting records are now finished."""
         match self._scenario.acknowledges:
             case "late":
-                return max(0, waiting - BEHIND)
+                return max(0, waiting - UNACKNOWLEDGED)
             case "random":
                 return self._draw.randint(0, waiting) if self._draw.random() < ACKNOWLEDGES else 0
             case _:
@@ -305,7 +309,7 @@ class Process:
         """Report the first `count` waiting records before checkpointing them: an unanswered write may take effect."""
         done = self._unacknowledged.get(shard, [])[:count]
         for delivery in done:
-            self._tell_records("acknowledged", delivery)
+            self._record_deliveries("acknowledged", delivery)
         try:
             if not done or not self._holdings[shard].checkpoint(done[-1].records[-1].position):
                 return
@@ -313,49 +317,49 @@ class Process:
             return  # retried with the next ones
         del self._unacknowledged[shard][:count]
         for delivery in done:
-            self._tell_records("finished", delivery)
+            self._record_deliveries("finished", delivery)
 
     def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
-        answer = self._exchange.told("dead letter", lambda: self._misbehave("dead letter"))
-        if answer is None:
-            self._tell_records("dead-lettered", delivery)
-        return answer
+        result = self._exchange.call_user("dead letter", lambda: self._misbehave("dead letter"))
+        if result is None:
+            self._record_deliveries("dead-lettered", delivery)
+        return result
 
-    def _observe(self, happening: Happening, holding: Holding) -> object:
-        self._tell(happening, holding.lease.shard)
-        if happening == "initialize":
+    def _observe(self, event: Happening, holding: Holding) -> object:
+        self._record(event, holding.lease.shard)
+        if event == "initialize":
             self._holdings[holding.lease.shard] = holding
             self._unacknowledged.pop(holding.lease.shard, None)
-        return self._exchange.told("observer", lambda: self._misbehave("observer"))
+        return self._exchange.call_user("observer", lambda: self._misbehave("observer"))
 
-    def _misbehave(self, whose: Whose, delivery: Delivery | None = None) -> object:
+    def _misbehave(self, whose: CallableKind, delivery: Delivery | None = None) -> object:
         now = self._tasks.now
-        spoiled = delivery is None or any(poisonous(record.sequence_number) for record in delivery.records)
-        theirs = (
-            fault for fault in self._callable_faults if fault.whose == whose and (spoiled or fault.what != "poison")
+        poisoned = delivery is None or any(poisonous(record.sequence_number) for record in delivery.records)
+        matching_faults = (
+            fault for fault in self._callable_faults if fault.whose == whose and (poisoned or fault.what != "poison")
         )
         fault = next(
-            (fault for fault in theirs if fault.at <= now < fault.at + fault.seconds),
+            (fault for fault in matching_faults if fault.at <= now < fault.at + fault.seconds),
             None,
         )
         return None if fault is None else fault.done(now, self.wait)
 
     def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
         if batch.records or batch.behind_seconds is not None:  # otherwise the read was not answered
-            self._tell("read", holding.lease.shard)
-        return self._exchange.told("measure", lambda: self._misbehave("measure"))
+            self._record("read", holding.lease.shard)
+        return self._exchange.call_user("measure", lambda: self._misbehave("measure"))
 
-    def _tell_records(self, event: str, delivery: Delivery) -> None:
+    def _record_deliveries(self, event: str, delivery: Delivery) -> None:
         """Record an event of each record, with the shard as its key: the judge then checks the order in the shard."""
         for record in delivery.records:
             number, shard = record.sequence_number, delivery.shard
-            self._tell(event, shard, (int(number), 0), shard, number, delivery.epoch)
+            self._record(event, shard, (int(number), 0), shard, number, delivery.epoch)
 
-    def _tell(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  what the event has of a record
+    def _record(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  what the event has of a record
         if self._scenario.full:
             self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
 
-    def _say(self, what: IncidentKind, seconds: float = 0.0) -> None:
+    def _record_incident(self, what: IncidentKind, seconds: float = 0.0) -> None:
         self._world.history.incidents.append(Incident(self._tasks.now, what, self.process_id, seconds))
 
 

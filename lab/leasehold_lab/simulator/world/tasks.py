@@ -21,9 +21,9 @@ class Killed(BaseException):
 
 
 class Task:
-    """A unit of work. `naps` distinguishes its current wait from those that are over."""
+    """A unit of work. `wait_number` distinguishes its current wait from those that are over."""
 
-    __slots__ = ("greenlet", "naps", "parked")
+    __slots__ = ("greenlet", "wait_number", "waiting")
 
     def __init__(self, work: Callable[[], None], hub: object) -> None:
         def run() -> None:
@@ -31,8 +31,8 @@ class Task:
                 work()
 
         self.greenlet = greenlet(run, hub)
-        self.naps = 0
-        self.parked = True
+        self.wait_number = 0
+        self.waiting = True
 
 
 class Tasks:
@@ -42,7 +42,7 @@ class Tasks:
         self.now = 0.0
         self._hub = getcurrent()
         self._current: Task | None = None
-        self._dues: list[tuple[float, int, int, Task]] = []
+        self._queue: list[tuple[float, int, int, Task]] = []
         self._number = 0
         self._alive: dict[Task, None] = {}
         self._closed = False
@@ -72,24 +72,24 @@ class Tasks:
         if self._closed:
             raise Killed
         task = self.current
-        task.parked = True
+        task.waiting = True
         if due < math.inf:
             self._wake(task, due)
         self._hub.switch()
 
     def wake(self, task: Task) -> None:
         """End the task's wait now, if it is waiting."""
-        if task.parked:
+        if task.waiting:
             self._wake(task, self.now)
 
     def run(self, until: float) -> None:
         """Run all tasks up to this time."""
-        dues = self._dues
+        dues = self._queue
         while dues and dues[0][0] <= until:
-            due, _, naps, task = heappop(dues)
-            if task.naps == naps and task.parked:
+            due, _, wait_number, task = heappop(dues)
+            if task.wait_number == wait_number and task.waiting:
                 self.now = max(self.now, due)
-                task.parked = False
+                task.waiting = False
                 self._current = task
                 task.greenlet.switch()
                 self._current = None
@@ -103,13 +103,13 @@ class Tasks:
         for task in tuple(self._alive):
             if task.greenlet:  # started and not over
                 task.greenlet.throw(Killed)
-        self._dues.clear()
+        self._queue.clear()
         self._alive.clear()
 
     def _wake(self, task: Task, due: float) -> None:
-        task.naps += 1
+        task.wait_number += 1
         self._number += 1
-        heappush(self._dues, (due, self._number, task.naps, task))
+        heappush(self._queue, (due, self._number, task.wait_number, task))
 
 
 class Lock:
@@ -142,13 +142,13 @@ ROUNDING_SECONDS = 1e-6
 """Added to due times, which are rounded between two clocks: a task woken a moment too early would loop forever."""
 
 
-class Host(Protocol):
+class TaskHost(Protocol):
     """The process that the tasks belong to."""
 
-    def stand_still(self) -> None:
+    def wait_while_paused(self) -> None:
         """Wait while the process sleeps, and block forever once it is dead."""
 
-    def begins(self, name: str) -> None:
+    def task_starts(self, name: str) -> None:
         """Announce a task of this name. Raises RuntimeError if the process can have no more."""
 
     def idle(self) -> None:
@@ -163,7 +163,7 @@ class VirtualTime:
 
     fatal: tuple[type[BaseException], ...] = (Killed,)
 
-    def __init__(self, tasks: Tasks, host: Host, offset: float, rate: float) -> None:
+    def __init__(self, tasks: Tasks, host: TaskHost, offset: float, rate: float) -> None:
         self.tasks, self.host, self._offset, self._rate = tasks, host, offset, rate
         self.unforeseen = host.unforeseen
         self.named: dict[str, Task] = {}
@@ -186,10 +186,10 @@ class VirtualTime:
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Start a task."""
-        self.host.begins(name)
+        self.host.task_starts(name)
 
         def begin() -> None:
-            self.host.stand_still()
+            self.host.wait_while_paused()
             try:
                 work()
             except Killed:
@@ -204,7 +204,7 @@ class VirtualQueue:
     """A queue between tasks."""
 
     def __init__(self, side: VirtualTime) -> None:
-        self._side = side
+        self._time = side
         self._items: deque[Any] = deque()
         self._waiting: deque[Task] = deque()
 
@@ -212,17 +212,17 @@ class VirtualQueue:
         """Add an item, and wake the task that has waited longest."""
         self._items.append(item)
         if self._waiting:
-            self._side.tasks.wake(self._waiting.popleft())
+            self._time.tasks.wake(self._waiting.popleft())
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
         """Remove and return the next item, or None if there is none by then."""
-        tasks = self._side.tasks
-        while not self._items and self._side.clock() < until:
+        tasks = self._time.tasks
+        while not self._items and self._time.clock() < until:
             self._waiting.append(tasks.current)
-            tasks.sleep_until(self._side.due(until))
+            tasks.sleep_until(self._time.due(until))
             if tasks.current in self._waiting:
                 self._waiting.remove(tasks.current)
-            self._side.host.idle()
+            self._time.host.idle()
         return self._items.popleft() if self._items else None
 
 
@@ -232,11 +232,11 @@ class VirtualExecutor:
     stuck = False
 
     def __init__(self, side: VirtualTime) -> None:
-        self._side = side
+        self._time = side
 
     def start(self, work: Callable[[], None]) -> None:
         """Start the work."""
-        self._side.start("leasehold-handle", work, lambda fault: self._side.unforeseen("handle", fault))
+        self._time.start("leasehold-handle", work, lambda fault: self._time.unforeseen("handle", fault))
 
     def withdraw(self, work: Callable[[], None]) -> bool:  # noqa: ARG002  nothing waits for a task
         """Return False: the work has already started."""

@@ -45,8 +45,8 @@ class SimulatedHistory(RunHistory):
     requests: Counter[str] = field(factory=Counter)
     scanned: int = 0
     fetched: int = 0
-    glimpsed: int = 0
-    refetched: int = 0
+    fetched_stale: int = 0
+    changed_since_listed: int = 0
     calls: list[CallEvent] = field(factory=list)
     listings: list[tuple[float, float, str]] = field(factory=list)
     swaps: list[tuple[float, float]] = field(factory=list)
@@ -89,18 +89,18 @@ class SimulatedTable(MemoryStore):
         self._before.pop(key, None)
         self._listing = None
 
-    def unwilling(self, key: str) -> Done:
+    def mark_unresponsive(self, key: str) -> Done:
         """Note on the row that its owner, which stands for another library, answers no requests."""
         before = self._table.rows[key]
         after = self._table.rows[key] = evolve(before, yields=False)
         self._before[key], self._listing = (self._now(), before), None
         return Done(after)
 
-    def as_it_was(self, listing: Listing, seconds: float, chosen: Callable[[], bool]) -> Listing:
+    def with_earlier_rows(self, listing: Listing, seconds: float, choose: Callable[[], bool]) -> Listing:
         """Return the listing with some rows as they were before a change less than `seconds` ago."""
-        horizon = self._now() - seconds
+        since = self._now() - seconds
         earlier = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
-        return Listing(tuple(old if t > horizon and chosen() else row for row, t, old in earlier))
+        return Listing(tuple(old if t > since and choose() else row for row, t, old in earlier))
 
     def write(self, write: Write) -> Outcome:
         key = write.lease.key
@@ -215,8 +215,10 @@ class ListSource:
         shard_log = self.shard_logs.setdefault(lease.key, ShardRecords())
         if start.sequence == "AT_TIMESTAMP":
             return ListReader(shard_log, max(0, min(start.sub - FIRST_MS, len(shard_log.records))))
-        later = (place for place, record in enumerate(shard_log.records) if record.position.order > start.order)
-        return ListReader(shard_log, len(shard_log.records) if start == LATEST else next(later, len(shard_log.records)))
+        later_indexes = (index for index, record in enumerate(shard_log.records) if record.position.order > start.order)
+        return ListReader(
+            shard_log, len(shard_log.records) if start == LATEST else next(later_indexes, len(shard_log.records))
+        )
 
     def close(self) -> None:
         """Do nothing."""
@@ -237,8 +239,8 @@ class ListSource:
 
     def end(self, name: str, *children: Shard) -> None:
         """Close a shard, which `children` follow."""
-        place = next(place for place, shard in enumerate(self.listed) if shard.id == name)
-        self.listed[place] = evolve(self.listed[place], open=False)
+        index = next(index for index, shard in enumerate(self.listed) if shard.id == name)
+        self.listed[index] = evolve(self.listed[index], open=False)
         ending = self.shard_logs.setdefault(name, ShardRecords())
         ending.ended, ending.children = True, children
         known_ids = {child.id for child in self.listed}
@@ -319,15 +321,15 @@ class Caller(Protocol):
     worker_id: str
     process_id: str
     foreign: bool
-    forgets: bool
+    ignores_calls: bool
 
     def wait(self, seconds: float) -> None:
         """Let virtual time pass. Raises Killed if the process died meanwhile."""
 
-    def listen(self) -> None:
-        """Wait in vain, and raise SourceUnavailable, if the process gets no response from the stream now."""
+    def wait_if_deaf(self, shard: str) -> None:
+        """Wait in vain, and raise SourceUnavailable, if the process gets no response about the shard now."""
 
-    def nap(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Stand still with all its tasks."""
 
     def die(self, *, again: bool) -> None:

@@ -111,7 +111,7 @@ FILTER = re.compile(r"amqp\.annotation\.x-opt-(offset|sequence-number|enqueued-t
 BEGINNING, LATEST = "-1", "@latest"
 
 
-class HubRefusal(Exception):
+class HubRejection(Exception):
     """A request that a hub rejects with an AMQP error condition."""
 
     def __init__(self, condition: str, description: str) -> None:
@@ -156,25 +156,25 @@ class Partition:
     def start(self, selector: str | None) -> int:
         """Return the sequence number at which a reader with this filter starts.
 
-        Events no longer kept are skipped silently, and a position after the last event is rejected. Raises HubRefusal
+        Events no longer kept are skipped silently, and a position after the last event is rejected. Raises HubRejection
         for such a position, or for a filter that cannot be parsed.
         """
         if selector is None:
             return self.first
         match = FILTER.fullmatch(selector.strip())
         if match is None:
-            raise HubRefusal("com.microsoft:argument-error", f"filter not understood: {selector}")
+            raise HubRejection("com.microsoft:argument-error", f"filter not understood: {selector}")
         what, operator, value = match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
-            raise HubRefusal("com.microsoft:argument-error", f"filter value is no number: {selector}")
+            raise HubRejection("com.microsoft:argument-error", f"filter value is no number: {selector}")
         place, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
         last = {"sequence-number": number, "offset": int(offset)}.get(what)
         if last is not None and place > last:
             name = what.replace("-", " ")
             text = f"The supplied {name} '{place}' is invalid. The last {name} in the system is '{last}'"
-            raise HubRefusal("com.microsoft:argument-error", text)
+            raise HubRejection("com.microsoft:argument-error", text)
         if what == "sequence-number":
             return max(self.first, place if inclusive else place + 1)
         places = self.offsets if what == "offset" else self.times
@@ -202,16 +202,16 @@ class Hub:
         self.partitions.extend(Partition() for _ in range(count))
 
     def partition(self, number: str) -> Partition:
-        """Return the partition with this id. Raises HubRefusal if there is none."""
+        """Return the partition with this id. Raises HubRejection if there is none."""
         if not (number.isdigit() and int(number) < len(self.partitions)):
             last = len(self.partitions) - 1
-            raise HubRefusal("com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last}")
+            raise HubRejection("com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last}")
         return self.partitions[int(number)]
 
     def check_group(self, group: str) -> None:
-        """Raise HubRefusal if there is no such consumer group."""
+        """Raise HubRejection if there is no such consumer group."""
         if self.groups and group.lower() not in self.groups:
-            raise HubRefusal("amqp:not-found", f"the consumer group {group} of {self.name} could not be found")
+            raise HubRejection("amqp:not-found", f"the consumer group {group} of {self.name} could not be found")
 
     def enqueue(self, message: bytes, number: str | None) -> Partition:
         """Store a message or a batch in the given partition, in that of its key, or in the next one in turn."""

@@ -1,7 +1,7 @@
 """The server process of `leasehold_lab.standins.hubs.event_hubs`: sockets on one side, the AMQP engine on the other.
 
 One port serves both AMQP and the requests of tests. If a connection begins with `{`, it belongs to a test: each
-request is a line of JSON, and so is its response (`obey`). A `HubConnection` moves bytes. Each link that a client
+request is a line of JSON, and so is its response (`execute`). A `HubConnection` moves bytes. Each link that a client
 attaches sends out events (`Reading`), receives events (`LinkWriting`), or answers requests to `$cbs` (authorization)
 and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP requires. Everything
 runs on one event loop, so hubs need no locks.
@@ -44,7 +44,7 @@ from proton import (
     timestamp,
 )
 
-from leasehold_lab.standins.hubs.partitions import Hub, HubRefusal, Partition, plain
+from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, plain
 
 EPOCH = "com.microsoft:epoch"
 STOLEN = "amqp:link:stolen"
@@ -64,7 +64,7 @@ class LinkAddress:
     partition: str | None = None
 
 
-def place(address: str) -> LinkAddress:
+def parse_address(address: str) -> LinkAddress:
     """Parse an address, with or without `amqps://host:port/` before it."""
     parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
     named = {parts[position].lower(): parts[position + 1] for position in range(1, len(parts) - 1, 2)}
@@ -72,7 +72,7 @@ def place(address: str) -> LinkAddress:
 
 
 @define(eq=False)
-class Reading:
+class PartitionLink:
     """A client's receiver of one partition: what was sent to it, and what will be sent next."""
 
     link: Sender
@@ -105,11 +105,13 @@ class Reading:
         self.flush()
 
 
-def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]) -> Reading:
+def read(
+    link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]
+) -> PartitionLink:
     """Start to send a partition to a reader. One with an epoch ends readers whose epoch is missing, equal or lower.
 
-    Raises HubRefusal for a reader with a lower epoch than a current reader, for one without an epoch while another has
-    one, or for one reader too many.
+    Raises HubRejection for a reader with a lower epoch than a current reader, for one without an epoch while another
+    has one, or for one reader too many.
     """
     group = (where.group or "").lower()
     hub.check_group(group)
@@ -119,13 +121,13 @@ def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], 
     highest = max((other.epoch for other in rivals if other.epoch is not None), default=None)
     if highest is not None and epoch is None:
         text = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
-        raise HubRefusal(STOLEN, f"{text} receiver is not allowed.")
+        raise HubRejection(STOLEN, f"{text} receiver is not allowed.")
     if highest is not None and epoch is not None and epoch < highest:
         text = f"Receiver with a higher epoch '{highest}' already exists."
-        raise HubRefusal(STOLEN, f"{text} Receiver with epoch {epoch} cannot be created.")
+        raise HubRejection(STOLEN, f"{text} Receiver with epoch {epoch} cannot be created.")
     if epoch is None and len(rivals) >= READERS_MAX:
         limit = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
-        raise HubRefusal("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
+        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
     # The filter on the link's source contains the start, either described or plain.
     filters, selector = link.remote_source.filter, None
     filters.rewind()
@@ -136,13 +138,13 @@ def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], 
     start = partition.start(None if selector is None else str(selector))
     for rival in rivals if epoch is not None else ():
         rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
-    reading = Reading(link, partition, group, epoch, start, flush, drop)
+    reading = PartitionLink(link, partition, group, epoch, start, flush, drop)
     partition.readers.append(reading)
     return reading
 
 
 @frozen
-class LinkWriting:
+class HubWriter:
     """A client's sender to a hub or to one of its partitions."""
 
     hub: Hub
@@ -152,7 +154,7 @@ class LinkWriting:
         """Store a message, and return the partition that grew, or None if the message was rejected."""
         try:
             grown = self.hub.enqueue(message, self.partition)
-        except HubRefusal as error:
+        except HubRejection as error:
             delivery.local.condition = Condition(error.condition, error.description)
             delivery.update(Delivery.REJECTED)
             return None
@@ -161,18 +163,18 @@ class LinkWriting:
 
 
 @frozen
-class Asking:
+class RequestLink:
     """One of the two links by which a client sends requests to `$cbs` or `$management`."""
 
     node: str
     link: Link
 
-    def answers(self, asked: "Asking") -> bool:
+    def answers(self, asked: "RequestLink") -> bool:
         """Return whether the response to a request on the link `asked` goes back by this link."""
         return self.link.is_sender and self.node == asked.node and self.link.session == asked.link.session
 
 
-def wake(grown: Partition | None) -> None:
+def send_to_readers(grown: Partition | None) -> None:
     """Send what was stored to the readers of the partition."""
     for reading in grown.readers if grown else ():
         reading.pump()
@@ -191,7 +193,7 @@ def accept(link: Link) -> None:
         link.flow(CREDIT)
 
 
-def refuse(link: Link, error: HubRefusal) -> None:
+def reject(link: Link, error: HubRejection) -> None:
     """Attach and detach at once with the reason, because that is the form of rejection that the client reports."""
     link.condition = Condition(error.condition, error.description)
     link.close()
@@ -200,7 +202,7 @@ def refuse(link: Link, error: HubRefusal) -> None:
 PARTITION = "com.microsoft:partition"
 
 
-def authorised(request: Message, key: str | None) -> Message:
+def is_authorized(request: Message, key: str | None) -> Message:
     """Answer a put-token with 202, or with 401 if a key is required and the token was not signed with it."""
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
@@ -208,25 +210,25 @@ def authorised(request: Message, key: str | None) -> Message:
         signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
         expected = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
         if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(expected, unquote(fields["sig"])):
-            return _answer(request, 401, "InvalidSignature: The token has an invalid signature.")
-    return _answer(request, 202, "Accepted")
+            return _respond(request, 401, "InvalidSignature: The token has an invalid signature.")
+    return _respond(request, 202, "Accepted")
 
 
-def managed(request: Message, hubs: dict[str, Hub]) -> Message:
+def describe(request: Message, hubs: dict[str, Hub]) -> Message:
     """Answer a READ of a hub or a partition."""
     properties = cast("dict[str, Any] | None", request.properties) or {}
     hub = hubs.get(str(properties.get("name")).lower())
     if hub is None:
-        return _answer(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
+        return _respond(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
     try:
         partition = str(properties.get("type")) == PARTITION
-        body = of_partition(hub, str(properties.get("partition"))) if partition else of_hub(hub)
-    except HubRefusal as error:
-        return _answer(request, 404, error.description)
-    return _answer(request, 200, "OK", body)
+        body = describe_partition(hub, str(properties.get("partition"))) if partition else describe_hub(hub)
+    except HubRejection as error:
+        return _respond(request, 404, error.description)
+    return _respond(request, 200, "OK", body)
 
 
-def of_hub(hub: Hub) -> dict[str, Any]:
+def describe_hub(hub: Hub) -> dict[str, Any]:
     """Return the properties of a hub in the form that clients read."""
     numbers = [str(number) for number in range(len(hub.partitions))]
     return {
@@ -238,8 +240,8 @@ def of_hub(hub: Hub) -> dict[str, Any]:
     }
 
 
-def of_partition(hub: Hub, number: str) -> dict[str, Any]:
-    """Return the properties of a partition in the form that clients read. Raises HubRefusal if there is none."""
+def describe_partition(hub: Hub, number: str) -> dict[str, Any]:
+    """Return the properties of a partition in the form that clients read. Raises HubRejection if there is none."""
     partition = hub.partition(number)
     last, offset, time_ms = partition.last
     return {
@@ -253,22 +255,22 @@ def of_partition(hub: Hub, number: str) -> dict[str, Any]:
     }
 
 
-def _answer(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
+def _respond(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
     status = {"status-code": int32(code), "status-description": text}
     return Message(body=body, correlation_id=request.id, properties=status)
 
 
-def obey(line: bytes, hubs: dict[str, Hub]) -> bytes:
+def execute(line: bytes, hubs: dict[str, Hub]) -> bytes:
     """Execute a control line: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
     try:
         request = json.loads(line)
-        answer = _done(hubs, request)
-    except (ValueError, KeyError, HubRefusal) as error:
+        answer = _execute(hubs, request)
+    except (ValueError, KeyError, HubRejection) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     return json.dumps(answer).encode()
 
 
-def _done(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
+def _execute(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
     name = asked["hub"].lower()
     if asked["do"] == "create":
         former, hubs[name] = hubs.get(name), Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
@@ -283,7 +285,7 @@ def _done(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
             return {"partitions": len(hub.partitions)}
         case "put":
             for body in asked["bodies"]:
-                wake(hub.enqueue(plain(body.encode()), asked["partition"]))
+                send_to_readers(hub.enqueue(plain(body.encode()), asked["partition"]))
             return {"put": len(asked["bodies"])}
         case "trim":
             return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
@@ -381,7 +383,7 @@ class HubConnection(asyncio.Protocol):
     def __init__(self, hubs: dict[str, Hub], key: str | None) -> None:
         self._hubs = hubs
         self._key = key
-        self._links: dict[str, Reading | LinkWriting | Asking] = {}
+        self._links: dict[str, PartitionLink | HubWriter | RequestLink] = {}
         self._padding = Padding()
         self._lines: bytes | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -406,7 +408,7 @@ class HubConnection(asyncio.Protocol):
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:
-                self._socket.write(obey(line, self._hubs) + b"\n")
+                self._socket.write(execute(line, self._hubs) + b"\n")
             return
         while data:
             room = self._engine.capacity()
@@ -444,16 +446,16 @@ class HubConnection(asyncio.Protocol):
                 receiver, served = cast("Receiver", link), self._links.get(link.name)
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
-                if isinstance(served, LinkWriting):
-                    wake(served.take(delivery, message))
-                elif isinstance(served, Asking):
+                if isinstance(served, HubWriter):
+                    send_to_readers(served.take(delivery, message))
+                elif isinstance(served, RequestLink):
                     delivery.update(Delivery.ACCEPTED)
                     request = Message()
                     request.decode(message)
                     cbs = served.node == "$cbs"
-                    answer = authorised(request, self._key) if cbs else managed(request, self._hubs)
+                    answer = is_authorized(request, self._key) if cbs else describe(request, self._hubs)
                     for other in self._links.values():
-                        if isinstance(other, Asking) and other.answers(served):
+                        if isinstance(other, RequestLink) and other.answers(served):
                             cast("Sender", other.link).send(answer)
                 delivery.settle()
                 receiver.flow(1)
@@ -462,14 +464,14 @@ class HubConnection(asyncio.Protocol):
             try:
                 accept(link)
                 self._links[link.name] = self._serve(link, address)
-            except HubRefusal as error:
-                refuse(link, error)
+            except HubRejection as error:
+                reject(link, error)
         elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
             self._forget(link.name)
             link.close()
         elif link is not None and kind is Event.LINK_FLOW:
             reading = self._links.get(link.name)
-            if isinstance(reading, Reading):
+            if isinstance(reading, PartitionLink):
                 reading.pump()
         elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
             cast("Connection | Session", event.context).open()
@@ -478,21 +480,21 @@ class HubConnection(asyncio.Protocol):
 
     def _forget(self, name: str) -> None:
         link = self._links.pop(name, None)
-        if isinstance(link, Reading) and link in link.partition.readers:
+        if isinstance(link, PartitionLink) and link in link.partition.readers:
             link.partition.readers.remove(link)
 
-    def _serve(self, link: Link, address: str) -> Reading | LinkWriting | Asking:
+    def _serve(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
         if address in NODES:
-            return Asking(address, link)
-        where = place(address)
+            return RequestLink(address, link)
+        where = parse_address(address)
         hub = self._hubs.get(where.hub.lower())
         if hub is None:
-            raise HubRefusal("amqp:not-found", f"The messaging entity '{where.hub}' could not be found.")
+            raise HubRejection("amqp:not-found", f"The messaging entity '{where.hub}' could not be found.")
         if link.is_sender:
             return read(cast("Sender", link), hub, where, self.flush, self._socket.abort)
         if where.partition is not None:
             hub.partition(where.partition)
-        return LinkWriting(hub, where.partition)
+        return HubWriter(hub, where.partition)
 
 
 async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:

@@ -8,8 +8,8 @@ import typer
 from leasehold.adapters.cli.common.asking import AsJson, fleet_config
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.ops.doctor.attempts import well
-from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examined
+from leasehold.adapters.ops.doctor.attempts import none_wrong
+from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examine
 from leasehold.adapters.options import Options, options_of
 from leasehold.stores.printable import printable
 
@@ -59,10 +59,10 @@ def command(  # noqa: PLR0917  one for each option
         fleet = ExaminedFleet(
             fleet_config(options, source), workers, checkpoint_seconds, write_price, read_price, read_only
         )
-        examination = examined(source, store, fleet)
+        examination = examine(source, store, fleet)
     if as_json:
         print(json.dumps(examination.as_json()))
-        raise typer.Exit(0 if well(examination.findings) else 1)
+        raise typer.Exit(0 if none_wrong(examination.findings) else 1)
     width = max(len(finding.what) for finding in examination.findings)
     for finding in examination.findings:
         state = "WRONG" if finding.state == "wrong" else finding.state
@@ -71,4 +71,4 @@ def command(  # noqa: PLR0917  one for each option
             print(f"{'':7}  {'':{width}}  -> {printable(finding.todo)}")
     wrong, unknown = (sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown"))
     print(f"{len(examination.findings)} findings: {wrong} wrong, {unknown} unknown")
-    raise typer.Exit(0 if well(examination.findings) else 1)
+    raise typer.Exit(0 if none_wrong(examination.findings) else 1)

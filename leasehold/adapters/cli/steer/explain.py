@@ -17,7 +17,7 @@ from leasehold.adapters.cli.common.asking import (
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
-from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.options import Options
 from leasehold.adapters.report.watching import held
 from leasehold.balancer.contradictions import reported
@@ -61,7 +61,7 @@ def command(
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(options)
-        with closing(opened(store, options["to"])) as table_store:
+        with closing(open_for_reading(store, options["to"])) as table_store:
             table = table_of(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))
         chosen = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})

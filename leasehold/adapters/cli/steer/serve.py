@@ -18,7 +18,7 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
 from leasehold.adapters.ops.serving.app import BoundedConnection, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
-from leasehold.adapters.ops.swapping import opened
+from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.options import Options
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS
@@ -81,7 +81,7 @@ def command(  # noqa: PLR0917  one for each option
             watchers = []
             for place, url in enumerate(stores):
                 goal = goals[place] if goals and goals[place] != "-" else None
-                store = stack.enter_context(closing(opened(url, goal)))
+                store = stack.enter_context(closing(open_for_reading(url, goal)))
                 lag_source = stack.enter_context(closing(stream_of(source[place]))) if source else None
                 watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))

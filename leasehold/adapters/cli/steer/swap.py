@@ -14,13 +14,13 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import said_moment
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
-    awaited,
-    ended,
-    followed,
-    observed,
-    over_since,
+    end_swap,
+    ended_at,
+    move_until_arrived,
+    open_joined,
     progress,
-    sent,
+    set_direction,
+    wait_until_known,
 )
 from leasehold.errors import StoreError
 from leasehold.stores.swap import TO, SwapStore, check_tables_differ, control_row, swap_is_over
@@ -82,7 +82,7 @@ def command(  # noqa: PLR0917  one for each option
         if swap_is_over(tables, names):
             if back:
                 raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
-            since = over_since(tables)
+            since = ended_at(tables)
             if as_json:
                 document = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
@@ -91,7 +91,7 @@ def command(  # noqa: PLR0917  one for each option
                 print(f"from {names[0]} to {names[1]}{ended_text}: {_LAST[False]}")
             return
         if status or back:
-            store = observed(tables, names)
+            store = open_joined(tables, names)
         else:
             store = SwapStore(tables, names[TO])
             control_row(tables, names)
@@ -99,17 +99,17 @@ def command(  # noqa: PLR0917  one for each option
             _tell(progress(tables, store, names[TO]), as_json=as_json)
             return
         if not back:
-            awaited(tables, store, names[TO], wait)
-        sent(tables, "from" if back else "to")
+            wait_until_known(tables, store, names[TO], wait)
+        set_direction(tables, "from" if back else "to")
         last = None
-        for swap in followed(tables, store, names[TO]):
+        for swap in move_until_arrived(tables, store, names[TO]):
             if swap != last:
                 _tell(swap, as_json=as_json)
             last = swap
         if back:
-            sent(tables, "")
+            set_direction(tables, "")
         else:
-            ended(tables, store, names[TO])
+            end_swap(tables, store, names[TO])
         if not as_json:
             print(_LAST[back])
 

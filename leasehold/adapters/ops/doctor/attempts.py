@@ -4,8 +4,8 @@ Rule 1: A right that the service denies is told apart from a service that does n
 Rule 2: If the service cannot be reached, or the object of all further requests does not exist, no more are sent.
 Rule 3: An attempt has no lasting effect. Whatever it writes, it removes.
 
-A `Finding` is the result of one examination. `recognised` is a pure function that checks whether the rows of a table
-are leases of this stream.
+A `Finding` is the result of one examination. `compare_with_stream` is a pure function that checks whether the rows of a
+table are leases of this stream.
 """
 
 import time
@@ -45,12 +45,12 @@ class Finding:
         return asdict(self)
 
 
-def well(findings: Iterable[Finding]) -> bool:
+def none_wrong(findings: Iterable[Finding]) -> bool:
     """Return whether nothing is wrong. Unknown results don't count as wrong."""
     return all(finding.state != "wrong" for finding in findings)
 
 
-def clock_of(service: str, ahead: float | None) -> Finding:
+def clock_finding(service: str, ahead: float | None) -> Finding:
     """Return the finding about our clock.
 
     Args:
@@ -82,11 +82,11 @@ class NotTried(Exception):
     """A right could not be tried without another right, or without a lasting effect."""
 
 
-class NotThere(Exception):
+class Absent(Exception):
     """The table, container, bucket or consumer does not exist. The first worker may create it."""
 
 
-class NotOurs(StoreError):
+class NotALeaseTable(StoreError):
     """The table does not have the shape of a lease table."""
 
 
@@ -97,7 +97,7 @@ class RightAttempt:
     Attributes:
         right: The right, as the service calls it.
         ask: Uses the right without a lasting effect. Returns a string if there is more to say than "allowed". Raises
-            StoreError, SourceError, NotTried, NotThere or NotOurs.
+            StoreError, SourceError, NotTried, Absent or NotALeaseTable.
         writes: Whether it is a right to write.
     """
 
@@ -143,7 +143,7 @@ class ServiceClock(SkewWarning):
             self.observe(service_time)
 
 
-def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
+def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
     """Try one right after another, until the remaining attempts would fail for the same reason (rule 2)."""
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
@@ -153,12 +153,12 @@ def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
         try:
             remark = attempt.ask()
             yield Finding(right, "ok", f"{name}: {remark if isinstance(remark, str) else 'allowed'}")
-        except NotThere as error:
+        except Absent as error:
             yield Finding(right, "unknown", str(error), "let the first worker make it, and ask again")
             return
         except NotTried as error:
             yield Finding(right, "unknown", f"{name}: {error}")
-        except NotOurs as error:
+        except NotALeaseTable as error:
             yield Finding("table", "wrong", str(error))
             return
         except (OutcomeUnknown, SourceUnavailable) as error:
@@ -187,12 +187,14 @@ def _denied(error: Exception) -> bool:
 
 
 WHAT = "table"
-_OTHER = "name another table, or the source that this one belongs to"
-NAMED = 3
+_OTHER_TABLE = "name another table, or the source that this one belongs to"
+NAMED_MAX = 3
 """The most rows that a message names."""
 
 
-def recognised(listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lease], bool]) -> tuple[Finding, ...]:
+def compare_with_stream(
+    listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lease], bool]
+) -> tuple[Finding, ...]:
     """Find out whether these rows are leases of the stream.
 
     Args:
@@ -208,37 +210,40 @@ def recognised(listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lea
             sentence = f"{len(bad)} of {len(leases) + len(bad)} rows cannot be read as leases, {why}"
             return (Finding(WHAT, "wrong", sentence, "mend or remove these rows: their shards are read by nobody"),)
         sentence = f"none of its {len(bad)} rows is a lease, {why}: it is another application's"
-        return (Finding(WHAT, "wrong", sentence, _OTHER),)
+        return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
     try:
         own_leases = tuple(lease for lease in leases if reads(lease))
     except SourceError as error:
-        return (Finding(WHAT, "wrong", str(error), _OTHER),)
-    return (_of_shards(own_leases, len(leases) - len(own_leases), {shard.id: shard for shard in shards}),)
+        return (Finding(WHAT, "wrong", str(error), _OTHER_TABLE),)
+    return (_compare_with_shards(own_leases, len(leases) - len(own_leases), {shard.id: shard for shard in shards}),)
 
 
-def _of_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
+def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
     remark = f"; {others} leases are of streams that are not read here" if others else ""
     listed_leases = [lease for lease in leases if lease.key in listed]
     if leases and not listed_leases:
-        sentence = f"the stream has the shards of none of its {len(leases)} leases ({_names(leases)}): it is another's"
-        return Finding(WHAT, "wrong", sentence + remark, _OTHER)
+        sentence = (
+            f"the stream has the shards of none of its {len(leases)} leases ({_first_keys(leases)}): it is another's"
+        )
+        return Finding(WHAT, "wrong", sentence + remark, _OTHER_TABLE)
     ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
     if strange := [lease for lease, own, actual in ranges if own and actual and own != actual]:
-        sentence = f"{len(strange)} leases ({_names(strange)}) have other hash ranges than the stream's shards"
+        sentence = f"{len(strange)} leases ({_first_keys(strange)}) have other hash ranges than the stream's shards"
         return Finding(
-            WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER
+            WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER_TABLE
         )
     if unlisted := [lease for lease in leases if lease.key not in listed and not lease.ended]:
         sentence = (
-            f"the stream has not the shards of {len(unlisted)} unfinished leases ({_names(unlisted)}): past retention"
+            f"the stream has not the shards of {len(unlisted)} unfinished leases ({_first_keys(unlisted)}): "
+            "past retention"
         )
         return Finding(WHAT, "unknown", sentence + remark, "workers remove them; check that nobody was that far behind")
     owners = len({lease.owner for lease in leases if lease.owner})
     return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{remark}")
 
 
-def _names(leases: Sequence[Lease]) -> str:
-    named = ", ".join(lease.key for lease in leases[:NAMED])
-    return f"{named} …" if len(leases) > NAMED else named
+def _first_keys(leases: Sequence[Lease]) -> str:
+    named = ", ".join(lease.key for lease in leases[:NAMED_MAX])
+    return f"{named} …" if len(leases) > NAMED_MAX else named

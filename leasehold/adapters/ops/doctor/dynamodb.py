@@ -10,8 +10,8 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.ops.doctor.attempts import (
     REQUEST_SECONDS,
-    NotOurs,
-    NotThere,
+    Absent,
+    NotALeaseTable,
     RightAttempt,
     RightsTrial,
     ServiceClock,
@@ -45,7 +45,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     for client in (clients.reads, clients.writes):
         client.meta.events.register("after-call.dynamodb", clock.heard)
 
-    def scanned() -> None:
+    def list_rows() -> None:
         with translated(table):
             if prefix:
                 clients.reads.query(
@@ -65,8 +65,8 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     return RightsTrial(
         f"DynamoDB table {table}",
         (
-            RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table, prefix)),
-            RightAttempt("dynamodb:Query" if prefix else "dynamodb:Scan", scanned),
+            RightAttempt("dynamodb:DescribeTable", partial(_describe_table, clients, table, prefix)),
+            RightAttempt("dynamodb:Query" if prefix else "dynamodb:Scan", list_rows),
             RightAttempt("dynamodb:BatchGetItem", read),
             *(
                 RightAttempt(f"dynamodb:{action}", ask, writes=True)
@@ -79,7 +79,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     )
 
 
-def _described(clients: Clients, table: str, prefix: str) -> str:
+def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     try:
         with translated(table):
             entry = clients.reads.describe_table(TableName=table)["Table"]
@@ -87,17 +87,18 @@ def _described(clients: Clients, table: str, prefix: str) -> str:
         cause = error.__cause__
         if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
             message = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
-            raise NotThere(message) from error
+            raise Absent(message) from error
         raise
     try:
         check_key(table, entry, prefix)
     except StoreError as error:
-        raise NotOurs(str(error)) from error
+        raise NotALeaseTable(str(error)) from error
     words = {True: "on", False: "off", None: "not told"}
-    guard, pitr = (
+    protection, recovery = (
         words[value] for value in (entry.get("DeletionProtectionEnabled"), _recoverable(clients.reads, table))
     )
-    return f"it answers, and is {entry['TableStatus']}; deletion protection: {guard}, point-in-time recovery: {pitr}"
+    settings = f"deletion protection: {protection}, point-in-time recovery: {recovery}"
+    return f"it answers, and is {entry['TableStatus']}; {settings}"
 
 
 def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
-from leasehold.adapters.ops.doctor.attempts import NotThere, RightAttempt, RightsTrial
+from leasehold.adapters.ops.doctor.attempts import Absent, RightAttempt, RightsTrial
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
 from leasehold.stores.embedded import memory, sqlite
@@ -17,7 +17,7 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     if place and not Path(place).exists():
 
         def absent() -> str:
-            raise NotThere(f"there is no file {place}; a worker makes it, in a folder that it may write to")
+            raise Absent(f"there is no file {place}; a worker makes it, in a folder that it may write to")
 
         return RightsTrial(f"SQLite file {place}", (RightAttempt("read", absent),))
     store = sqlite.open_url(place, options, create=False, request_seconds=None)
@@ -30,17 +30,17 @@ def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
 
 
-def _trial(name: str, store: Store, said: str) -> RightsTrial:
+def _trial(name: str, store: Store, remark: str) -> RightsTrial:
     def read() -> str:
         store.list()
-        return said
+        return remark
 
-    def refused() -> str:
+    def send_rejected_write() -> str:
         """Renew a lease that does not exist, which needs the right to write but changes nothing."""
         probe = f"leasehold-probe-{uuid4().hex}"
         if not isinstance(store.write(RenewLease(Lease(probe, owner=probe))), Lost):
             raise StoreError("a write was applied under a condition that did not hold")
         return "a transaction that writes can be begun"
 
-    attempts = (RightAttempt("read", read), RightAttempt("write", refused, writes=True))
-    return RightsTrial(name, attempts, None, refused, store.close)
+    attempts = (RightAttempt("read", read), RightAttempt("write", send_rejected_write, writes=True))
+    return RightsTrial(name, attempts, None, send_rejected_write, store.close)

@@ -75,24 +75,24 @@ async def _link(access: Access, partition: str) -> None:
 
     empty_waits = iter(range(EMPTIES))
 
-    async def came(_context: object, events: object) -> None:
+    async def receive(_context: object, events: object) -> None:
         if not arrived.done() and (events or next(empty_waits, None) is None):
             arrived.set_result(None)
 
-    async def failed(_context: object, error: Exception) -> None:
+    async def fail(_context: object, error: Exception) -> None:
         if not arrived.done():
             arrived.set_exception(error)
 
     async with access.client() as client:
         receiving = asyncio.ensure_future(
             client.receive_batch(
-                came,
+                receive,
                 partition_id=partition,
                 prefetch=1,
                 max_batch_size=1,
                 max_wait_time=EMPTY_SECONDS,
                 starting_position=BEGINNING,
-                on_error=failed,
+                on_error=fail,
             )
         )
         try:

@@ -12,7 +12,14 @@ from typing import Any
 from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.consumer.runner import RENEWERS_MOST
-from leasehold.adapters.ops.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
+from leasehold.adapters.ops.doctor.attempts import (
+    Finding,
+    RightsTrial,
+    clock_finding,
+    compare_with_stream,
+    none_wrong,
+    try_rights,
+)
 from leasehold.adapters.sources.protocol import Identified, Selective, Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.progress import TELL_SECONDS
@@ -33,7 +40,7 @@ ROW_BYTES, UNIT_BYTES = 360, 4096
 """The size of a lease in DynamoDB, and of a read unit. A listing is eventually consistent, which costs half a unit."""
 WRITE_BYTES = 1024
 """The size of a write unit."""
-SESSION_BYTES, TOLD_BYTES = (250, 38), (330, 48)
+SESSION_BYTES, ANNOTATIONS_BYTES = (250, 38), (330, 48)
 """The compressed sizes of a session's row and of its notes, each without leases and per lease.
 
 `row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and notes of Kinesis.
@@ -107,7 +114,7 @@ def gap_seconds(config: Config) -> float:
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
 
-def gap_of(config: Config) -> Finding:
+def gap_finding(config: Config) -> Finding:
     """Return the longest time that a shard is unread after a crash, as a finding."""
     sentence = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
     parts = (
@@ -145,7 +152,9 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     """Return the loads in the layout `sessions`: one write for all leases of a worker, plus a row of notes."""
     average_leases = math.ceil(fleet.leases / fleet.workers)
-    session_size, size_of_annotations = (first + more * average_leases for first, more in (SESSION_BYTES, TOLD_BYTES))
+    session_size, size_of_annotations = (
+        first + more * average_leases for first, more in (SESSION_BYTES, ANNOTATIONS_BYTES)
+    )
     looks = 1 / scaled(LOOK_SECONDS, config)
     # The lookout announces itself each time it reads the table. Checkpoints don't, so they don't replace its renewals.
     renewals = fleet.workers / config.renew_seconds + looks
@@ -174,52 +183,51 @@ def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
     return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
 
 
-def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
+def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
     """Return the requests to the store and their cost in each layout, as a finding."""
     unit, tens = (" units" if fleet.scheme == "dynamodb" else ""), 10
 
-    def said(load: Load) -> str:
+    def describe(load: Load) -> str:
         writes, reads = (f"{rate:.2g}" if rate < tens else f"{rate:,.0f}" for rate in (load.writes, load.reads))
         rates = f"{writes} writes and {reads} read{unit or 's'} a second"
         return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
     where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
     idle, busy = loads(fleet, config)
-    sentences = [f"{where}, layout {fleet.layout}: at rest {said(idle)}", f"under steady records {said(busy)}"]
-    sentences += [f"in layout {other.layout} {said(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
+    sentences = [f"{where}, layout {fleet.layout}: at rest {describe(idle)}", f"under steady records {describe(busy)}"]
+    sentences += [f"in layout {other.layout} {describe(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
     return Finding("cost", "ok", "; ".join(sentences) + (f" ({price.source})" if price else ""))
 
 
-ANSWER_SECONDS = 0.02
+RESPONSE_SECONDS = 0.02
 """A store in the same region nearly always responds within this time; one on another continent takes 0.1 s or more."""
-CELLS_MOST = 2_000_000
+CELLS_MAX = 2_000_000
 """The most leases times workers.
 
 Beyond it, DynamoDB needs longer than a lease lasts to let each worker read the table after a change.
 """
 
 
-def size_of(leases: int, workers: int, config: Config) -> Finding:
+def size_finding(leases: int, workers: int, config: Config) -> Finding:
     """Return whether a fleet of this size is served in time, and which limit it would exceed first.
 
     The finding is "unknown" from half of a limit on, and "wrong" above the limit. The limits are from docs/limits.md.
     """
     per_worker, cells = math.ceil(leases / workers), leases * workers
-    answer = RENEWERS_MOST * config.renew_seconds / max(1, per_worker)
-    room = min(answer / ANSWER_SECONDS, CELLS_MOST / max(1, cells))
-    sentence = (
-        f"{per_worker} leases a worker are renewed in time while the store answers within {answer * 1000:,.0f} ms"
-    )
-    sentence += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MOST:,}"
-    if room > 2:  # noqa: PLR2004  half of a limit
+    response_seconds = RENEWERS_MOST * config.renew_seconds / max(1, per_worker)
+    margin = min(response_seconds / RESPONSE_SECONDS, CELLS_MAX / max(1, cells))
+    milliseconds = f"{response_seconds * 1000:,.0f} ms"
+    sentence = f"{per_worker} leases a worker are renewed in time while the store answers within {milliseconds}"
+    sentence += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MAX:,}"
+    if margin > 2:  # noqa: PLR2004  half of a limit
         return Finding("size", "ok", sentence)
-    too_few_workers = answer / ANSWER_SECONDS < CELLS_MOST / max(1, cells)
+    too_few_workers = response_seconds / RESPONSE_SECONDS < CELLS_MAX / max(1, cells)
     todo = (
         "more workers, or a longer --lease-seconds"
         if too_few_workers
         else "fewer workers, or a table for each part of the shards"
     )
-    return Finding("size", "unknown" if room >= 1 else "wrong", sentence, todo)
+    return Finding("size", "unknown" if margin >= 1 else "wrong", sentence, todo)
 
 
 _HERE = "leasehold.adapters.ops.doctor."
@@ -261,7 +269,7 @@ class ExaminedFleet:
 
 
 @define
-class _Gathered:
+class _Results:
     """The findings so far, and the data that later steps need."""
 
     findings: list[Finding] = Factory(list)
@@ -280,10 +288,10 @@ class Examination:
     def as_json(self) -> dict[str, Any]:
         """Return the examination as JSON values."""
         findings = [finding.as_json() for finding in self.findings]
-        return {"well": well(self.findings), "findings": findings, "expected": dict(self.expected)}
+        return {"well": none_wrong(self.findings), "findings": findings, "expected": dict(self.expected)}
 
 
-def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
+def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     """Examine a source and a store, each as far as it can be reached. Raises ValueError for a URL that is not valid."""
     scheme, place, options = source_address(source)
     store_scheme, store_place, store_options = store_address(store)
@@ -292,36 +300,39 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     for kind, each, known in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
         if each not in known:
             raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
-    price, seen = _price(store_scheme, fleet), _Gathered()
-    with _failures_as_findings(seen, "source"):
+    price, results = _price(store_scheme, fleet), _Results()
+    with _failures_as_findings(results, "source"):
         for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
-            _rights(seen, each, fleet)
-    with _failures_as_findings(seen, "store"):
+            _try_rights(results, each, fleet)
+    with _failures_as_findings(results, "store"):
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
-        if _rights(seen, trial, fleet):
+        if _try_rights(results, trial, fleet):
             # Read the rows as a worker does. This rejects a table of another shape.
-            with _failures_as_findings(seen, "table"):
+            with _failures_as_findings(results, "table"):
                 table: Store = open_store(store, create=False, write=False)
                 with closing(table):
-                    seen.capabilities, seen.listing = table.capabilities, table.list()
-    if seen.listing is not None:
-        _recognise(seen, source, seen.listing)
+                    results.capabilities, results.listing = table.capabilities, table.list()
+    if results.listing is not None:
+        _recognise(results, source, results.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
     # The gap is always known. The cost needs the number of shards, and a store that bills its requests.
-    findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": round(gap_seconds(fleet.config), 3)}
-    if seen.shards is None:
+    findings, expected = (
+        [*results.findings, gap_finding(fleet.config)],
+        {"gap_seconds": round(gap_seconds(fleet.config), 3)},
+    )
+    if results.shards is None:
         return Examination(tuple(findings), expected)
-    rows = () if seen.listing is None else seen.listing.leases
+    rows = () if results.listing is None else results.listing.leases
     owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
-    shards = sum(shard.open for shard in seen.shards)
+    shards = sum(shard.open for shard in results.shards)
     workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
-    findings.append(size_of(shards, workers, fleet.config))
+    findings.append(size_finding(shards, workers, fleet.config))
     if store_scheme not in BILLED:
         return Examination(tuple(findings), expected)
-    grouped = seen.capabilities.groups_writes or store_options.get("layout") == "sessions"
-    current = Fleet(store_scheme, shards, workers, pause, seen.capabilities.free_annotations, parts, grouped)
-    findings.append(cost_of(current, fleet.config, price))
+    grouped = results.capabilities.groups_writes or store_options.get("layout") == "sessions"
+    current = Fleet(store_scheme, shards, workers, pause, results.capabilities.free_annotations, parts, grouped)
+    findings.append(cost_finding(current, fleet.config, price))
     costs = {
         candidate.layout: {
             name: {
@@ -344,32 +355,32 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
 
 
 @contextmanager
-def _failures_as_findings(seen: _Gathered, what: str) -> Iterator[None]:
+def _failures_as_findings(results: _Results, what: str) -> Iterator[None]:
     """Turn an error that stops this part of the examination into a finding."""
     try:
         yield
     except OutcomeUnknown as error:
         if what != "table":
-            seen.findings.append(Finding(what, "wrong", str(error)))
+            results.findings.append(Finding(what, "wrong", str(error)))
         else:
-            seen.findings.append(Finding(what, "unknown", f"no usable response: {error}", "ask again later"))
+            results.findings.append(Finding(what, "unknown", f"no usable response: {error}", "ask again later"))
     except (StoreError, SourceError) as error:
-        seen.findings.append(Finding(what, "wrong", str(error)))
+        results.findings.append(Finding(what, "wrong", str(error)))
 
 
-def _rights(seen: _Gathered, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
+def _try_rights(results: _Results, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
     """Try all rights of a trial, and return whether its service was reached."""
     with closing(trial):
-        findings = tuple(attempted(trial, read_only=fleet.read_only))
-        seen.findings += findings
+        findings = tuple(try_rights(trial, read_only=fleet.read_only))
+        results.findings += findings
         if trial.prove is not None:
-            seen.findings.append(_conditions(trial.prove, trial, findings))
+            results.findings.append(_try_conditional_writes(trial.prove, trial, findings))
     if trial.clock is not None:
-        seen.findings.append(clock_of(trial.name, trial.clock.ahead))
+        results.findings.append(clock_finding(trial.name, trial.clock.ahead))
     return findings[0].state == "ok"
 
 
-def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
+def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
     states = {finding.what: finding.state for finding in found}
     if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
         return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
@@ -382,24 +393,24 @@ def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable
     return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
 
 
-def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
+def _recognise(results: _Results, url: str, listing: Listing) -> None:
     try:
         source: Source = open_source(url)
         with closing(source):
-            seen.shards = source.shards()
+            results.shards = source.shards()
             reads = source.reads if isinstance(source, Selective) else lambda _lease: True
-            seen.findings += recognised(listing, seen.shards, reads)
+            results.findings += compare_with_stream(listing, results.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
             # The shards were listed after the table was read, so shards that ended in between are no contradiction.
-            conflicts = contradictions(seen.shards, listing.leases, incarnation)
-            seen.findings += [
+            conflicts = contradictions(results.shards, listing.leases, incarnation)
+            results.findings += [
                 Finding("contradiction", "wrong", conflict.what)
                 for conflict in conflicts
                 if conflict.kind != "another shard"  # reported above
             ]
     except SourceError:  # reported with the rights on the source
         sentence = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
-        seen.findings.append(Finding("table", "unknown", sentence))
+        results.findings.append(Finding("table", "unknown", sentence))
 
 
 def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.ops.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.adapters.ops.doctor.attempts import Absent, NotTried, RightAttempt, RightsTrial, ServiceClock
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, translate_errors
@@ -105,6 +105,6 @@ class _ExaminedStream:
             if name.startswith("arn:") or not isinstance(cause, ClientError) or code_of(cause) != _ABSENT:
                 raise
             message = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
-            raise NotThere(f"{message}, not tried)") from error
+            raise Absent(f"{message}, not tried)") from error
         # Not tried, because another subscription would end a worker's.
         return f"consumer {entry['ConsumerName']} is {entry['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"

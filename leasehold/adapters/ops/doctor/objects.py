@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from leasehold.adapters.ops.doctor.attempts import (
     REQUEST_SECONDS,
-    NotThere,
+    Absent,
     RightAttempt,
     RightsTrial,
     ServiceClock,
@@ -89,7 +89,7 @@ def _trial(
             objects.list(probe)
         except StoreError as error:
             if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
-                raise NotThere(f"there is no {name}; a worker makes it if it may, which was not tried") from error
+                raise Absent(f"there is no {name}; a worker makes it if it may, which was not tried") from error
             raise
         return "it answers"
 

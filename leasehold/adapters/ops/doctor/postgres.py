@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from psycopg import errors
 
-from leasehold.adapters.ops.doctor.attempts import REQUEST_SECONDS, NotThere, NotTried, RightAttempt, RightsTrial
+from leasehold.adapters.ops.doctor.attempts import REQUEST_SECONDS, Absent, NotTried, RightAttempt, RightsTrial
 from leasehold.errors import StoreError
 from leasehold.stores.postgres import TIMEOUTS, PostgresStore, parse_location
 
@@ -25,7 +25,7 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         message = f"there is no {table.name}; a worker makes it if it may (CREATE on the schema, not tried)"
 
         def absent() -> str:
-            raise NotThere(message)
+            raise Absent(message)
 
         return RightsTrial(table.name, (RightAttempt("SELECT", absent),))
     attempts = (

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewWanted
+from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewRequest
 from leasehold.stores.fields import decimal
 
 HELP = {
@@ -58,7 +58,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
     """
     samples_of: dict[str, list[str]] = {name: [] for name in HELP}
 
-    def tell(values: Mapping[str, float | None], **labels: str) -> None:
+    def add_samples(values: Mapping[str, float | None], **labels: str) -> None:
         """Add samples, leaving out unknown values so that alarms don't mistake them for zeros."""
         for name, value in values.items():
             if value is not None:
@@ -69,7 +69,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
 
     for state, fresh in states:
         store = state["store"]
-        tell({"up": fresh, "status": state["number"]}, store=store)
+        add_samples({"up": fresh, "status": state["number"]}, store=store)
         if not fresh:
             continue
         total = state["total"]
@@ -85,13 +85,13 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
             "owner_changes_total": total["moves"],
         }
-        tell(totals, store=store)
+        add_samples(totals, store=store)
         if (swap := state.get("swap")) is not None:
             for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
-                tell({"swap_leases": swap[name]}, store=store, place=place)
+                add_samples({"swap_leases": swap[name]}, store=store, place=place)
         for worker in state["workers"]:
             counts = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
-            tell(counts, store=store, worker=worker["worker"])
+            add_samples(counts, store=store, worker=worker["worker"])
         for lease in state["leases"]:
             if not lease["ended"]:
                 seconds = lease["lag"].get("seconds")
@@ -103,7 +103,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                     "lease_kilobytes_per_second": lease["kbps"],
                     "lease_switches_total": lease["lag"].get("moves"),
                 }
-                tell(figures, store=store, lease=lease["key"])
+                add_samples(figures, store=store, lease=lease["key"])
     lines = []
     for name, samples in samples_of.items():
         if samples:
@@ -118,10 +118,10 @@ LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 """Seconds after which a connection without a complete request is closed."""
 
-ROWS_MOST = 20_000
+ROWS_MAX = 20_000
 """The most leases that a page may request."""
 
-CONNECTIONS_MOST = 200
+CONNECTIONS_MAX = 200
 """The most open connections. Each uses a file descriptor, of which a process usually has 1,024."""
 
 HEADERS = {
@@ -134,7 +134,7 @@ HEADERS = {
 
 UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
 NO_TABLE = {"error": "table: there is none of this number"}
-NO_VIEW = {"error": f"most: rows, up to {ROWS_MOST}; sort: one of {', '.join(SORTS)}"}
+NO_VIEW = {"error": f"most: rows, up to {ROWS_MAX}; sort: one of {', '.join(SORTS)}"}
 EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 PAGES = {
@@ -156,25 +156,25 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
 
     async def view(request: Request) -> Response:
-        watcher, query = _asked_of(request, watchers), request.query_params
-        sort, most = query.get("sort", "status"), decimal(query.get("most", "25"), ROWS_MOST)
+        watcher, query = _requested_watcher(request, watchers), request.query_params
+        sort, most = query.get("sort", "status"), decimal(query.get("most", "25"), ROWS_MAX)
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
-        wanted = ViewWanted(sort, "down" in query, query.get("text", "").lower(), most)
+        wanted = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
         return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
 
     async def lag(request: Request) -> Response:
-        if (watcher := _asked_of(request, watchers)) is None:
+        if (watcher := _requested_watcher(request, watchers)) is None:
             return _json(NO_TABLE, 404)
         # Safe to serve as SVG: we draw it from numbers alone, without any name of a table, lease or worker.
         curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
         return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
 
     async def explain(request: Request) -> Response:
-        if (watcher := _asked_of(request, watchers)) is None:
+        if (watcher := _requested_watcher(request, watchers)) is None:
             return _json(NO_TABLE, 404)
         worker, key = (request.query_params.get(name) for name in ("worker", "lease"))
         explanation = await asyncio.to_thread(watcher.explain, worker, key)
@@ -207,7 +207,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     return Starlette(routes=routes, middleware=[guard])
 
 
-EXPLAINED_MOST = 500
+EXPLAINED_MAX = 500
 """The most leases, the worst first, whose story is in a saved page."""
 
 
@@ -224,14 +224,14 @@ def saved_page(watchers: Sequence[TableWatcher]) -> str:
 
 
 def _saved(watcher: TableWatcher) -> dict[str, Any]:
-    view = watcher.view(ViewWanted(most=sys.maxsize))
-    explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MOST]])
+    view = watcher.view(ViewRequest(most=sys.maxsize))
+    explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MAX]])
     return {"view": view, "lag": watcher.lag_chart() or EMPTY, **explained}
 
 
-def _asked_of(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
-    place = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
-    return None if place is None else watchers[place]
+def _requested_watcher(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
+    index = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
+    return None if index is None else watchers[index]
 
 
 def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
 class BoundedConnection(H11Protocol):
     """A connection that is closed if no complete request arrives in time; uvicorn would wait forever.
 
-    A connection that exceeds CONNECTIONS_MOST is closed at once.
+    A connection that exceeds CONNECTIONS_MAX is closed at once.
     """
 
     _deadline: TimerHandle | None = None
@@ -249,7 +249,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in the base
         """Wait for a request, or close the connection if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MOST:
+        if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
         else:
             self._wait()
@@ -274,11 +274,11 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        def late() -> None:
+        def time_out() -> None:
             self._deadline = None
             self.transport.abort()
 
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, late)
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, time_out)
 
 
 def _file(folder: str, name: str) -> bytes:
@@ -298,8 +298,8 @@ def _json(content: object, status: int = 200) -> Response:
     return JSONResponse(content, status, headers=HEADERS)
 
 
-def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:
-    """Stream the value of `tell` as server-sent events: at once, and after each reading, until the page is closed."""
+def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callable[[], object]) -> Response:
+    """Stream the value of `compute` as server-sent events: at once, and after each reading, until the page closes."""
 
     async def events() -> AsyncIterator[str]:
         sent: list[tuple[float, str]] = []
@@ -307,7 +307,7 @@ def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[
             readings = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
             if readings != sent:
                 sent = readings
-                yield f"data: {json.dumps(await asyncio.to_thread(tell), separators=(',', ':'))}\n\n"
+                yield f"data: {json.dumps(await asyncio.to_thread(compute), separators=(',', ':'))}\n\n"
             await asyncio.sleep(LOOK_SECONDS)
 
     return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)

@@ -38,7 +38,7 @@ CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 LOCKED_SECONDS = 0.5
 """How long to wait for another process's lock. What could not be written is written with the next reading."""
 
-KEPT_SECONDS = 7 * 86400.0
+RETENTION_SECONDS = 7 * 86400.0
 """The age at which moves and lag are deleted."""
 
 
@@ -57,10 +57,10 @@ class LagPoint:
     total: float
 
 
-STRIP_LOOKS = 120
+STRIPS_MAX = 120
 """The number of readings for which the lag of each lease is kept, at 4 bytes per lease and reading."""
 
-SHOWN_MOVES, SHOWN_WORKERS = 20, 50
+MOVES_SHOWN, WORKERS_SHOWN = 20, 50
 """The most rows in a page's tables of moves and of workers."""
 
 SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
@@ -78,7 +78,7 @@ SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @frozen
-class ViewWanted:
+class ViewRequest:
     """The part of a table's leases that a page requests.
 
     Attributes:
@@ -99,7 +99,7 @@ class HistoryError(Exception):
 
 
 @contextmanager
-def _understood() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
@@ -127,29 +127,29 @@ class FleetRecord:
     def add(self, store: str, moves: tuple[SeenMove, ...], lag: LagPoint) -> None:
         """Record the moves and the lag of one reading, in one transaction. Raises HistoryError."""
         rows = [(store, move.at, move.key, move.before, move.after, move.rule) for move in moves]
-        with _understood(), self._lock, self._connection as connection:
+        with _translate_errors(), self._lock, self._connection as connection:
             connection.executemany("INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?)", rows)
             connection.execute(
                 "INSERT INTO lag (store, at, most, total) VALUES (?, ?, ?, ?)", (store, lag.at, lag.most, lag.total)
             )
             for table in ("moves", "lag"):
-                connection.execute(f"DELETE FROM {table} WHERE at < ?", (lag.at - KEPT_SECONDS,))  # noqa: S608  our own names
+                connection.execute(f"DELETE FROM {table} WHERE at < ?", (lag.at - RETENTION_SECONDS,))  # noqa: S608  our own names
 
-    def moves(self, store: str, most: int = 100) -> tuple[SeenMove, ...]:
+    def moves(self, store: str, limit: int = 100) -> tuple[SeenMove, ...]:
         """Return the latest moves, newest first. Raises HistoryError."""
         query = "SELECT at, key, before, after, rule FROM moves WHERE store = ? ORDER BY at DESC, key LIMIT ?"
-        with _understood(), self._lock:
-            return tuple(SeenMove(*row) for row in self._connection.execute(query, (store, most)))
+        with _translate_errors(), self._lock:
+            return tuple(SeenMove(*row) for row in self._connection.execute(query, (store, limit)))
 
-    def lag(self, store: str, most: int = 300) -> tuple[LagPoint, ...]:
+    def lag(self, store: str, limit: int = 300) -> tuple[LagPoint, ...]:
         """Return the latest points of lag, oldest first. Raises HistoryError."""
         query = "SELECT at, most, total FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
-        with _understood(), self._lock:
-            return tuple(LagPoint(*row) for row in self._connection.execute(query, (store, most)))[::-1]
+        with _translate_errors(), self._lock:
+            return tuple(LagPoint(*row) for row in self._connection.execute(query, (store, limit)))[::-1]
 
     def count(self, store: str) -> int:
         """Return the number of recorded moves. Raises HistoryError."""
-        with _understood(), self._lock:
+        with _translate_errors(), self._lock:
             return int(self._connection.execute("SELECT count(*) FROM moves WHERE store = ?", (store,)).fetchone()[0])
 
     def close(self) -> None:
@@ -158,12 +158,12 @@ class FleetRecord:
             self._connection.close()
 
 
-UNWRITTEN_MOST = 10_000
+UNWRITTEN_MAX = 10_000
 """The most moves to keep while the history cannot be written. The oldest are dropped first."""
 
 
 @frozen
-class SeenFleet:
+class WatchedFleet:
     """The last reading of a table.
 
     Attributes:
@@ -217,12 +217,12 @@ class TableWatcher:
         self.name, self.config, self.every = name, config, every
         self._record, self._wall = record, wall
         self._watch = TableWatch(store, config.lease_seconds, expires_above(config), source, clock=clock, wall=wall)
-        self._seen, self._lock, self._ending = SeenFleet(), Lock(), Event()
-        self._strips = deque[tuple[float, tuple[str, ...], "array[float]"]](maxlen=STRIP_LOOKS)
+        self._seen, self._lock, self._ending = WatchedFleet(), Lock(), Event()
+        self._strips = deque[tuple[float, tuple[str, ...], "array[float]"]](maxlen=STRIPS_MAX)
         self._thread: Thread | None = None
 
     @property
-    def seen(self) -> SeenFleet:
+    def seen(self) -> WatchedFleet:
         """The last reading of the table."""
         with self._lock:
             return self._seen
@@ -294,13 +294,13 @@ class TableWatcher:
         seen = evolve(previous, table=table, trouble="", unwritten=(), refused="")
         try:
             record.add(self.name, moves, LagPoint(table.at, lag.most, lag.total))
-        except HistoryError as refused:
-            seen = evolve(seen, unwritten=moves[-UNWRITTEN_MOST:], refused=str(refused))
+        except HistoryError as error:
+            seen = evolve(seen, unwritten=moves[-UNWRITTEN_MAX:], refused=str(error))
         try:
             table = evolve(table, moves=record.moves(self.name))
             seen = evolve(seen, table=table, lag=record.lag(self.name), count=record.count(self.name))
-        except HistoryError as refused:
-            seen = evolve(seen, refused=str(refused))
+        except HistoryError as error:
+            seen = evolve(seen, refused=str(error))
         with self._lock:
             self._seen = seen
             self._strips.append(strip)
@@ -324,7 +324,7 @@ class TableWatcher:
         lag = [[point.at, point.most, point.total] for point in seen.lag]
         return about | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
-    def view(self, wanted: ViewWanted) -> dict[str, Any]:
+    def view(self, wanted: ViewRequest) -> dict[str, Any]:
         """Return a page's view: the totals, the first workers and moves, and the first leases in the wanted order."""
         state = self.state()
         leases = []
@@ -340,13 +340,13 @@ class TableWatcher:
             state["workers"], key=lambda each: (-abs(each["leases"] - each["target"]), -(each["lag"] or 0))
         )
         return state | {
-            "malformed": state.get("malformed", [])[:SHOWN_MOVES],
-            "contradictions": state.get("contradictions", [])[:SHOWN_MOVES],
+            "malformed": state.get("malformed", [])[:MOVES_SHOWN],
+            "contradictions": state.get("contradictions", [])[:MOVES_SHOWN],
             "highest": max(lag, default=None),
-            "moves": state["moves"][:SHOWN_MOVES],
-            "workers": workers[:SHOWN_WORKERS],
-            "more_workers": max(0, len(workers) - SHOWN_WORKERS),
-            "rows": [_shown(row) for row in ordered[: wanted.most]],
+            "moves": state["moves"][:MOVES_SHOWN],
+            "workers": workers[:WORKERS_SHOWN],
+            "more_workers": max(0, len(workers) - WORKERS_SHOWN),
+            "rows": [_filled_fields(row) for row in ordered[: wanted.most]],
             "found": len(ordered),
         }
 
@@ -389,7 +389,7 @@ class TableWatcher:
         }
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _filled_fields(row: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a lease that a page shows, without empty ones."""
     lag = row["lag"]
     fields = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}

@@ -105,7 +105,9 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
         ValueError: If the address cannot be parsed. The message never repeats it, because the environment's may contain
             a password.
     """
-    address = proxy or ("" if proxy_bypass(host) else getproxies().get("https", ""))
+    # NO_PROXY may name a port, and the client connects to 443 unless the host has one.
+    target = host if ":" in host else f"{host}:443"
+    address = proxy or ("" if proxy_bypass(target) else getproxies().get("https", ""))
     if not address:
         return None
     try:

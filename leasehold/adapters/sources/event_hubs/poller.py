@@ -13,10 +13,10 @@ the link was opening, and a takeover is reported at once. The caller then finds 
 is still ours.
 
 Silent links. A link without events may be quiet or dead: if a service or a network hangs, the link does not end. The
-client's own timeout (`idle_timeout`) ignores the empty frames of the service, so it would end quiet links. Therefore a
-silent link counts as read only for `SILENT_SECONDS` after we last heard from the service. After `PROBE_SECONDS` of
-silence we request the last sequence number of the partition over a separate connection. If we have that event, all is
-well. If the link does not deliver it within `DELIVERY_SECONDS`, the link is reopened.
+client's own timeout (`idle_timeout`) ignores the empty frames of the service, so it would end quiet links. Therefore,
+after `PROBE_SECONDS` of silence, we request the last sequence number of the partition over a separate connection. If we
+have that event, all is well. If there is no response within `LATE_SECONDS`, that is a fault. If the link does not
+deliver the event within `DELIVERY_SECONDS`, the link is reopened.
 
 In a URL the default consumer group is `$Default`. A shell replaces that by a variable unless the URL is in single
 quotes: `'eventhubs://namespace/hub?group=$Default'`. The option may also be left out.
@@ -289,11 +289,14 @@ IDLE_SECONDS, IDLE_SECONDS_MAX = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MAX = 1.0, 30.0
 
 SILENT_SECONDS = 8.0
-"""How long a silent link counts as read after we last heard from the service. It is short, so that the status shows a
-fault soon."""
+"""How long a link may fail to deliver an event that the service has before that counts as a fault."""
 
-PROBE_SECONDS = 20.0
-"""After this much silence we ask the service about the partition: one request at a time per idle partition."""
+PROBE_SECONDS = 5.0, 20.0
+"""How long after an event, and how long after a response without one, we ask the service about the partition. There is
+one request at a time per idle partition."""
+
+LATE_SECONDS = 2.0
+"""After this time a request that is not answered counts as a fault. An idle partition that is well has none."""
 
 DELIVERY_SECONDS = 2 * RESPONSE_SECONDS
 """How long a link may fail to deliver an event that the service has, before it is reopened. Opening a link takes about
@@ -333,6 +336,7 @@ class PartitionReader:
         self._last_response = self._probed_at = clock()
         self._reported_response = self._last_response  # opening the link does not count as a response
         self._probe: Future[int] | None = None
+        self._idle = False
         self._undelivered: tuple[int, float] | None = None
         self._receiver: PartitionReceiver | None = self._open_receiver()
 
@@ -385,6 +389,7 @@ class PartitionReader:
         arrived = arrived_records[-1].arrived
         self._behind = None if arrived is None else max(0.0, time.time() - arrived)
         self._note_response(self._clock())
+        self._idle = False
         self._backoff.reset()
         in_columns = partial(call_rows_of, _COLUMNS, self._partition)
         opened_at, self._opened_at = self._opened_at, None
@@ -405,7 +410,7 @@ class PartitionReader:
 
     def _empty_batch(self) -> Batch:
         now = self._clock()
-        if self._probe is None and now - max(self._last_response, self._probed_at) > PROBE_SECONDS:
+        if self._probe is None and now - max(self._last_response, self._probed_at) > PROBE_SECONDS[self._idle]:
             self._probe, self._probed_at = self._background.start(self._last_enqueued()), now
         if self._probe is not None and (self._probe.done() or now - self._probed_at > RESPONSE_SECONDS):
             # If there is no response, keep the link, because a slow service may be about to open it.
@@ -421,6 +426,7 @@ class PartitionReader:
                 self._undelivered = self._undelivered or (probe.result(), now)
             else:
                 self._note_response(now)
+                self._idle = True
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link has delivered everything
         if self._undelivered is not None and now - self._undelivered[1] > DELIVERY_SECONDS:
@@ -429,7 +435,8 @@ class PartitionReader:
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
         silence, fault = now - self._last_response, ""
-        if silence > SILENT_SECONDS:
+        late = self._probe is not None and now - self._probed_at > LATE_SECONDS
+        if late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
             fault = f"{self._probe_error or self._where}: no response for {silence:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
         behind = None if self._behind is None or fault else 0.0

@@ -7,10 +7,10 @@ from attrs import frozen
 from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamLocation
-from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, secret_of_executor
+from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, executor_secret
 from leasehold.adapters.spark.event_hubs.sink import hub_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import Given, LeaseOptions
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader
 from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.adapters.spark.sink import SinkTarget
 from leasehold.balancer.model import Position
@@ -31,7 +31,7 @@ class EventHubsLeased(LeasedSource):
 
     FORMAT, DDL = "eventhubs-leased", DDL
 
-    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
+    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
         """Read one hub. A partition has one reader at a time, so it may be impossible to repeat a batch."""
         parsed = event_hubs_options(options)
         spec = SourceSpec(
@@ -46,9 +46,9 @@ class EventHubsLeased(LeasedSource):
         )
         return spec, parsed.lease, HubLocation.of(parsed), parsed.bounds
 
-    def writes_to(self, given: Given) -> SinkTarget:
+    def sink_target(self, opts: OptionReader) -> SinkTarget:
         """Write to one hub."""
-        return hub_sink(given)
+        return hub_sink(opts)
 
 
 @frozen
@@ -61,7 +61,7 @@ class HubLocation:
         group: The consumer group.
         prefetch: How many events of a partition to prefetch.
         file: The file with the connection string; "" for the environment.
-        keyed: Whether the driver has a connection string. Otherwise each process uses its own identity.
+        has_secret: Whether the driver has a connection string. Otherwise each process uses its own identity.
     """
 
     namespace: str
@@ -69,13 +69,18 @@ class HubLocation:
     group: str
     prefetch: int
     file: str
-    keyed: bool
+    has_secret: bool
 
     @classmethod
     def of(cls, options: EventHubsOptions) -> "HubLocation":
         """Return the address of the hub that these options name."""
         return cls(
-            options.namespace, options.hub, options.group, options.prefetch, options.file, keyed=bool(options.secret)
+            options.namespace,
+            options.hub,
+            options.group,
+            options.prefetch,
+            options.file,
+            has_secret=bool(options.secret),
         )
 
     @property
@@ -97,7 +102,7 @@ class HubLocation:
         return _source(self, self._secret(), 1, exclusive=False)
 
     def _secret(self) -> str:
-        return secret_of_executor(self.file, keyed=self.keyed)
+        return executor_secret(self.file, has_secret=self.has_secret)
 
 
 def _source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:

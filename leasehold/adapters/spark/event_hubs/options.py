@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import field, frozen
 
-from leasehold.adapters.spark.batch import Bounds, bounds_of
-from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+from leasehold.adapters.spark.batch import Bounds, parse_bounds
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
-FILE = "eventhubs.connectionStringFile"
+FILE_OPTION = "eventhubs.connectionStringFile"
 
 WITHOUT_EFFECT = {
     "eventhubs.useExclusiveReceiver": "the lease's owner always reads exclusively",
@@ -50,32 +50,32 @@ class EventHubsOptions:
 
 def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     """Parse the options. Raises ValueError, naming the option and never repeating a secret."""
-    given = Given(options)
-    namespace, hub, secret, file = hub_of(given)
-    group = given.text("eventhubs.consumerGroup", "$Default")
-    prefetch = given.number("eventhubs.prefetchCount", 1000, most=10_000) or 0
-    given.ignore(WITHOUT_EFFECT)
-    if given.text("eventhubs.startingPositions"):
+    opts = OptionReader(options)
+    namespace, hub, secret, file = parse_hub(opts)
+    group = opts.text("eventhubs.consumerGroup", "$Default")
+    prefetch = opts.number("eventhubs.prefetchCount", 1000, maximum=10_000) or 0
+    opts.ignore(WITHOUT_EFFECT)
+    if opts.text("eventhubs.startingPositions"):
         raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
-    since = _position(given, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
-    bounds = bounds_of(given, "eventhubs", since, _position(given, "eventhubs.endingPosition", ()))
+    since = _position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "eventhubs", since, _position(opts, "eventhubs.endingPosition", ()))
     # The SDKs' own workers expire leases after two minutes. A group without them may be quicker.
-    lease = lease_options(given, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
-    given.done()
+    lease = parse_lease_options(opts, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
+    opts.reject_unknown()
     return EventHubsOptions(namespace, hub, group, secret, file, prefetch, lease, bounds)
 
 
-def hub_of(given: Given) -> tuple[str, str, str, str]:
+def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
     """Return the namespace, the hub, the connection string or "", and the file that contains it. Raises ValueError."""
-    refuse_secrets(given)
-    secret, origin = secret_in(file := given.text(FILE))
+    reject_secrets(opts)
+    secret, origin = read_secret(file := opts.text(FILE_OPTION))
     pairs = (part.partition("=") for part in secret.split(";") if part)
     parts = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if secret and "endpoint" not in parts:
         raise ValueError(f"{origin}: this is not an Event Hubs connection string")
     endpoint = parts.get("endpoint", "").partition("://")[2].strip("/")
-    namespace = given.text("eventhubs.namespace", endpoint)
-    hub = given.text("eventhubs.name", parts.get("entitypath", ""))
+    namespace = opts.text("eventhubs.namespace", endpoint)
+    hub = opts.text("eventhubs.name", parts.get("entitypath", ""))
     if not namespace:
         raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
     if not hub:
@@ -83,16 +83,16 @@ def hub_of(given: Given) -> tuple[str, str, str, str]:
     return namespace, hub, secret, file
 
 
-def refuse_secrets(given: Given) -> None:
+def reject_secrets(opts: OptionReader) -> None:
     """Raise ValueError for a secret given as an option, because Spark shows options in plans and on its pages."""
-    if given.text("eventhubs.connectionString"):
+    if opts.text("eventhubs.connectionString"):
         raise ValueError(
             "option eventhubs.connectionString: Spark would show it in plans and on its pages; give it to the driver "
-            f"by {CONNECTION_STRING} of its environment, or in a file there that {FILE} names"
+            f"by {CONNECTION_STRING} of its environment, or in a file there that {FILE_OPTION} names"
         )
 
 
-def secret_in(path: str) -> tuple[str, str]:
+def read_secret(path: str) -> tuple[str, str]:
     """Return the connection string, or "", and where it comes from: the file if one is named, else the environment.
 
     Raises ValueError if the file cannot be read.
@@ -100,28 +100,28 @@ def secret_in(path: str) -> tuple[str, str]:
     if not path:
         return os.environ.get(CONNECTION_STRING, ""), CONNECTION_STRING
     try:
-        return Path(path).read_text().strip(), f"option {FILE}"
+        return Path(path).read_text().strip(), f"option {FILE_OPTION}"
     except (OSError, UnicodeDecodeError) as fault:
         # Name the machine, because a file of the driver is often missing on just one executor.
         where = f"on {socket.gethostname()} ({type(fault).__name__})"
-        raise ValueError(f"option {FILE}: {path!r} cannot be read {where}") from None
+        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {where}") from None
 
 
-def secret_of_executor(path: str, *, keyed: bool) -> str:
-    """Return the connection string on an executor. Raises ValueError if only the driver has one (`keyed`)."""
-    secret, _ = secret_in(path)
+def executor_secret(path: str, *, has_secret: bool) -> str:
+    """Return the connection string on an executor. Raises ValueError if only the driver has one (`has_secret`)."""
+    secret, _ = read_secret(path)
     # Without this check the executor would try its own identity, and be rejected for a confusing reason.
-    if keyed and not secret:
+    if has_secret and not secret:
         raise ValueError(
             f"{CONNECTION_STRING}: executors use it, and {socket.gethostname()} does not have it; set it there, too, "
-            f"or name a file that all have by {FILE}"
+            f"or name a file that all have by {FILE_OPTION}"
         )
     return secret
 
 
-def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a word, or the Azure connector's JSON with an offset ("-1" or "@latest") or an enqueuedTime."""
-    if not (text := given.text(name)):
+    if not (text := opts.text(name)):
         return None
     offset, timestamp = text, ""
     if text.startswith("{"):
@@ -132,4 +132,4 @@ def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any]
         # Any other JSON, such as a list or a number, gets the same one sentence that names the option.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
-    return start_of(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)
+    return parse_start(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)

@@ -14,9 +14,9 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
 from leasehold.adapters.sources.deduplication import Tag
-from leasehold.adapters.spark.event_hubs.options import hub_of, secret_of_executor
-from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
+from leasehold.adapters.spark.event_hubs.options import executor_secret, parse_hub
+from leasehold.adapters.spark.options import OptionReader
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns, row_values
 from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said
 
@@ -33,7 +33,7 @@ COLUMNS = SinkColumns(
         "properties": pa.map_(pa.string(), pa.string()),
     },
     order=("partitionId", "partitionKey"),
-    must=frozenset({"body"}),
+    required=frozenset({"body"}),
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
 EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
@@ -48,13 +48,13 @@ class HubSinkTarget:
         namespace: The fully qualified namespace.
         hub: The hub's name.
         file: The file with the connection string; "" for the environment.
-        keyed: Whether the driver has a connection string. Otherwise each process uses its own identity.
+        has_secret: Whether the driver has a connection string. Otherwise each process uses its own identity.
     """
 
     namespace: str
     hub: str
     file: str
-    keyed: bool
+    has_secret: bool
 
     @property
     def columns(self) -> SinkColumns:
@@ -76,7 +76,7 @@ class HubSinkTarget:
 
         # The client's own retries come at once, and before anything newer.
         options: dict[str, Any] = {"retry_total": RETRIES, "retry_backoff_factor": RETRY_SECONDS}
-        if secret := secret_of_executor(self.file, keyed=self.keyed):
+        if secret := executor_secret(self.file, has_secret=self.has_secret):
             return EventHubProducerClient.from_connection_string(secret, eventhub_name=self.hub, **options)
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
 
@@ -98,16 +98,16 @@ class HubRowWriter:
         batch, route = None, None
         try:
             self._check(rows, tag)
-            for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
+            for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
                 event = _event(body, properties, tag, number)
                 # A batch goes to one partition or has one key, so a row for another begins the next batch.
-                if batch is None or route != (to, key):
-                    batch = self._next(batch, to, key)
-                    route = to, key
+                if batch is None or route != (partition, key):
+                    batch = self._next(batch, partition, key)
+                    route = partition, key
                 try:
                     batch.add(event)
                 except ValueError:  # it is full
-                    batch = self._next(batch, to, key)
+                    batch = self._next(batch, partition, key)
                     batch.add(event)
             self._send(batch)
         except ValueError:
@@ -119,7 +119,7 @@ class HubRowWriter:
             try:
                 self._client.close()
             except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the client is left: %s", said(left))
+                log.debug("the client could not be closed: %s", said(left))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
@@ -128,8 +128,8 @@ class HubRowWriter:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
         # Rows that were sent cannot be taken back, and the section without the bad row has another edition.
         limit = None
-        for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
-            if to and key:
+        for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
+            if partition and key:
                 raise ValueError(
                     "columns partitionId and partitionKey: a row has both; one of them chooses the partition"
                 )
@@ -139,21 +139,25 @@ class HubRowWriter:
                 + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
             )
             if limit is None:
-                limit = self._batch(to, key).max_size_in_bytes
+                limit = self._batch(partition, key).max_size_in_bytes
             if size + EVENT_BYTES <= limit:
                 continue
             # Only the client knows the encoded size of an event.
             try:
-                self._batch(to, key).add(_event(body, properties, tag, number))
+                self._batch(partition, key).add(_event(body, properties, tag, number))
             except ValueError:
                 raise ValueError(f"column body: {len(body)} bytes; the hub takes fewer in an event") from None
 
-    def _next(self, batch: Any, to: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
+    def _next(self, batch: Any, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
         self._send(batch)
-        return self._batch(to, key)
+        return self._batch(partition, key)
 
-    def _batch(self, to: str | None, key: str | None) -> Any:  # noqa: ANN401  likewise
-        return self._client.create_batch(partition_id=to) if to else self._client.create_batch(partition_key=key or "-")
+    def _batch(self, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  likewise
+        return (
+            self._client.create_batch(partition_id=partition)
+            if partition
+            else self._client.create_batch(partition_key=key or "-")
+        )
 
     def _send(self, batch: Any) -> None:  # noqa: ANN401  likewise
         if batch is not None and len(batch):
@@ -170,7 +174,7 @@ def _event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag
     return event
 
 
-def hub_sink(given: Given) -> HubSinkTarget:
+def hub_sink(opts: OptionReader) -> HubSinkTarget:
     """Parse the options of a sink. Raises ValueError, naming the option and never repeating a secret."""
-    namespace, hub, secret, file = hub_of(given)
-    return HubSinkTarget(namespace, hub, file, keyed=bool(secret))
+    namespace, hub, secret, file = parse_hub(opts)
+    return HubSinkTarget(namespace, hub, file, has_secret=bool(secret))

@@ -12,7 +12,7 @@ from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.sink import kinesis_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import Given, LeaseOptions
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader
 from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.adapters.spark.sink import SinkTarget
 
@@ -25,20 +25,20 @@ class KinesisLeased(LeasedSource):
 
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
-    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
+    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
         """Read one stream. Any worker can read a shard again, from any record."""
         parsed = kinesis_options(options)
         # Stored records are polled at the usual pace. With a consumer the service pushes events without requests.
         live = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
             open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live}),
-            again=partial(_source, parsed.stream, parsed.url_options),
+            open_for_replay=partial(_source, parsed.stream, parsed.url_options),
             columns=kinesis_rows.columns(parsed.name),
             interval_seconds=0.0 if live else parsed.interval_seconds,
             shard_rows=parsed.shard_rows,
             rereadable=True,
             stream=f"kinesis://{parsed.stream}",
-            starts=parsed.starts,
+            start_positions=parsed.start_positions,
         )
         return (
             spec,
@@ -47,9 +47,9 @@ class KinesisLeased(LeasedSource):
             parsed.bounds,
         )
 
-    def writes_to(self, given: Given) -> SinkTarget:
+    def sink_target(self, opts: OptionReader) -> SinkTarget:
         """Write to one stream."""
-        return kinesis_sink(given)
+        return kinesis_sink(opts)
 
 
 @frozen

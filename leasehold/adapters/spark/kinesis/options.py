@@ -10,13 +10,13 @@ from attrs import frozen
 
 from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
-from leasehold.adapters.spark.batch import Bounds, bounds_of
-from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+from leasehold.adapters.spark.batch import Bounds, parse_bounds
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE
 
-LEAST_MS = 223
+MIN_INTERVAL_MS = 223
 """The least time between two requests for one shard: 4.5 a second, of the five that all its readers share."""
 
 ROWS_PER_SHARD = 100_000
@@ -58,7 +58,7 @@ class KinesisOptions:
         shard_rows: The most rows of one shard in one batch.
         lease: The group's options. The store is "" if none is named, as for a batch.
         bounds: The bounds of what is read.
-        starts: By shard, where to begin if no lease says how far the shard is done.
+        start_positions: By shard, where to begin if no lease says how far the shard is done.
         consumer: The name or ARN of the registered consumer that live reading subscribes with; "" to poll.
         credentials: The credential options of the source's URL; empty for the environment's credentials.
     """
@@ -73,7 +73,7 @@ class KinesisOptions:
     shard_rows: int
     lease: LeaseOptions
     bounds: Bounds
-    starts: Mapping[str, Position]
+    start_positions: Mapping[str, Position]
     consumer: str
     credentials: Mapping[str, str]
 
@@ -86,39 +86,39 @@ class KinesisOptions:
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
-    given = Given(options)
+    opts = OptionReader(options)
     # Check these first, so that users of another connector learn our name, not only that theirs is unknown.
-    given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
-    stream = given.need("kinesis.streamName", "name the stream to read")
-    region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
+    opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
+    stream = opts.required("kinesis.streamName", "name the stream to read")
+    region, endpoint = opts.text("kinesis.region"), opts.text("kinesis.endpointUrl")
     name = stream_address(stream, region or None, "option kinesis.streamName").name
-    kind, consumer = "kinesis.consumerType", given.text("kinesis.consumerName")
-    subscribes = given.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
+    kind, consumer = "kinesis.consumerType", opts.text("kinesis.consumerName")
+    subscribes = opts.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
     if subscribes and not consumer:
         raise ValueError(f"option {kind}: name the consumer, by kinesis.consumerName: one of this group alone")
     if consumer and not subscribes:
         raise ValueError(
             f"option kinesis.consumerName: without effect; set {kind} to SubscribeToShard, or leave it out"
         )
-    credentials = credentials_of(given, "kinesis")
-    wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
-    misplaced = given.choice("kinesis.misplaced", "keep", "drop")
-    given.ignore(WITHOUT_EFFECT)
-    interval = given.number("kinesis.getRecords.fetchIntervalMs", 250, least=LEAST_MS) or 0
-    rows = given.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-    starts, rest = _by_shard(given)
-    since = _position(rest, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
-    bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
+    credentials = credentials_of(opts, "kinesis")
+    wire = opts.choice("kinesis.wire", "cbor", "json", "boto3")
+    misplaced = opts.choice("kinesis.misplaced", "keep", "drop")
+    opts.ignore(WITHOUT_EFFECT)
+    interval = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
+    rows = opts.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    starts, others_start = _split_by_shard(opts)
+    since = _position(others_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "kinesis", since, _position(opts, "kinesis.endingPosition", ()))
     # The KCL names its table after the application.
-    table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
-    of_table = credentials_of(given, "lease")
+    table = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
+    of_table = credentials_of(opts, "lease")
     if of_table and not table:
         raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
-    url_options = {"region": region, "endpoint": given.text("kinesis.dynamodb.endpointUrl"), **of_table}
+    url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **of_table}
     query = urlencode({name: value for name, value in url_options.items() if value})
     store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
-    lease = lease_options(given, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
-    given.done()
+    lease = parse_lease_options(opts, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
+    opts.reject_unknown()
     return KinesisOptions(
         stream,
         name,
@@ -136,19 +136,19 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     )
 
 
-def credentials_of(given: Given, whose: str) -> dict[str, str]:
+def credentials_of(opts: OptionReader, prefix: str) -> dict[str, str]:
     """Return the options of an AWS URL for credentials; none for the environment's. Raises ValueError.
 
     Args:
-        given: All options.
-        whose: "kinesis" for the stream's credentials, "lease" for the table's.
+        opts: All options.
+        prefix: "kinesis" for the stream's credentials, "lease" for the table's.
     """
-    profile, role = given.text(f"{whose}.profile"), given.text(f"{whose}.roleArn")
-    external = given.text(f"{whose}.externalId")
+    profile, role = opts.text(f"{prefix}.profile"), opts.text(f"{prefix}.roleArn")
+    external = opts.text(f"{prefix}.externalId")
     if role and not ROLE.fullmatch(role):
-        raise ValueError(f"option {whose}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
+        raise ValueError(f"option {prefix}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
     if external and not role:
-        raise ValueError(f"option {whose}.externalId: it goes with a role; give {whose}.roleArn, or leave it out")
+        raise ValueError(f"option {prefix}.externalId: it goes with a role; give {prefix}.roleArn, or leave it out")
     url_options = {"profile": profile, "role_arn": role, "external_id": external}
     return {name: value for name, value in url_options.items() if value}
 
@@ -157,20 +157,20 @@ AFTER_ALL = 2**31 - 1
 """A sub-sequence number after all user records of an aggregate."""
 
 
-def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
+def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionReader]:
     """Return the positions of single shards, as awslabs and Qubole write them, and the option for all other shards.
 
     {"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "4957…"}, "default": "LATEST"}
     """
     name = "kinesis.startingPosition"
-    text = given.text(name)
+    text = opts.text(name)
     try:
         document = json.loads(text) if text.startswith("{") else {}
     except (ValueError, RecursionError):
         raise ValueError(f"option {name}: not the JSON of a position") from None
     # This is the JSON of one position for all shards, which the awslabs connector has too.
     if not any(key.startswith("shardId") for key in document):
-        return {}, Given({name: text} if text else {})
+        return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
         # Those connectors write these next to the shards. `default` is for all other shards, and `metadata` has no
@@ -196,12 +196,12 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
                     f"option {name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
                     "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
                 )
-    return starts, Given({name: str(document["default"])} if "default" in document else {})
+    return starts, OptionReader({name: str(document["default"])} if "default" in document else {})
 
 
-def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
-    text, timestamp = given.text(name), ""
+    text, timestamp = opts.text(name), ""
     word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
         timestamp = _milliseconds(name, time)
@@ -214,7 +214,7 @@ def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any]
         if others or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
-    return start_of(name, text, first, ("LATEST",), timestamp) if text else None
+    return parse_start(name, text, first, ("LATEST",), timestamp) if text else None
 
 
 def _milliseconds(name: str, text: str) -> str:

@@ -31,7 +31,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
+def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Make columns of records without aggregates, with no object for each. Arrow copies them out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
@@ -39,20 +39,20 @@ def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _shown(views.datas, body, pa.binary()),
+        _values(views.datas, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
-        _shown(views.keys, body, pa.string()),
+        _values(views.keys, body, pa.string()),
         pa.nulls(count, pa.string()),
-        _shown(views.numbers, body, pa.string()),
+        _values(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
         micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _shown(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """Return the values that views show: bytes, or strings that are known to be valid."""
+def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+    """Return the values that the views point to: bytes, or strings that are known to be valid."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, which would check every byte once more: these are known to be valid.
@@ -67,7 +67,7 @@ class ArrowPoller(Poller):
         plain = self._skip_through is None and not self._seen
         if plain and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # Nothing is dropped or de-aggregated, so make columns of the response as it is.
-            batch = viewed_rows(self._stream, self._shard, records)
+            batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
         # Most responses of a quiet stream are empty, and making columns of nothing costs as much as a request.

@@ -12,8 +12,8 @@ from attrs import frozen
 
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.kinesis.options import credentials_of
-from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
+from leasehold.adapters.spark.options import OptionReader
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns, row_values
 from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said, text_of
 
@@ -22,7 +22,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 COLUMNS = SinkColumns(
     {"data": pa.large_binary(), "partitionKey": pa.large_string(), "explicitHashKey": pa.large_string()},
     order=("partitionKey",),
-    must=frozenset({"data", "partitionKey"}),
+    required=frozenset({"data", "partitionKey"}),
 )
 REQUESTS = 4
 
@@ -90,7 +90,7 @@ class KinesisRowWriter:
         try:
             pending = [
                 put(data, key, hash_key, context=context, row=number)
-                for number, (data, key, hash_key) in enumerate(values_of(rows), tag.row)
+                for number, (data, key, hash_key) in enumerate(row_values(rows), tag.row)
             ]
             # Put all before waiting for one, because a request carries many rows.
             self._producer.flush()
@@ -102,7 +102,7 @@ class KinesisRowWriter:
             try:
                 self._producer.close(0)
             except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the producer is left: %s", left)
+                log.debug("the producer could not be closed: %s", left)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
@@ -111,7 +111,7 @@ class KinesisRowWriter:
         """Raise ValueError, naming the column, if the stream would reject any of these rows."""
         # Rows that were sent cannot be taken back, and the section without the bad row has another edition.
         try:
-            for data, key, hash_key in values_of(_extremes(rows)):
+            for data, key, hash_key in row_values(_extremes(rows)):
                 self._producer.check(data, key, hash_key, context=context)
         except ValueError as fault:
             raise ValueError(f"column {text_of(fault)}") from None  # the message begins with the column
@@ -131,18 +131,20 @@ def _extremes(rows: pa.Table) -> pa.Table:
     return rows.take(longest)
 
 
-def kinesis_sink(given: Given) -> KinesisSinkTarget:
+def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
     """Parse the options of a sink. Raises ValueError, naming the option."""
-    stream = given.need("kinesis.streamName", "name the stream to write to")
-    given.elsewhere({"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"})
-    percent = given.number("kinesis.sharePercent", 100, most=1000) or 100
-    linger = given.number("kinesis.lingerMs", 100, least=0, most=60_000) or 0
+    stream = opts.required("kinesis.streamName", "name the stream to write to")
+    opts.reject_renamed(
+        {"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"}
+    )
+    percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
+    linger = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
     return KinesisSinkTarget(
         stream,
-        given.text("kinesis.region"),
-        given.text("kinesis.endpointUrl"),
-        given.choice("kinesis.wire", "cbor", "json"),
+        opts.text("kinesis.region"),
+        opts.text("kinesis.endpointUrl"),
+        opts.choice("kinesis.wire", "cbor", "json"),
         percent / 100,
         linger / 1000,
-        (*credentials_of(given, "kinesis").items(),),
+        (*credentials_of(opts, "kinesis").items(),),
     )

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.protocol import Record, Source
-from leasehold.adapters.spark.batch import Bounds, bounds_of
+from leasehold.adapters.spark.batch import Bounds, parse_bounds
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
@@ -46,22 +46,24 @@ class DynamoLeased(LeasedSource):
 
     FORMAT, DDL = "dynamodb-leased", DDL
 
-    def parsed(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
+    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
         """Read one table's stream. For a day, any worker can read a shard again."""
-        given = Given(options)
-        table = given.need("dynamodb.tableName", "name the table, or give its stream's ARN")
-        url_options = {"region": given.text("dynamodb.region"), "endpoint": given.text("dynamodb.endpointUrl")}
-        interval = given.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, least=INTERVAL_MS) or 0
-        rows = given.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-        given.refuse(
+        opts = OptionReader(options)
+        table = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
+        url_options = {"region": opts.text("dynamodb.region"), "endpoint": opts.text("dynamodb.endpointUrl")}
+        interval = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
+        rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        opts.reject(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
         )
         name = "dynamodb.startingPosition"
-        text = given.text(name)
-        since = start_of(name, text, ("TRIM_HORIZON",), ("LATEST",), text if text.isdigit() else "") if text else None
-        bounds = bounds_of(given, "dynamodb", since, None)
-        lease = lease_options(given, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
-        given.done()
+        text = opts.text(name)
+        since = (
+            parse_start(name, text, ("TRIM_HORIZON",), ("LATEST",), text if text.isdigit() else "") if text else None
+        )
+        bounds = parse_bounds(opts, "dynamodb", since, None)
+        lease = parse_lease_options(opts, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
+        opts.reject_unknown()
         spec = SourceSpec(
             open=partial(_source, table, {name: value for name, value in url_options.items() if value}),
             columns=columns(),

@@ -28,11 +28,14 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
     for shard in place.stream.records:
         stolen(query.store, shard)
     loop = query.reader._run._loop  # type: ignore[union-attr]  # noqa: SLF001  what it holds
-    query.until(lambda _: not loop._feeds)  # noqa: SLF001  likewise
+    query.until(lambda _: not loop._prefetchers)  # noqa: SLF001  likewise
     with caplog.at_level(logging.WARNING):
         loop.commit({shard: Position("1") for shard in place.stream.records})
     shown = ", ".join(f"shard-{number}" for number in range(5))
-    assert f"lost meanwhile, so their checkpoints are for others to move: {shown} and 3 more" in caplog.messages
+    assert (
+        f"leases were lost to other workers, which write their checkpoints from now on: {shown} and 3 more"
+        in caplog.messages
+    )
 
 
 def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place) -> None:

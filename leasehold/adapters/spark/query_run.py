@@ -2,7 +2,7 @@
 
 Spark's reader (`leased_source`) calls it in the source-runner process, one call at a time. It joins the group when the
 first batch is planned. The package's docstring explains the order of a batch's events and why nothing is skipped. The
-methods `join`, `plan`, `partitions` and `commit` of `Run` follow that order.
+methods `join`, `plan`, `partitions` and `commit` of `QueryRun` follow that order.
 """
 
 import logging
@@ -17,14 +17,14 @@ from attrs import evolve, frozen
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
-from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
-from leasehold.adapters.spark.feed import ReadAheadPace
-from leasehold.adapters.spark.fetching import Rows, Transport, spread
-from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
-from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, resumed, uncommitted
+from leasehold.adapters.spark.compat import HAS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
+from leasehold.adapters.spark.fetching import Rows, Transport, spread_over_tasks
+from leasehold.adapters.spark.lease_loop import LeaseLoop, Watchdog
+from leasehold.adapters.spark.offsets import Offset, Range, RangeStart, advance, resume_position, uncommitted
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
-from leasehold.adapters.spark.processes import speak
-from leasehold.adapters.spark.replay import ReplayContext, delivered_keys, replayed
+from leasehold.adapters.spark.prefetcher import ReadAheadPace
+from leasehold.adapters.spark.processes import set_up_logging
+from leasehold.adapters.spark.replay import ReplayContext, delivered_keys, replay_batch
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -36,15 +36,15 @@ from leasehold.stores.protocol import Store
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
-Opened = Callable[..., Store]
+OpenStore = Callable[..., Store]
 """Opens the lease table. This is `open_store`, unless a test wraps it."""
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
-REPORTED = 50
+REPORTED_SHARDS = 50
 """How many shards a report names, starting with those furthest behind."""
-UNREACHED_SECONDS_MOST = 10.0
+MAX_RETRY_SECONDS = 10.0
 """The longest wait between two attempts to learn which incarnation of the stream a run reads."""
-READ_UP_SECONDS = 20.0
+CATCH_UP_SECONDS = 20.0
 """How long a run waits to read everything that is there, on versions of Spark that do not announce AvailableNow."""
 LINGER_BYTES = 32 << 20
 """A batch of this size costs little more than its rows."""
@@ -61,20 +61,22 @@ class Plan:
     rows: Mapping[str, pa.RecordBatch]
 
 
-class Run:
+class QueryRun:
     """A run of a query, in the source-runner process: plans batches, repeats them, and commits them to the leases."""
 
-    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
-        speak()
+    def __init__(
+        self, source_spec: SourceSpec, options: LeaseOptions, open_store: OpenStore, *, only_now: bool
+    ) -> None:
+        set_up_logging()
         self._source_spec, self._options, self._only_now = source_spec, options, only_now
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
         # Reject a swap of lease tables: it raises the epochs by which a repeated range is recognized.
-        self._store = lease_table(opened, options.store, self._source, create=options.create)
-        self._once_more = self._source if source_spec.again is None else source_spec.again()
+        self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
+        self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
-            self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable
+            self._store, self._replay_source, source_spec.columns, exclusive=not source_spec.rereadable
         )
         self._transport = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
         pace = ReadAheadPace(
@@ -91,36 +93,38 @@ class Run:
         log.info("query joins as worker %s", worker.me)
         self._discovery = worker.discovery
         self._loop = LeaseLoop(
-            worker, pace, self._resume, sliced=source_spec.sliced, anew=start_if_recreated is not None
+            worker, pace, self._resume, sliced=source_spec.sliced, restarts_recreated=start_if_recreated is not None
         )
-        self._waiting = Waiting(options.config.lease_seconds)
+        self._watchdog = Watchdog(options.config.lease_seconds)
         self._joined = False
         self._incarnation: str | None = None  # cached, because a run reads one incarnation of its stream
-        self._former: str | None = None  # the incarnation of offsets that name none
-        self._begun_anew = False
+        self._default_incarnation: str | None = None  # the incarnation of offsets that name none
+        self._restarted = False
         self._plans: dict[int, Plan] = {}
-        self._parts: dict[int, Sequence[Rows]] = {}
+        self._partitions: dict[int, Sequence[Rows]] = {}
         self._previous = Offset()
         self._delivered_keys: frozenset[str] = (
             frozenset()
         )  # the shards whose rows of `_previous` the sink is known to have
-        self._planned = time.monotonic()
-        self._taken: dict[str, Position] = {}
+        self._planned_at = time.monotonic()
+        self._planned_ends: dict[str, Position] = {}
         self._committed = -1
 
-    def present(self, offset: Offset) -> Offset:
+    def rebase(self, offset: Offset) -> Offset:
         """Rebase the offset on the current stream. If the stream was recreated, drop its ranges.
 
         Raises SourceError if the offset is of another stream, or of a former incarnation without `lease.ifRecreated`.
         """
-        current, former = self._identity(), offset.incarnation
+        current, former = self._current_incarnation(), offset.incarnation
         if current and not former:
             # An offset of the old form belongs to the former incarnation that its leases note, or to the current one.
             # Cache the answer, because these annotations change when the leases start over, but the offsets do not.
-            if self._former is None and offset.keys:
+            if self._default_incarnation is None and offset.keys:
                 annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
-                self._former = next((note for note in annotations if note and created_later(current, note)), "")
-            former = self._former or current
+                self._default_incarnation = next(
+                    (note for note in annotations if note and created_later(current, note)), ""
+                )
+            former = self._default_incarnation or current
         if current in {"", former}:
             # Return the same object if possible, otherwise perhaps thousands of ranges would be sorted for each batch.
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
@@ -134,27 +138,30 @@ class Run:
                 "lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or give the query a "
                 "checkpointLocation and a lease table of its own"
             )
-        if not self._begun_anew:
-            self._begun_anew = True
+        if not self._restarted:
+            self._restarted = True
             log.warning(
-                "stream %s was made anew, and is %s now: its leases begin at %s, as asked", former, current, restart
+                "stream %s was made anew, and is %s now: its leases restart at %s (lease.ifRecreated)",
+                former,
+                current,
+                restart,
             )
         return evolve(offset, ranges=(), incarnation=current)
 
-    def _identity(self) -> str:
+    def _current_incarnation(self) -> str:
         """Return the incarnation that this run reads, waiting until it is known; "" if the source has none."""
-        waits = Backoff(LOOK_SECONDS, UNREACHED_SECONDS_MOST)
+        retries = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
         while self._incarnation is None:
             source = self._source
             try:
                 source.shards()  # some sources learn their incarnation from a listing
                 self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
             except SourceUnavailable as fault:
-                if not waits.faults:
+                if not retries.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
                 # An AvailableNow query must end. Any other waits as it does for records.
-                self._waiting.go_on({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
-                time.sleep(waits.next())
+                self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
+                time.sleep(retries.next())
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
@@ -170,14 +177,17 @@ class Run:
             return
         self._joined, self._previous = True, start
         if not start.ranges:
-            log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
+            log.info("no earlier batch is known: each shard continues at its lease's checkpoint")
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
         # of an exclusive source's ranges whose lease has changed owner.
         self._delivered_keys = delivered_keys(start, self._replay_context) & (
             start.keys if repeated is None else set(repeated)
         )
         # Write the checkpoint of a recreated row before another worker starts from it.
-        done = {key: self._done(key, start, part) if repeated is None else part.begins for key, part in start.ranges}
+        done = {
+            key: self._completed_end(key, start, part) if repeated is None else part.begins
+            for key, part in start.ranges
+        }
         self._loop.commit(done)
         self._loop.start(only_now=self._only_now)
 
@@ -188,41 +198,41 @@ class Run:
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
-        if (plan := self._next(start, limit)) is None:
+        if (plan := self._plan_next(start, limit)) is None:
             return None
         self._plans[plan.end.number] = plan
         return plan.end
 
     def partitions(self, end: Offset) -> Sequence[Rows]:
         """Return the tasks of the batch that ends at `end`."""
-        if end.number not in self._parts:
+        if end.number not in self._partitions:
             plan = self._plans.get(end.number)
             # Compare offsets, not numbers: another run may have planned a different batch under the same number.
             plan = plan if plan is not None and plan.end == end else None
-            rows = self._again(end) if plan is None else plan.rows
+            rows = self._replay(end) if plan is None else plan.rows
             # A batch of an earlier run keeps its number of tasks, because a sink may know a row by its index in a task.
             tasks = end.tasks or self._options.tasks(len(rows))
-            self._parts[end.number] = self._transport.partitions(end.number, spread(rows, tasks))
+            self._partitions[end.number] = self._transport.partitions(end.number, spread_over_tasks(rows, tasks))
             if plan is not None:  # drop its rows only now, because making the tasks may fail
                 self._plans[end.number] = evolve(plan, rows={})
-        return self._parts[end.number]
+        return self._partitions[end.number]
 
     def commit(self, end: Offset) -> None:
         """Commit the batch that ends at `end`, whose rows Spark has in the sink."""
-        done = {key: part.ends for key, part in end.ranges if not part.empty and self._delivered(key, end)}
+        done = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
         self._loop.commit(done)
         self._committed = end.number
         # Spark may run a task again until it has committed the batch, but not after that.
-        for number in [number for number in (*self._plans, *self._parts) if number <= end.number]:
+        for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
             self._transport.discard(number)
             self._plans.pop(number, None)
-            self._parts.pop(number, None)
+            self._partitions.pop(number, None)
 
     def report(self) -> dict[str, Any]:
         """Return how far reading is behind, in total and for the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
         worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        shown = dict(sorted(worst[:REPORTED]))
+        shown = dict(sorted(worst[:REPORTED_SHARDS]))
         worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
         return {"shards": len(behind), "behindMs": worst_lag, "behindMsByShard": shown, "undecidedRows": undecided}
 
@@ -230,11 +240,17 @@ class Run:
         """Release the leases, and close connections and files."""
         with ExitStack() as closing:  # closes everything in reverse order, even if one of them fails
             # End the loop first, while it can still write and release.
-            once_more = () if self._once_more is self._source else (self._once_more.close,)
-            for close in (self._store.close, self._source.close, *once_more, self._transport.close, self._loop.close):
+            replay_close = () if self._replay_source is self._source else (self._replay_source.close,)
+            for close in (
+                self._store.close,
+                self._source.close,
+                *replay_close,
+                self._transport.close,
+                self._loop.close,
+            ):
                 closing.callback(close)
 
-    def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
+    def _plan_next(self, start: Offset, limit: ReadLimit) -> Plan | None:
         rows, size = self._options.trigger_rows, self._trigger_bytes
         match limit:
             case ReadMaxRows(max_rows=maximum):
@@ -243,102 +259,105 @@ class Run:
                 size = min(size, maximum)
         while True:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
-            enough = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
+            is_full = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
             self._loop.check()
-            if not (enough or self._taken) and self._reads_up():
+            if not (is_full or self._planned_ends) and self._is_catching_up():
                 self._loop.wait_until(lambda: False, IDLE_SECONDS)
                 continue
-            held, taken = self._loop.take(rows, self._source_spec.shard_rows, size)
-            if taken:
-                ends = {key: chunk.ends for key, chunk in taken.items()}
-                end = advance(start, held, ends, self._unwritten(start, held))
+            held, chunks = self._loop.take(rows, self._source_spec.shard_rows, size)
+            if chunks:
+                ends = {key: chunk.ends for key, chunk in chunks.items()}
+                end = advance(start, held, ends, self._uncheckpointed(start, held))
                 # From here on a shard that is taken again begins after these rows: this run delivers them, or fails.
-                self._taken.update(ends)
-                self._planned = time.monotonic()
-                rows_of = {key: chunk.rows for key, chunk in taken.items() if chunk.count}
+                self._planned_ends.update(ends)
+                self._planned_at = time.monotonic()
+                rows_of = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
                 end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
                 return Plan(start, end, rows_of)
-            unfinished = self._loop.unfinished if self._only_now else {}
-            if self._flush_due(start, unfinished):
+            awaited = self._loop.awaited if self._only_now else {}
+            if self._flush_due(start, awaited):
                 # A flush, because Spark commits a batch only when it plans the next one, even an empty one.
-                return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
-            if unfinished:
-                self._waiting.go_on(unfinished, self._loop.answers)
+                return Plan(start, advance(start, held, {}, self._uncheckpointed(start, held)), {})
+            if awaited:
+                self._watchdog.check(awaited, self._loop.answered_reads)
                 continue
-            if self._loop.over:
-                if not self._reads_up():
+            if self._loop.may_end:
+                if not self._is_catching_up():
                     return None
                 continue
-            self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # never counts as stuck
+            self._watchdog.check({"(others)": "they read on"}, time.monotonic_ns())  # never counts as stuck
 
-    def _reads_up(self) -> bool:
+    def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read everything that is there.
 
         Some versions of Spark do not announce AvailableNow, and take the run's first batch for everything there is.
         """
-        if TELLS_AVAILABLE_NOW or time.monotonic() - self._planned > READ_UP_SECONDS:
+        if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False
-        return bool(self._loop.reading_up)
+        return bool(self._loop.not_caught_up)
 
-    def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
+    def _flush_due(self, start: Offset, awaited: Mapping[str, str]) -> bool:
         is_uncommitted, on_idle = uncommitted(start, self._committed), self._options.flush
         # A shard's children wait for its end to be committed, and it has no later rows to make Spark commit.
         ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
             return flush_due(
-                uncommitted=is_uncommitted, left=bool(left), ended=ended, handing_off=handing_off, on_idle=on_idle
+                uncommitted=is_uncommitted, awaited=bool(awaited), ended=ended, handing_off=handing_off, on_idle=on_idle
             )
-        idle = handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
+        idle = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
         return is_uncommitted and idle and (on_idle or ended)
 
-    def _unwritten(self, start: Offset, held: Mapping[str, Held]) -> list[tuple[str, Range]]:
+    def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
         """Return the ends of the previous batch that are not checkpointed yet, for shards absent from this one."""
         absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
-        positions = [(key, self._taken.get(key) or self._done(key, start, part), part.epoch) for key, part in absent]
+        positions = [
+            (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
+            for key, part in absent
+        ]
         return [
             (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)
         ]
 
-    def _done(self, key: str, offset: Offset, each: Range) -> Position:
+    def _completed_end(self, key: str, offset: Offset, each: Range) -> Position:
         """Return how far a shard of this offset is complete in the sink."""
-        return each.ends if self._delivered(key, offset) else each.begins
+        return each.ends if self._is_delivered(key, offset) else each.begins
 
-    def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
+    def _replay(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """Read a batch of an earlier run again."""
         if end.empty:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
-        waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
+        watchdog = Watchdog(self._options.config.lease_seconds, activity=f"batch {end.number}, which is repeated")
         # Replay before joining. If a shard has one reader at a time, our lease's reader would displace the replay's.
-        rows = replayed(end, self._replay_context, waiting)
-        self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
+        rows = replay_batch(end, self._replay_context, watchdog)
+        self._loop.mark_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
         return rows
 
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
-        if (given_to_spark := self._taken.get(holding.key)) is not None:
-            return max(given_to_spark, checkpoint, key=lambda position: position.order)
-        delivered, previous = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
-        start = self._source_spec.starts.get(holding.lease.shard)
+        if (planned_end := self._planned_ends.get(holding.key)) is not None:
+            return max(planned_end, checkpoint, key=lambda position: position.order)
+        delivered, previous = self._is_delivered(holding.key, self._previous), self._previous.range_of(holding.key)
+        start = self._source_spec.start_positions.get(holding.lease.shard)
         checkpointed = checkpoint.numbered or checkpoint.ended
-        if start is not None and previous is None and not (checkpointed or self._begun_anew):
+        if start is not None and previous is None and not (checkpointed or self._restarted):
             return start
-        return resumed(checkpoint, previous, delivered=delivered)
+        return resume_position(checkpoint, previous, delivered=delivered)
 
-    def _delivered(self, key: str, end: Offset) -> bool:
+    def _is_delivered(self, key: str, end: Offset) -> bool:
         """Return whether the sink has all of a shard up to this end."""
         # A batch that an earlier run planned may have reached the sink in part, or not at all.
         return end != self._previous or key in self._delivered_keys
 
 
-def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
+def open_lease_table(open_store: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
     """Open the lease table. If there is none yet, create it once the source has listed its shards.
 
-    The table is created even if the source is unavailable. Raises what `opened` raises, and SourceError if the stream
-    does not exist.
+    The table is created even if the source is unavailable. Raises what `open_store` raises, and SourceError if the
+    stream does not exist.
     """
     try:
-        return opened(url, create=False)
+        return open_store(url, create=False)
     except OutcomeUnknown:
         raise
     except StoreError:
@@ -346,4 +365,4 @@ def lease_table(opened: Callable[..., Store], url: str, source: Source, *, creat
             raise
     with suppress(SourceUnavailable):
         source.shards()
-    return opened(url, create=True)
+    return open_store(url, create=True)

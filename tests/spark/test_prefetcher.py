@@ -8,12 +8,12 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Stream
-from feeds import Hands, SteppedFeed, a_feed, an_ahead, pace
+from prefetchers import Hands, SteppedFeed, a_feed, an_ahead, pace
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
-from leasehold.adapters.spark.feed import EXCLUDED_SECONDS, ReadAheadState
-from leasehold.adapters.spark.row_buffer import joined
+from leasehold.adapters.spark.prefetcher import EXCLUDED_SECONDS, ReadAheadState
+from leasehold.adapters.spark.row_buffer import concatenate
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -121,7 +121,7 @@ def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(feed.holding, "_lease", evolve(feed.holding.lease, parents=("a",)))
     monkeypatch.setattr(worker, "parents", lambda _lease: parents)
     waits = [child.step(0.0) for _ in range(5)]
-    assert (waits, stream.opened, child.held) == ([1.0, 2.0, 4.0, 5.0, 5.0], [], None)
+    assert (waits, stream.opened, child.range_start) == ([1.0, 2.0, 4.0, 5.0, 5.0], [], None)
     parents["a"] = Lease("a", checkpoint=SHARD_END)
     child.step(0.0)
     assert [shard for shard, _ in stream.opened] == ["b"]
@@ -136,8 +136,8 @@ def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:
 
 def test_one_batch_alone_is_not_copied() -> None:
     one = pa.RecordBatch.from_pydict({"data": [b"x"]})
-    assert joined([one]) is one
-    both = joined([one, one])
+    assert concatenate([one]) is one
+    both = concatenate([one, one])
     assert both.to_pydict() == {"data": [b"x", b"x"]}
 
 
@@ -182,7 +182,7 @@ def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None
 def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
     """A blocked query keeps its weight, so it is not given more shards."""
     ahead = an_ahead()
-    ahead.feeds = 1000  # ten rows fill its part of the buffer
+    ahead.held_count = 1000  # ten rows fill its part of the buffer
     _, feed = a_feed(Stream({"a": ["x" * 1000] * 1000}), ahead)
     for now in range(65):
         feed.take(10, 1 << 20)
@@ -199,7 +199,7 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
 def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> None:
     """A query with more shards than buffered rows still reads all of them."""
     ahead = an_ahead()
-    ahead.pace, ahead.feeds = evolve(ahead.pace, rows=rows, bytes=size), 101
+    ahead.pace, ahead.held_count = evolve(ahead.pace, rows=rows, bytes=size), 101
     _, feed = a_feed(Stream({"a": ["x"] * 30}), ahead)
     rows_taken = 0
     for now in range(9):
@@ -219,10 +219,10 @@ def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock
     now[0] = worker.config.lease_seconds + 1
     before = stream.readings
     feed.step(now[0])
-    assert (feed.held, stream.readings) == (None, before)
+    assert (feed.range_start, stream.readings) == (None, before)
     worker.renew(now[0])
     feed.step(now[0])
-    assert feed.held is not None
+    assert feed.range_start is not None
     assert stream.readings == before + 1
 
 

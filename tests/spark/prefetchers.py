@@ -6,14 +6,14 @@ from threading import Condition
 from attrs import Factory, define
 from fake_stream import Stream
 
-from leasehold.adapters.spark.feed import (
+from leasehold.adapters.spark.kinesis.options import MIN_INTERVAL_MS
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.prefetcher import (
     ReadAheadPace,
     ReadAheadState,
     ShardPrefetcher,
-    ahead_reader,
+    prefetching_reader,
 )
-from leasehold.adapters.spark.kinesis.options import LEAST_MS
-from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -32,7 +32,7 @@ class SteppedFeed(ShardPrefetcher):
         left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
     ) -> None:
         super().__init__(worker, holding, ahead, left)
-        self.step = ahead_reader(self).step
+        self.step = prefetching_reader(self).step
 
 
 @define
@@ -48,7 +48,7 @@ class Hands:
         """Do nothing; the test releases leases."""
 
 
-def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
+def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
     """Return a pace without limits."""
     return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
@@ -71,4 +71,4 @@ def a_feed(
 
 def an_ahead() -> ReadAheadState:
     """Return the state for one feed that begins where its lease says."""
-    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
+    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, held_count=1)

@@ -1,20 +1,20 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
 `ShardPrefetcher` is the consumer of a `LeaseReader`, whose steps the runner calls in threads of its own, one step of a
-shard at a time. Spark's main thread reads what is buffered (`held`, `waiting`), takes rows out of the buffer (`take`),
-and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards the state that both threads
-use. Rows are Arrow rows from the source on, and are cut at any row without copying. `Columns` returns the position of
-any row.
+shard at a time. Spark's main thread reads what is buffered (`range_start`, `buffered`), takes rows out of the buffer
+(`take`), and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards the state that both
+threads use. Rows are Arrow rows from the source on, and are cut at any row without copying. `Columns` returns the
+position of any row.
 
 Rule 1: a step reads at most once, and only if there is room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
-Rule 3: a shard that another worker requests is released once Spark has committed the rows it was given, so that nothing
-is done twice. When the query ends or the lease is stolen, it is released at once.
+Rule 3: a shard that another worker requests is released once Spark has committed the rows that it has, so that no row
+is processed twice. When the query ends or the lease is stolen, it is released at once.
 Rule 4: a commit of an earlier run is written only once this run has read the shard, since it may be of another stream.
 Rule 5: rows that were read are either kept or read again. Nothing is read or planned once the lease has expired by our
 own clock.
 
-In terms of the cursor (`consumer/cursor.py`), rows that Spark was given are delivered, and rows that it has committed
+In terms of the cursor (`consumer/cursor.py`), rows that Spark has taken are delivered, and rows that it has committed
 are acknowledged. If the query planned a batch that it has not committed, it begins before the shard's checkpoint, and
 so does `delivered`.
 """
@@ -32,7 +32,7 @@ from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
-from leasehold.adapters.spark.offsets import Held
+from leasehold.adapters.spark.offsets import RangeStart
 from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
 from leasehold.adapters.worker.holding import Holding
@@ -75,9 +75,9 @@ class ReadAheadState:
         committed: Returns how far Spark has committed a lease, or None.
         ending: Whether everything must be released now.
         only_now: Whether to stop at the records that exist when reading begins (AvailableNow).
-        feeds: How many shards are held.
+        held_count: How many shards are held.
         measure: Receives each response.
-        answers: How many reads were answered, empty responses included.
+        answered_reads: How many reads were answered, empty responses included.
         undecided: How many rows were read that a Spark sink may have written before, with no way to know.
         read: The shards that were read successfully in this run.
         closed: Returns the shards that are known to be closed.
@@ -89,9 +89,9 @@ class ReadAheadState:
     committed: Callable[[str], Position | None]
     ending: bool = False
     only_now: bool = False
-    feeds: int = 0
+    held_count: int = 0
     measure: Measure = lambda _holding, _batch: None
-    answers: int = 0
+    answered_reads: int = 0
     undecided: int = 0
     read: set[str] = Factory(set)
     closed: Callable[[], Collection[str]] = tuple
@@ -104,20 +104,24 @@ class ShardPrefetcher(ConsumerPort):
         worker: The worker.
         holding: Its lease.
         shared: The state shared with the other prefetchers.
-        left: Called with this prefetcher when it is finished.
+        on_finished: Called with this prefetcher when it is finished.
     """
 
     def __init__(
-        self, worker: ReadingWorker, holding: Holding, shared: ReadAheadState, left: Callable[["ShardPrefetcher"], None]
+        self,
+        worker: ReadingWorker,
+        holding: Holding,
+        shared: ReadAheadState,
+        on_finished: Callable[["ShardPrefetcher"], None],
     ) -> None:
         self.shard = HeldShard(worker, holding, "commits")
         self.holding, self._worker, self._state, self._cursor = holding, worker, self.shard.state, self.shard.cursor
-        self.key, self._shared, self._left = holding.key, shared, left
+        self.key, self._shared, self._on_finished = holding.key, shared, on_finished
         self._behind = False  # whether the last response says that much more is there
         self._buffer = RowBuffer(shared.pace.columns)
-        self._held: Held | None = None  # the last value of `held`
-        self._done: Position | None = None  # committed by Spark, not yet written
-        self._given = False
+        self._range_start: RangeStart | None = None  # the last value of `range_start`
+        self._unwritten: Position | None = None  # committed by Spark, not yet written
+        self._rows_taken = False
         self._read_at = -math.inf  # when the read under way began
         self._tip = ShardTip(holding.key)
 
@@ -129,16 +133,16 @@ class ShardPrefetcher(ConsumerPort):
         return self._state.begun
 
     @property
-    def held(self) -> Held | None:
+    def range_start(self) -> RangeStart | None:
         """The shard as the next batch may take it, or None if no batch may take it."""
         if not self.opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
-        if self._held is None or self._held.begins is not self._cursor.delivered:
-            self._held = Held(self.holding.epoch, self._cursor.delivered)
-        return self._held
+        if self._range_start is None or self._range_start.begins is not self._cursor.delivered:
+            self._range_start = RangeStart(self.holding.epoch, self._cursor.delivered)
+        return self._range_start
 
     @property
-    def waiting(self) -> tuple[int, int]:
+    def buffered(self) -> tuple[int, int]:
         """The number of rows and bytes read ahead."""
         # A position without rows counts as one row. If it were never planned, it would never be committed, and after
         # each start the records that were dropped would be read again.
@@ -150,19 +154,19 @@ class ShardPrefetcher(ConsumerPort):
         return self._behind and not self._tip.reached and not self._full
 
     @property
-    def read_up(self) -> bool:
+    def caught_up(self) -> bool:
         """Whether an AvailableNow query has read everything that was there when reading began."""
         return self._tip.reached
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was there when reading began was given to Spark, and all commits are written."""
+        """Whether Spark has everything that was there when reading began, and all commits are written."""
         return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
         """The position that Spark has committed and that may be written now (rule 4), if the lease lacks it."""
-        return self._done if self.opened and (self._cursor.over or self.key in self._shared.read) else None
+        return self._unwritten if self.opened and (self._cursor.over or self.key in self._shared.read) else None
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """Remove and return the next rows within both limits."""
@@ -170,27 +174,27 @@ class ShardPrefetcher(ConsumerPort):
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
             # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
-            self._given = True
+            self._rows_taken = True
         return chunk
 
     def commit(self, position: Position) -> None:
         """Note that Spark has committed everything up to this position."""
-        self._done = position
+        self._unwritten = position
 
     # For its reader
 
     def poll(self, now: float) -> Ready:
         """Acknowledge what Spark has committed, and return how much may be read."""
         holding, cursor = self.holding, self._cursor
-        if not holding.lost.is_set() and (done := self._writable) is not None:
-            cursor.consumer_acknowledged(done)
+        if not holding.lost.is_set() and (committed := self._writable) is not None:
+            cursor.consumer_acknowledged(committed)
             self._written()  # the lease may already contain it
         leaving = holding.releasing
         return Ready(
             free=False,  # Spark takes rows itself (`take`)
             room=not (leaving or self._blocked(now)),
             # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
-            working=self._given and cursor.out and not self._shared.ending,
+            working=self._rows_taken and cursor.out and not self._shared.ending,
             look_seconds=COMMIT_SECONDS if leaving else ROOM_SECONDS,
         )
 
@@ -201,9 +205,8 @@ class ShardPrefetcher(ConsumerPort):
     def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
         """Write this checkpoint; return False if the lease is lost."""
         # Only committed positions get here. Rows that were planned and not committed are planned again.
-        stored = self.holding.checkpoint(
-            position
-        )  # otherwise the lease is lost, and the sink keeps what Spark was given
+        # Otherwise the lease is lost, and the sink keeps the rows that it has.
+        stored = self.holding.checkpoint(position)
         if stored:
             self._cursor.checkpoint_stored(position)
             self._written()
@@ -213,8 +216,8 @@ class ShardPrefetcher(ConsumerPort):
         """Drop the committed position if the lease contains it now."""
         with self._shared.changed:
             # Compare before dropping: Spark may have committed more while the write was under way.
-            if self._done is not None and self._done.order <= self._cursor.committed.order:
-                self._done = None
+            if self._unwritten is not None and self._unwritten.order <= self._cursor.committed.order:
+                self._unwritten = None
             self._shared.changed.notify_all()
 
     def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
@@ -228,7 +231,10 @@ class ShardPrefetcher(ConsumerPort):
             return None if pinned is None else evolve(pinned, token=resumed.token or pinned.token)
         # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.
         log.info(
-            "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, resumed.sequence
+            "shard %s: its lease has checkpoint %s, but this query continues after %s",
+            self.key,
+            lease.checkpoint.sequence,
+            resumed.sequence,
         )
         return resumed
 
@@ -237,10 +243,10 @@ class ShardPrefetcher(ConsumerPort):
         with self._shared.changed:
             self._cursor.begun_at(start)
             self._state.began()
-            self._tip.heard = now
+            self._tip.last_record_at = now
             # Spark may have committed more while another worker held the lease. Write that as soon as rule 4 allows.
             committed = self._shared.committed(self.key)
-            self._done = None if committed is None or committed.order > start.order else committed
+            self._unwritten = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only that end is left to write
             self.holding.progress.not_awaited()
@@ -251,8 +257,8 @@ class ShardPrefetcher(ConsumerPort):
         """Return None, or when to look again if the query has read everything that it asked for."""
         if self._shared.only_now and self._tip.target is None:
             # Ask the source once the shard is opened: records that arrive from here on are for the next run.
-            self._tip.begin(self._worker.source.latest(self.holding.lease), now)
-            self._look(now, behind=None)
+            self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
+            self._update_tip(now, behind=None)
         if self._tip.reached:
             self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_SECONDS
@@ -267,16 +273,16 @@ class ShardPrefetcher(ConsumerPort):
         with self._shared.changed:
             if chunk is not None:
                 self._buffer.put(chunk)
-                self._tip.heard = now
+                self._tip.last_record_at = now
                 # Do not notify of empty responses: each would make the planner look through all shards.
                 self._shared.changed.notify_all()
             self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
             self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
             self._shared.undecided += batch.possible_duplicates
             if chunk is not None or batch.behind_seconds is not None:
-                self._shared.answers += 1
+                self._shared.answered_reads += 1
                 self._shared.read.add(self.key)
-            self._look(now, behind=batch.behind_seconds)
+            self._update_tip(now, behind=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Measure this batch; return when to read the next one."""
@@ -287,15 +293,16 @@ class ShardPrefetcher(ConsumerPort):
         # readers of a shard share its limit.
         return max(now + self._shared.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
-    def _look(self, now: float, *, behind: float | None) -> None:
+    def _update_tip(self, now: float, *, behind: float | None) -> None:
         """Note whether everything that was there at the start has been read."""
-        if self._tip.look(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
+        if self._tip.update(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
             self._shared.read.add(self.key)  # rule 4: it is the same stream
 
     @property
     def _full(self) -> bool:
-        pace, feeds = self._shared.pace, max(1, self._shared.feeds)
-        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # at least 1, so that every shard is read
+        pace, held_count = self._shared.pace, max(1, self._shared.held_count)
+        # At least 1, so that every shard is read.
+        rows, size = max(1, pace.rows // held_count), max(1, pace.bytes // held_count)
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
     def _blocked(self, now: float) -> bool:
@@ -311,10 +318,10 @@ class ShardPrefetcher(ConsumerPort):
         self.shard.pull.close()
         with self._shared.changed:
             # Close before notifying: a connection that is still open would get in the next owner's way.
-            self._left(self)
+            self._on_finished(self)
             self._shared.changed.notify_all()
 
 
-def ahead_reader(feed: ShardPrefetcher) -> LeaseReader:
+def prefetching_reader(prefetcher: ShardPrefetcher) -> LeaseReader:
     """Return the reader whose rows this prefetcher buffers."""
-    return LeaseReader(feed.shard, feed, EXCLUDED_SECONDS)
+    return LeaseReader(prefetcher.shard, prefetcher, EXCLUDED_SECONDS)

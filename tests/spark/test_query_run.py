@@ -13,7 +13,7 @@ from stepped_loop import Stepped, a_reader, stepped
 from stolen_leases import stolen
 
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.spark import lease_loop, stream
+from leasehold.adapters.spark import lease_loop, query_run
 from leasehold.adapters.spark.compat import ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.fetching import Transport
 from leasehold.adapters.spark.offsets import Offset
@@ -91,7 +91,7 @@ def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeyp
     def refused(*_given: object) -> Never:
         raise StoreError("the table is away")
 
-    monkeypatch.setattr(stream, "delivered_keys", refused)
+    monkeypatch.setattr(query_run, "delivered_keys", refused)
     with pytest.raises(StoreError):
         query.plan()
     query.reader.stop()
@@ -239,7 +239,7 @@ def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_ope
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query fails instead, so that its scheduler does not take the run for a success."""
-    for name in ("STUCK_SECONDS", "EXPIRIES"):
+    for name in ("STALL_SECONDS", "STALL_LEASE_TIMES"):
         monkeypatch.setattr(lease_loop, name, 0.5)
     place = Place(Stream({"a": ["x"]}), tmp_path / "leases.db")
     place.stream.unreachable["a"] = 1_000_000
@@ -262,7 +262,7 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
         list(query.reader.read(task))
     run = query.reader._run  # noqa: SLF001  what it keeps
     assert run is not None
-    assert (dict(run._plans), dict(run._parts)) == ({}, {})  # noqa: SLF001  likewise
+    assert (dict(run._plans), dict(run._partitions)) == ({}, {})  # noqa: SLF001  likewise
 
 
 def test_a_task_of_another_source_is_refused(place: Place) -> None:
@@ -371,29 +371,29 @@ def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatc
     clock, store = stepped(monkeypatch), MemoryStore()
     reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
     reader.prepareForTriggerAvailableNow()
-    run = reader._running()  # noqa: SLF001  what it asks
+    run = reader._started_run()  # noqa: SLF001  what it asks
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
     run.join(Offset())
-    assert loop.unfinished == {"(all)": "there are no leases yet"}
-    while not loop._feeds:  # noqa: SLF001  it has the lease, and no step has been made
+    assert loop.awaited == {"(all)": "there are no leases yet"}
+    while not loop._prefetchers:  # noqa: SLF001  it has the lease, and no step has been made
         clock.now += 1.0
-        loop._member.turn(clock.now)  # noqa: SLF001  as its task does
-    assert loop.unfinished == {"a": "it cannot be opened"}
+        loop._worker.turn(clock.now)  # noqa: SLF001  as its task does
+    assert loop.awaited == {"a": "it cannot be opened"}
     loop.wait(1.0)
-    assert loop.unfinished == {"a": "its end is not reached"}
+    assert loop.awaited == {"a": "its end is not reached"}
     loop.take(10, 10, 1000)
     loop.commit({"a": Position("1")})
     for _ in range(3):
         loop.tick()
-    assert loop.unfinished == {}
+    assert loop.awaited == {}
     taken = store.write(StealLease(store.get(["a"])[0], "thief"))
-    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
+    loop._worker.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
     loop.tick()
-    assert loop.unfinished == {"a": "thief owns it and does not renew it"}
+    assert loop.awaited == {"a": "thief owns it and does not renew it"}
     assert isinstance(taken, Done)
     assert isinstance(store.write(RenewLease(taken.lease)), Done)
-    assert loop.unfinished == {}, "whoever renews it reads it"
+    assert loop.awaited == {}, "whoever renews it reads it"
     store.write(ReleaseLease(store.get(["a"])[0], "thief"))
-    assert loop.unfinished == {"a": "nobody owns it"}
+    assert loop.awaited == {"a": "nobody owns it"}
     assert (reader.reportLatestOffset() or {})["shards"] == 0
     reader.stop()

@@ -1,0 +1,67 @@
+"""Decides how long the records of one shard wait for more before they are dispatched (`linger_seconds`).
+
+1. The window opens when the first record is held. It closes after `linger_seconds`, when the batch is full, at the end
+   of the shard, or when other shards need the memory.
+2. Once a batch is dispatched, its records never wait again: a retry begins when it is due.
+3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, they are left to the
+   next owner, so a hand-off does not wait for the window.
+"""
+
+import math
+from collections.abc import Callable
+
+from attrs import evolve
+
+from leasehold.adapters.sources.protocol import Batch
+
+FULL_BYTES = 6 * 2**20
+"""A batch of this size is full. Event source mappings of AWS Lambda have the same limit."""
+
+
+class BatchWindow:
+    """The window of one shard.
+
+    Args:
+        seconds: How long the first record of a batch waits for more; 0: not at all.
+        max_records: The number of records of a full batch; None: only the size counts.
+    """
+
+    def __init__(self, seconds: float, max_records: int | None) -> None:
+        self._seconds, self._full = seconds, math.inf if max_records is None else max_records
+        self._until: float | None = None
+
+    @property
+    def why(self) -> str:
+        """Why records wait, for the status of the lease."""
+        return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
+
+    def until(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
+        """Return until when the held records are to wait, opening the window; minus infinity if they are not.
+
+        Args:
+            batch: The batch that is held, if there is one.
+            count: Returns how many records of the batch are not done.
+            now: The time by the worker's clock.
+        """
+        if not self._seconds or batch is None or not (waiting := count(batch)):
+            return -math.inf
+        if self._until is None:
+            self._until = now + self._seconds
+        full = batch.size >= FULL_BYTES or waiting >= self._full
+        return -math.inf if full or batch.ended or now >= self._until else self._until
+
+    def close(self) -> None:
+        """Have the held records wait no longer."""
+        self._until = -math.inf
+
+    def renew(self) -> None:
+        """Open a new window for the records that come next."""
+        self._until = None
+
+
+def joined(earlier: Batch | None, later: Batch) -> Batch:
+    """Return the records of both batches as one batch, with the later one's knowledge of the shard."""
+    if earlier is None:
+        return later
+    records = (*earlier.records, *later.records) if later.records else earlier.records
+    return evolve(later, records=records, read_to=later.end or earlier.end, size=earlier.size + later.size)

@@ -1,0 +1,187 @@
+"""Keeps account of all leases that one worker has to do with, in one place.
+
+| what | where |
+|---|---|
+| held now, held before, in doubt after a write without a response | `holdings` |
+| requested from others, given and not yet claimed | `handoffs` |
+| left to others for a while, because they cannot be read here | `leave_alone`, `leave_silent` |
+| released although a call of the source still occupies the shard here (D6) | `leave_stuck` |
+
+A lease that is taken is no longer requested, and one that is given is watched until its next owner has claimed it. The
+worker decides when to look, and what to do with a plan.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from attrs import frozen
+
+from leasehold.adapters.worker.annotations import Identity
+from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holdings import Cooldown, Holdings
+from leasehold.adapters.worker.silence import StreamSilence
+from leasehold.balancer.actions import Action
+from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import INCARNATION
+from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import Store
+
+log = escaped(logging.getLogger("leasehold.worker"))
+
+
+@frozen
+class LeaseEvents:
+    """What a lease book reports to its worker.
+
+    Attributes:
+        began: Called for each lease that this worker has taken.
+        gave: Called once a lease was given to its next owner, with the time.
+        took_back: Called once a gift that was not claimed was taken back.
+        gone: Called for each lease that is lost, given or released.
+        remade: Called with a description of what happened to a row that was deleted under us.
+        release: Called with each lease that is to be released once its running batch is done.
+    """
+
+    began: Callable[[Holding], None]
+    gave: Callable[[float], None]
+    took_back: Callable[[], None]
+    gone: Callable[[Holding], None]
+    remade: Callable[[str], None]
+    release: Callable[[Holding], None]
+
+
+class LeaseBook:
+    """The leases of one worker.
+
+    Args:
+        store: The lease table.
+        identity: The worker and its running process.
+        config: The worker's configuration.
+        events: The worker's callbacks.
+        clock: A monotonic clock, in seconds.
+        lock: Makes the lock that serializes the writes of one lease.
+
+    Attributes:
+        holdings: The leases that are held, were held, or are in doubt.
+        handoffs: The open requests, and the leases that were given away.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        config: Config,
+        events: LeaseEvents,
+        *,
+        clock: Callable[[], float],
+        lock: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._config, self._events, self._clock = config, events, clock
+        self.holdings = Holdings(
+            store,
+            identity,
+            clock=clock,
+            lease_seconds=config.lease_seconds,
+            # Other workers see the last write up to one look late, and the expiry of the lease up to another look late.
+            rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
+            began=self._began,
+            gave=self._gave,
+            gone=events.gone,
+            remade=events.remade,
+            lock=lock,
+        )
+        self.handoffs = Handoffs(
+            store,
+            identity.worker,
+            clock=clock,
+            lease_seconds=config.lease_seconds,
+            hold=self._took_back,
+            doubt=self.holdings.mark_unconfirmed,
+        )
+        self._cooldown = Cooldown()
+        self._silence = StreamSilence(identity.worker, config)
+        self._stuck: dict[str, Holding] = {}
+
+    # Held, requested and given
+
+    def _began(self, holding: Holding) -> None:
+        self.handoffs.settled(holding.key)
+        self._events.began(holding)
+
+    def _gave(self, lease: Lease, now: float) -> None:
+        self.handoffs.gave(lease, now)
+        self._events.gave(now)
+
+    def _took_back(self, lease: Lease, begun: float) -> None:
+        self.holdings.hold(lease, begun)
+        self._events.took_back()
+
+    # Left to others
+
+    def leave_alone(self, key: str, seconds: float) -> None:
+        """Do not take this lease for this many seconds, because another worker may be able to read it."""
+        held, now = self.holdings.get(key), self._clock()
+        lease = self.holdings.released.get(key) if held is None else held.lease
+        if held is not None:
+            held.progress.put_aside(seconds, now)
+        self._cooldown.put(key, self._clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
+
+    def without_left(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
+        """Return the actions without those that take a lease which is left to others for now."""
+        return self._silence.without(self._cooldown.without(actions, now), now)
+
+    def silence_due(self, now: float) -> float:
+        """Return when a full read of the table is needed to judge a silent stream, or infinity (D1)."""
+        return self._silence.due(self.holdings.all, now)
+
+    def stream_silent(self, now: float) -> bool:
+        """Return whether a stream has not responded for so long that its shards cannot be listed either."""
+        return self._silence.waits(self.holdings.all, now)
+
+    def leave_silent(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
+        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D7).
+
+        Args:
+            leases: All leases, as just read.
+            now: The time by the worker's clock.
+            each: Applies a function to each item.
+        """
+        config = self._config
+        for key, holding in list(self._stuck.items()):
+            if holding.progress.called is None:
+                del self._stuck[key]
+            else:  # its reader still occupies the shard here (D6)
+                self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
+        for leaving in self._silence.judge(leases, self.holdings.all, now):
+            leaving.holding.progress.put_aside(leaving.seconds, now)
+            # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
+            self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
+            leaving.holding.ask_release(leaving.to)
+            self._events.release(leaving.holding)
+            leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
+        self.leave_stuck(now, config.lease_seconds, each)
+
+    def leave_stuck(self, now: float, seconds: float, each: ParallelMap) -> None:
+        """Release the leases that are to go and whose readers have waited this long for a call of the source.
+
+        The reader of such a lease cannot release it, and delivers nothing once its call returns.
+        """
+
+        def release(holding: Holding) -> None:
+            self._stuck[holding.key] = holding
+            try:
+                holding.release()
+            except StoreError as fault:
+                log.warning("lease %s is not released yet: %s", holding.key, fault)
+
+        def stuck(holding: Holding) -> bool:
+            called = holding.progress.called
+            return holding.progress.left or (
+                called is not None and now - called >= seconds and holding.progress.leave()
+            )
+
+        list(each(release, [holding for holding in self.holdings.all if holding.releasing and stuck(holding)]))

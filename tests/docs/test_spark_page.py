@@ -1,0 +1,149 @@
+"""A user types the programs of docs/spark.md, on each version of PySpark that the page names."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from pages import blocks
+from reader import Reader, Terminal, stand_ins
+from standins.spark import SOON, pyspark_path
+
+from leasehold.adapters.spark.pipeline import START_ATTEMPTS, START_TIMEOUT
+from leasehold.adapters.toolchain import ServiceError, java_home
+
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.spark,
+    pytest.mark.services,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.timeout(3000),
+]
+
+PAGE = "docs/spark.md"
+DEV = "leasehold dev orders=4 --rate 50"
+PATIENCE = 600
+"""The longest that a step of the page may take, in seconds, on a machine that does other work."""
+VERSIONS = "4.0", "4.1", ""
+"""The older versions from their locks, and the present one."""
+SHARDS = 4
+SUPERVISED = "from pyspark.sql import SparkSession\n\nfrom leasehold.spark import register, supervise"
+"""How the second program of the page begins."""
+CONSOLE_ROW = re.compile(r"^\|shardId-\d+\|\s*\S+\|.*\|$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def pasted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """Return what the page's `leasehold dev` prints to paste."""
+    with stand_ins(DEV, tmp_path_factory.mktemp("dev")) as printed:
+        yield printed
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: version or "present")
+def user(request: pytest.FixtureRequest, pasted: Mapping[str, str], tmp_path: Path) -> Iterator[Reader]:
+    """Return a user with an empty folder, Java, and this version of PySpark."""
+    try:
+        java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON, "SPARK_LOCAL_IP": "127.0.0.1"}
+    except ServiceError as missing:
+        pytest.skip(f"SPARK IS NOT TESTED: {missing}")
+    older = [str(pyspark_path(request.param))] if request.param else []
+    path = os.pathsep.join([*older, *filter(None, [os.environ.get("PYTHONPATH")])])
+    user = Reader(tmp_path, {**pasted, **java, "PYTHONPATH": path})
+    version = user.types("python -c 'import pyspark; print(pyspark.__version__)'").strip()
+    assert version.startswith(request.param)
+    sys.stderr.write(f"PySpark {version}\n")
+    yield user
+    user.close()
+
+
+def program(beginning: str) -> str:
+    """Return the program of the page that begins like this."""
+    (text,) = [block.text for block in blocks(PAGE) if block.kind == "python" and block.text.startswith(beginning)]
+    return text
+
+
+def test_a_user_runs_the_page_from_its_text(user: Reader) -> None:
+    """Each run reads on where the one before it stopped, and no row comes twice."""
+    (user.folder / "orders.py").write_text(program("# orders.py"))
+    numbers = [-1]
+    for _ in range(2):
+        printed = run_to_its_end(user, "python orders.py")
+        assert CONSOLE_ROW.search(printed), printed
+        numbers.append(committed(user.folder / "orders-checkpoint"))
+        assert numbers[-1] > numbers[-2], printed
+
+    (user.folder / "supervised.py").write_text(program(SUPERVISED))
+    supervised = user.starts("python supervised.py")
+    until(lambda: len({shard for shard, *_ in rows(user.folder / "orders")}) == SHARDS, supervised)
+    interrupt(supervised)
+    assert committed(user.folder / "orders-checkpoint") > numbers[-1]
+
+    (command,) = [
+        command
+        for block in blocks(PAGE)
+        for command in block.commands
+        if block.kind == "sh" and command.startswith("leasehold pipeline")
+    ]
+    landing = user.starts(command)
+    while not json.loads(landing.line())["rows"]:
+        pass
+    interrupt(landing)
+    assert landing.process.returncode == 0, landing.errors.read_text()
+    for sink in (user.folder / "orders", user.folder / "landed" / "rows" / "main"):
+        assert max(Counter(rows(sink)).values()) == 1
+
+
+def run_to_its_end(user: Reader, command: str) -> str:
+    """Return what a program prints that ends; run it again if the machine is too busy for Spark's own time limit."""
+    for _ in range(START_ATTEMPTS):
+        done = subprocess.run(
+            shlex.split(command),
+            cwd=user.folder,
+            env=user.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        if done.returncode == 0 or START_TIMEOUT not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def committed(checkpoint: Path) -> int:
+    """Return the number of the last batch that Spark has committed in this checkpointLocation."""
+    return max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+
+
+def rows(sink: Path) -> list[tuple[str, str, int]]:
+    """Return the shard and position of each row in the finished batches of a Parquet sink."""
+    lines = {line for log in sink.glob("_spark_metadata/[0-9]*") for line in log.read_text().splitlines()[1:]}
+    paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
+    columns = ["shardId", "sequenceNumber", "subSequenceNumber"]
+    return [tuple(row.values()) for path in paths for row in pq.read_table(path, columns=columns).to_pylist()]
+
+
+def until(seen: Callable[[], bool], terminal: Terminal) -> None:
+    """Wait until this is seen, while the command runs."""
+    deadline = time.monotonic() + PATIENCE
+    while not seen():
+        assert terminal.process.poll() is None, terminal.errors.read_text()
+        assert time.monotonic() < deadline, terminal.errors.read_text()
+        time.sleep(0.5)
+
+
+def interrupt(terminal: Terminal) -> None:
+    """Press Ctrl-C, and wait until the command has ended."""
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.process.wait(PATIENCE)

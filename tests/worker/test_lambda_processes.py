@@ -1,0 +1,284 @@
+"""Lambda functions called for several keys of a batch at once, each call in a process of its own."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+
+import pytest
+from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
+from reading_bench import ReaderHarness, data
+from waiters import WAIT, until
+
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consuming import consumption
+from leasehold.adapters.lambda_handlers import ReportedFailure, function_settings
+from leasehold.adapters.lambda_processes import FunctionProcess, ParallelFunction, Reply
+from leasehold.adapters.options import Options
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import Lease, Position
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords
+
+REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Silence the log, because functions are meant to fail."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+APART = (1, 2)
+"""Two keys that go to different processes of two."""
+
+
+def keyed(keys: Sequence[int]) -> list[Record]:
+    """Return numbered records with these keys."""
+    return [Record(b"%d" % place, str(100 + place), partition_key=f"k-{key}") for place, key in enumerate(keys)]
+
+
+@define(eq=False)
+class Judged(ParallelFunction):
+    """A parallel function whose parts fail at the given records, as often as the test says, without processes."""
+
+    faults: dict[bytes, int] = field(factory=dict)
+    calls: list[list[list[bytes]]] = field(factory=list)
+    done: list[bytes] = field(factory=list)
+
+    def _replies(
+        self, _delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
+    ) -> dict[FunctionProcess, Reply]:
+        self.calls.append(sorted([record.data for record in records] for records in parts.values()))
+        replies = dict[FunctionProcess, Reply]()
+        for process, records in parts.items():
+            failing = [place for place, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
+            for place in failing[:1]:
+                self.faults[records[place].data] -= 1
+            self.done += [record.data for record in records[: failing[0] if failing else None]]
+            replies[process] = Reply(failing[0], "its function failed") if failing else Reply()
+        return replies
+
+
+def judged(concurrency: int, faults: Mapping[int, int]) -> Judged:
+    """Return a function whose numbered records fail this often."""
+    return Judged(
+        lambda _event, _context: None,
+        REPORTING,
+        30.0,
+        concurrency=concurrency,
+        faults={b"%d" % number: times for number, times in faults.items()},
+    )
+
+
+def test_only_what_has_not_succeeded_is_repeated() -> None:
+    """The checkpoint stops before the lowest failure, and later records that another process handled stay done."""
+    function = judged(2, {2: 1})
+    keys = APART * 3
+    harness = ReaderHarness(ShardRecords(keyed(keys)), does=function)
+    reading = harness.reading()
+    harness.steps(reading, 2)
+    assert function.calls == [[data(6)[0::2], data(6)[1::2]]]
+    assert harness.store.row("s-0").checkpoint == Position("101")
+    harness.steps(reading, 3)
+    assert function.calls[1:] == [[[b"2", b"4"]]]
+    assert harness.store.row("s-0").checkpoint == Position("105")
+    assert sorted(function.done) == data(6)
+
+
+@define
+class Held:
+    """A held lease with this fencing number."""
+
+    fence: int
+    key: str = "s-0"
+    stream: str = "orders"
+    lease: Lease = field(factory=lambda: Lease("s-0"))
+    worker: str = "a-1"
+    lost: Event = field(factory=Event)
+
+    def checkpoint(self, _position: Position) -> bool:
+        return True
+
+
+def test_a_lease_that_comes_back_is_handled_as_its_checkpoint_says() -> None:
+    """While it was away, an operator may have set it back to have records handled again."""
+    function = judged(2, {0: 100})
+    records = keyed(APART)
+    for epoch in (1, 2):
+        with pytest.raises(ReportedFailure):
+            function(Delivery(records, records[-1].position, None, Held(epoch)))
+    assert function.calls == [[[b"0"], [b"1"]]] * 2
+
+
+CASES = st.tuples(
+    st.lists(st.integers(0, 4), min_size=1, max_size=12),  # the records' keys
+    st.integers(2, 4),  # processes
+    st.dictionaries(st.integers(0, 11), st.integers(1, 9)),  # how often a record fails
+    st.none() | st.integers(1, 5),  # max_records
+    st.booleans(),  # whether there is a dead letter
+)
+
+
+@given(CASES)
+def test_every_record_succeeds_once_and_in_order_of_its_key(
+    case: tuple[list[int], int, dict[int, int], int | None, bool],
+) -> None:
+    """Whatever fails, nothing is passed over and nothing that has succeeded is repeated."""
+    keys, concurrency, faults, limit, lettered = case
+    function, dead_lettered = judged(concurrency, faults), list[bytes]()
+
+    def take(delivery: Delivery, _error: Exception) -> None:
+        (record,) = delivery.records
+        dead_lettered.append(record.data)
+
+    harness = ReaderHarness(ShardRecords(keyed(keys)), does=function)
+    policy = {"attempts": 3, "dead_letter": take} if lettered else {"attempts": 1000}
+    reading = harness.reading(max_records=limit, **policy)
+    for _ in range(400):
+        assert harness.holding.renew()
+        harness.steps(reading, 1)
+        checkpoint = harness.store.row("s-0").checkpoint
+        through = int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
+        assert set(data(through)) <= {*function.done, *dead_lettered}
+        if through == len(keys):
+            break
+    assert sorted([*function.done, *dead_lettered], key=int) == data(len(keys))
+    for key in set(keys):
+        done = [int(each) for each in function.done if keys[int(each)] == key]
+        assert done == sorted(done)
+
+
+APP = """
+import json, os, signal, sys, time
+from pathlib import Path
+FOLDER = Path({folder!r})
+COUNTS = dict()
+
+def handler(event, context):
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # only the main thread may
+    texts = [record["partitionKey"] for record in (each["kinesis"] for each in event["Records"])]
+    with (FOLDER / "calls").open("a") as calls:
+        calls.write(json.dumps([os.getpid(), texts, context.function_name]) + "\\n")
+    print("called with", len(texts))
+    for text in texts:
+        COUNTS[text] = COUNTS.get(text, 0) + 1
+        doing = FOLDER / text
+        if doing.exists():
+            what = doing.read_text()
+            doing.unlink()
+            exec(what)
+    return {{"batchItemFailures": []}}
+"""
+
+
+@define
+class App:
+    """A folder with a function, whose calls are logged in a file."""
+
+    folder: Path
+    name: str
+
+    def does(self, key: int, what: str) -> None:
+        """Let the next call with this key do something else first."""
+        (self.folder / f"k-{key}").write_text(what)
+
+    def calls(self) -> list[tuple[int, list[str], str]]:
+        path = self.folder / "calls"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [tuple(json.loads(line)) for line in lines]
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    name = f"app_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(APP.format(folder=str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield App(tmp_path, name)
+    sys.modules.pop(name, None)
+
+
+def test_each_part_is_called_in_a_process_of_its_own_and_its_faults_fail_the_batch(app: App) -> None:
+    """An exception, an exit and a process that dies cost an attempt, a call that takes too long its process."""
+    options = Options(concurrency=2, handler_seconds=60)
+    described = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
+    function = described.function
+    assert isinstance(function, ParallelFunction)
+    assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
+    harness = ReaderHarness(ShardRecords(keyed(APART)), does=function)
+    reading = harness.reading(attempts=1000)
+    app.does(1, "raise ValueError('fault')")
+    try:
+        for says in ("sys.exit(3)", "os._exit(4)", "os.kill(os.getpid(), signal.SIGKILL)"):
+            harness.holding.renew()
+            harness.steps(reading, 1 if app.calls() else 2)
+            app.does(1, says)
+        harness.holding.renew()
+        harness.steps(reading, 3)
+        calls = app.calls()
+        assert [texts for _, texts, _ in calls].count(["k-2"]) == 1
+        assert [texts for _, texts, _ in calls].count(["k-1"]) >= 4
+        assert os.getpid() not in {process for process, _, _ in calls}
+        assert len({process for process, _, _ in calls}) == 4  # two, and one for each that died
+        assert {name for _, _, name in calls} == {app.name}
+    finally:
+        function.close()
+
+
+WORKER = """
+import leasehold
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.model import Shard
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords
+
+if __name__ == "__main__":
+    records = [Record(b"x", str(100 + n), partition_key="k-%d" % (1 + n % 2)) for n in range(4)]
+    source = ListSource([Shard("s-0", hash_range=(0, 9))], {{"s-0": ShardRecords(records)}})
+    options = dict(initial_position="TRIM_HORIZON", concurrency=2, checkpoint_seconds=0)
+    leasehold.run(source, "lambda:{name}.handler", leases="memory://x", **options)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
+    """Also those whose call never returns, if the worker is killed; a drain waits for calls."""
+    hang = "time.sleep(1000)" if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
+    app.does(1, hang)
+    (app.folder / "worker.py").write_text(WORKER.format(name=app.name))
+    worker = subprocess.Popen(
+        [sys.executable, "worker.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
+    )
+    try:
+        until(lambda: len(app.calls()) == 2, "both processes are called")
+        processes = {process for process, _, _ in app.calls()}
+        for process in processes if end == signal.SIGTERM else ():
+            os.kill(process, end)  # a service manager signals every process
+        worker.send_signal(end)
+        output, _ = worker.communicate(timeout=WAIT)  # its standard output ends once all processes have
+        assert worker.returncode == (0 if end == signal.SIGTERM else -end)
+        if end == signal.SIGTERM:  # the call that was running has ended, and its output is not lost
+            assert sorted(output.decode().split("\n")) == ["", "called with 2", "called with 2", "slept"]
+        until(lambda: not any(map(running, processes)), "the processes have ended")
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def running(process: int) -> bool:
+    """Return whether there is such a process and it has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
