@@ -288,14 +288,14 @@ IDLE_SECONDS, IDLE_SECONDS_MAX = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MAX = 1.0, 30.0
 
 SILENT_SECONDS = 8.0
-"""How long a link may fail to deliver an event that the service has before that counts as a fault."""
+"""A link that fails to deliver an existing event for this long counts as a fault."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""How long after an event, and how long after a response without one, we ask the service about the partition. There is
-one request at a time per idle partition."""
+"""How long after an event, and how long after a response about an idle partition, we ask the service for the
+partition's last event."""
 
 LATE_SECONDS = 2.0
-"""After this time a request that is not answered counts as a fault. An idle partition that is well has none."""
+"""A request without a response counts as a fault after this time."""
 
 DELIVERY_SECONDS = 2 * RESPONSE_SECONDS
 """A link that fails to deliver an existing event for this long is reopened. Opening a link takes about twice as long as
