@@ -39,7 +39,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
-"""How long to wait, after the worker has drained, for children that lost their leases, before closing their pipes."""
+"""When the worker has drained, children without leases have this long to end before their pipes are closed."""
 
 CLOSE_SECONDS = 30.0
 """Longer than `Children.close` takes."""

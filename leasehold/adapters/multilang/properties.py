@@ -178,7 +178,7 @@ class MultiLangSettings:
         options: The options of the worker, as in Python.
         max_records: The maximum number of records in a message.
         send_empty: Whether children also get messages for reads without records.
-        timeout_seconds: Kill a child that doesn't answer for this long; None for never.
+        timeout_seconds: Kill a child that doesn't respond for this long; None for never.
         support: How each key is supported, in the order of the file.
     """
 

@@ -103,8 +103,8 @@ class CallTimeouts:
         timeouts: The timeouts in seconds; by default those of the clients.
         step: The index in `timeouts` of the first call's timeout.
         quick_responses: How many consecutive responses within the shortest timeout restore that timeout.
-        retry_first_call: Whether to repeat a call that times out at once with each longer timeout, until the first
-            response. Without this, a command that makes only one call would mistake a slow service for a dead one.
+        retry_first_call: Whether a call that times out is repeated with each longer timeout, until the first response.
+            Otherwise a command that makes only one call would mistake a slow service for a dead one.
     """
 
     def __init__(

@@ -335,7 +335,7 @@ def inherited_token(parents: Sequence[Lease]) -> str:
     ended = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
     if not any(state for _, state in ended):
         return ""
-    # The state must be valid from the beginning of the child, wherever its parents ended.
+    # TRIM_HORIZON makes the state valid from the beginning of the child.
     if len(ended) == 1:
         return SeenRows(ended[0][1].pieces, TRIM_HORIZON).token
     ranges: list[tuple[HashRange, SeenRows]] = sorted(
@@ -396,7 +396,7 @@ class Trail(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The tokens of the positions of a sequence of rows, as the source returned them."""
+    """The tokens of a sequence of rows, as returned by the source."""
 
     values: Sequence[str]
 

@@ -269,7 +269,7 @@ class PartitionReceiver:
 
     @property
     def _full(self) -> bool:
-        # After `close` nothing empties the inbox, and the task of a broken link would wait forever.
+        # After `close` nothing empties the inbox, so don't wait, or the task of a broken link would never end.
         return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
 
     def _wake_if_waiting(self) -> None:

@@ -247,7 +247,7 @@ class KinesisSource(PolledStream):
         if self._partitioned_by_key is None:
             if self._clock() < self._identity_due:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary will be called again in a moment")
-            if self._identity_backoff.faults:  # after a fault one shard asks, and the others wait for its response
+            if self._identity_backoff.faults:  # after a fault, one shard asks, and the others wait for the response
                 self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
         return self.reader(

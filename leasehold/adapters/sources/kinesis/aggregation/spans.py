@@ -52,7 +52,7 @@ class Spans:
         except (IndexError, UnicodeDecodeError):
             return False
 
-    # For speed, one loop without calls.
+    # A single loop without calls is fastest.
     def _add(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
         record_indexes, subs, keys, key_ends, data = self.record_indexes, self.subs, self.keys, self.key_ends, self.data
         table, offset = _table(record, offset, end)

@@ -98,7 +98,7 @@ class Settings:
     epoch: int | None = None
 
 
-@define(eq=False)  # not frozen: that would take four times as long to create, and these are created the most often
+@define(eq=False)  # not frozen, because creating a frozen one would take four times as long, and there are many
 class Entry:
     """A user record that waits for its shard or is under way to it.
 
