@@ -1,4 +1,4 @@
-"""Turns credentials that a `.properties` file names by classes of Java's SDK into boto3 sessions.
+"""Turns the credentials of a `.properties` file, which are classes of Java's SDK, into boto3 sessions.
 
     Name[|argument…][|key=value…]
 
@@ -28,7 +28,7 @@ _BOTOCORE_METHODS: Mapping[str, str] = {
     "WebIdentityTokenFileCredentialsProvider": "assume-role-with-web-identity",
 }
 """Java's provider classes and the equivalent providers in botocore's default chain."""
-# From Java's first SDK. KCL 3.x finds no class of this name, and KCL 2.x treats it as the default chain.
+# From Java's first SDK. KCL 3.x cannot find it, and KCL 2.x treats it as the default chain.
 _OLD_DEFAULT = "DefaultAWSCredentialsProviderChain"
 _SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
 

@@ -30,8 +30,8 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response, in seconds. If a connection goes silent, its shard is not read for the
-first of them. A response that is too large to arrive in time is requested in smaller parts."""
+"""Timeouts for the next bytes of a response, in seconds. If a connection goes silent, its shard is not read for as
+long as the first of them. A response that is too large to arrive in time is requested in smaller parts."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
 """The same for subscriptions, which send a heartbeat about every five seconds."""
 MAX_PENDING_CALLS = 30

@@ -299,7 +299,7 @@ class Source(Protocol):
         """
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that the shard with this lease key does not exist."""
+        """Ask the stream whether the shard with this lease key no longer exists."""
 
     def latest(self, lease: Lease) -> Position:
         """Return what LATEST means on this shard now: AT_TIMESTAMP with a time, or the last sequence number enqueued.
@@ -356,7 +356,7 @@ class PassingSource:
         return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
 
     def incarnation(self) -> str:
-        """Return what distinguishes the stream from earlier ones of its name, or ""."""
+        """Return the identity that distinguishes the stream from earlier ones of its name, or ""."""
         return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -364,7 +364,7 @@ class PassingSource:
         return self._source.shards()
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that it has no such shard."""
+        """Ask the stream whether this shard no longer exists."""
         return self._source.gone(shard)
 
     def latest(self, lease: Lease) -> Position:

@@ -62,7 +62,7 @@ class Access:
         group: The name of the consumer group.
         secret: The connection string, or "" to use `identity`.
         identity: The credential, if there is no connection string.
-        websockets: Whether to use AMQP over websockets on port 443, for when 5671 is closed.
+        websockets: Whether to use AMQP over websockets on port 443, in case port 5671 is closed.
         proxy: The address of an HTTP proxy, `http://host:port`, which needs websockets; "" for the proxy in
             HTTPS_PROXY, unless NO_PROXY excludes the host.
     """

@@ -157,7 +157,7 @@ class EventPosition:
 
 
 def event_position(position: Position) -> EventPosition:
-    """Return the start of a reader that has done everything up to `position`.
+    """Return the starting position for a reader that has processed everything up to `position`.
 
     If there is an offset, it is used rather than the sequence number, because it is the service's own token, whose
     format geo-replication changes.
@@ -291,8 +291,8 @@ SILENT_SECONDS = 8.0
 """A link that fails to deliver an existing event for this long counts as a fault."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""How long after an event, and how long after a response about an idle partition, we ask the service for the
-partition's last event."""
+"""The silence after which we ask the service for the partition's last event. The first value applies after an event,
+the second after a response about an idle partition."""
 
 LATE_SECONDS = 2.0
 """A request without a response counts as a fault after this time."""

@@ -19,7 +19,7 @@ def record_of_event(event: EventData) -> Record:
     Raises:
         SourceError: If the event has no valid sequence number, which the service assigns.
     """
-    # Read the annotations directly, because the event's properties are slow: each is a lookup, and one a datetime.
+    # Read the annotations directly, because the event's properties look them up one by one, and build a datetime.
     annotations = event.raw_amqp_message.annotations or {}
     number, key, milliseconds, offset = (
         annotations.get(NUMBER),

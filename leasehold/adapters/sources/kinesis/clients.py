@@ -59,7 +59,7 @@ def reading_client(
     session: "Session | None" = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client for many threads, which requests records in the given form.
+    """Return a client for many threads, which requests records in the given format.
 
     It leaves the times of records as the service sends them; `seconds_of` parses them. If no region is known,
     botocore's error propagates.

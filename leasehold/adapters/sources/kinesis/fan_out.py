@@ -63,7 +63,7 @@ MAX_BUFFERED_EVENTS = 2
 
 
 class SubscriptionReceiver:
-    """Receives events until the service ends the subscription, something breaks, or it is closed.
+    """Receives events until the service ends the subscription, an error occurs, or it is closed.
 
     Args:
         subscribe: Makes the request. It is called in the thread, because it waits for the response.

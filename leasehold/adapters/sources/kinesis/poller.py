@@ -129,7 +129,7 @@ class Unpacker:
 
     Attributes:
         size: The payload bytes of the rows.
-        subs: The number of user records in the last row, dropped ones included.
+        subs: The number of user records in the last row, including dropped ones.
     """
 
     def __init__(
@@ -427,7 +427,7 @@ class Poller:
         return None
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
-        """Return whether the request failed because of its iterator, and a new one helps."""
+        """Return whether the request failed because of its iterator, so that a new one may help."""
         return code_of(error) == "ExpiredIteratorException"
 
     def _new_iterator(self) -> str:

@@ -86,7 +86,7 @@ class PolledStream:
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that this shard does not exist."""
+        """Ask the stream whether this shard no longer exists."""
         try:
             with translate_errors(self.name, self.service):
                 parameters: Any = {
@@ -106,7 +106,7 @@ class PolledStream:
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """Return the current time by the service's clock. It is never too late, because that would be rejected."""
+        """Return the current time by the service's clock, perhaps early but never late, which would be rejected."""
         if self._epoch_offset is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._epoch_offset or 0.0)) * 1000))

@@ -102,7 +102,7 @@ class KinesisStreams:
         return tuple(listed)
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that the shard with this lease key does not exist."""
+        """Ask the stream whether the shard with this lease key no longer exists."""
         stream, _, shard_id = shard.rpartition(":")
         return self._source(stream).gone(shard_id)
 

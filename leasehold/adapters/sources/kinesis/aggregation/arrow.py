@@ -59,7 +59,7 @@ def user_record_batch(
 
     Args:
         records: The data of the Kinesis records.
-        partition_keys: Their partition keys, for the records that are passed on unchanged.
+        partition_keys: Their partition keys, for the records that are returned unchanged.
         hash_range: The hash range of the shard; None to keep all user records.
         misplaced: What to do with aggregates that have records outside the hash range.
 

@@ -55,7 +55,7 @@ class Reason(StrEnum):
     EMPTY = "empty"  # a message without user records
     BAD_INDEX = "bad-index"  # kept up to a user record whose key index is not in the table
     BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is not a number
-    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range, so these or all are dropped
+    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range; these are dropped, or all are
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
@@ -238,7 +238,7 @@ def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
 def _select_inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
-    """Return the indexes of the rows to keep, and the reason why others are not: a malformed message, or the range."""
+    """Return the indexes of the rows to keep, and the reason why others are dropped."""
     # Cached per pair of keys, because an aggregate may use one very long hash key a million times.
     drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
     kept: list[int] = []

@@ -41,7 +41,7 @@ _FIELDS: Final = 170  # upper bound for the size of tags and lengths, the hash k
 
 
 def framing_of(context: bytes) -> int:
-    """Return the maximum overhead of an aggregate with one record whose tag has this context, besides data and key."""
+    """Return the maximum overhead of an aggregate with one record whose tag has this context, without data and key."""
     return _FRAME + _FIELDS + len(context)
 
 

@@ -164,7 +164,7 @@ def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whate
     try:
         if not cbor:
             return orjson.loads(body)
-        # Times are in milliseconds, tagged or not. By its standard meaning, the tag would make them seconds.
+        # Times are in milliseconds, with or without the tag for times, which by the standard would mean seconds.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as error:
         raise UnreadableBody(f"no {'CBOR' if cbor else 'JSON'}: {error}") from error
@@ -314,7 +314,7 @@ UNREADABLE, _RETRIED_IN_JSON = "Unread", "leasehold repeats in JSON"
 
 
 class CborHooks:
-    """Chooses the form in which a client requests records, and parses the responses.
+    """Chooses the format in which a client requests records, and parses the responses.
 
     Args:
         client: Any boto3 client. Handlers are registered with it.
@@ -425,7 +425,7 @@ class PutRows(list[Any]):
 
 
 class ProducerCborHooks(CborHooks):
-    """Chooses the form in which a producer's client sends its records; other lists of records are left to boto3.
+    """Chooses the format in which a producer's client sends its records; other lists of records are left to boto3.
 
     Args:
         client: Any boto3 client. Handlers are registered with it.

@@ -338,7 +338,7 @@ Result = Delivered | Late | Unsendable
 class ProducerMetrics:
     """The counters of a producer; see `named` for their meaning.
 
-    Seconds are sums: over user records for `buffered_seconds`, over requests for `request_seconds`.
+    `buffered_seconds` is a sum over user records, and `request_seconds` is a sum over requests.
     """
 
     received: int = 0
@@ -653,7 +653,7 @@ class Core:
         return Unsendable(entries, error, unknown)
 
     def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
-        """Return whether all records of the unit belong to the shard where it landed (rule 2)."""
+        """Return whether all records of the unit belong to the shard to which it was written (rule 2)."""
         if (
             shard_queue.unit is None
             or shard_queue.written_to is None

@@ -91,7 +91,7 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 PUT_TIMEOUTS = 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response. A request given up may have been carried out, and is sent again."""
+"""Timeouts for the next bytes of a response. A request that times out may have been carried out, and is sent again."""
 QUICK_RESPONSES = 20
 """How many consecutive quick responses restore the shortest timeout. It takes many, because a request goes to many
 shards."""
@@ -120,7 +120,7 @@ def clients_of(
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         connections: The number of connections, one for each concurrent request.
-        wire: The form in which records are sent.
+        wire: The format in which records are sent.
         session: The session with the credentials; None for the environment's.
         arn: The ARN of the stream, if requests name it by ARN.
     """
@@ -146,7 +146,7 @@ def client_of(
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         connections: The number of connections, one for each concurrent request.
-        wire: The form in which records are sent, if the service supports it.
+        wire: The format in which records are sent, if the service supports it.
         read_seconds: After how many seconds without a byte a request is given up.
         session: The session with the credentials; None for the environment's.
         arn: The ARN of the stream, if requests name it by ARN.
