@@ -42,7 +42,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
-if TYPE_CHECKING:  # boto3's stubs for DynamoDB Streams are not a dependency, but those for Kinesis are similar
+if TYPE_CHECKING:  # there are no stubs for DynamoDB Streams here, but those for Kinesis are similar
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.dynamodb_streams"))

@@ -67,8 +67,8 @@ class KinesisStreams:
         """List the shards of each stream that responds.
 
         Raises:
-            SourceError: If no stream responds (the error of the first one), or if a stream that has never responded has
-                a permanent error, because its name is probably wrong.
+            SourceError: If no stream responds, this is the error of the first one. It is also raised if a stream that
+                has never responded has a permanent error, because then its name is probably wrong.
         """
         unresolved = self._resolve()
         # A recreated stream is another stream, although its shards have the same ids as before.

@@ -97,7 +97,7 @@ def read(body: bytes, begin: int, end: int) -> Message:
     try:
         _fields(body, begin, end, message, growing=True)
         if len(message.datas) < message.total:
-            # An index came before its table entry, or is not in the table. Parse again with complete tables to know.
+            # An index precedes its table entry, or is not in the table. A second pass with complete tables decides.
             message.keep(())
             _fields(body, begin, end, message, growing=False)
     except IndexError:  # the message runs past the end of `body`
