@@ -424,7 +424,7 @@ class Producer:
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
-        """Return the hash key of a record. Raises TypeError and ValueError if `put` would for this record."""
+        """Return the hash key of a record. Raises the same TypeError or ValueError as `put` for this record."""
         return self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
 
     def put(
