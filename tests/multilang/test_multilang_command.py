@@ -50,7 +50,7 @@ def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tm
     letters = tmp_path / "letters"
     arguments = ("--dead-letter", f"file://{letters}", "--attempts", "2")
     with ground.daemon(processor("poison"), *arguments) as daemon:
-        daemon.await_line(lambda line: "went to the dead letter" in line)
+        daemon.await_line(lambda line: "was dead-lettered" in line)
         daemon.await_line(lambda line: "got processRecords" in line)
         (last,) = ground.put("d")
         daemon.await_line(lambda line: "got processRecords 1" in line)

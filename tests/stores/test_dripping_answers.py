@@ -89,7 +89,7 @@ def dynamodb(url: str) -> DynamoStore:
 
 def put_letter(url: str) -> None:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setattr(letters, "POLL_SECONDS", [SECONDS])
+        environment.setattr(letters, "POLL_TIMEOUTS", [SECONDS])
         environment.setattr(letters, "TRIES", 1)
         letters.open_url("orders", {"endpoint": url, "region": "eu-west-1"}, create=False).put_back(LETTER)
 

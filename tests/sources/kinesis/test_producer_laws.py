@@ -310,7 +310,7 @@ def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
         producer._core._shard_queues.clear()  # noqa: SLF001  as a fault inside it might
         raise KeyError("lost")
 
-    monkeypatch.setattr(producer, "_turn", fail)
+    monkeypatch.setattr(producer, "_start_due_requests", fail)
     assert producer.flush(SECONDS)
     assert outcomes([writing]) == ["ProducerError"]
     with pytest.raises(ProducerError, match="lost"):

@@ -109,6 +109,6 @@ def test_a_pump_that_is_ended_from_within_stops_the_producer(monkeypatch: pytest
     def fail() -> float:
         raise SystemExit(4)
 
-    monkeypatch.setattr(producer, "_turn", fail)
+    monkeypatch.setattr(producer, "_start_due_requests", fail)
     with pytest.raises(ProducerError, match="4"):
         producer.put(b"a", "k").result(30.0)
