@@ -66,7 +66,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
-    """A child is told of its shard, its records, its stop and its end."""
+    """A child is notified of its shard, its records, the request to stop, and the end of the shard."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children = Children(_argv(), max_records=2)
 
@@ -134,7 +134,7 @@ def test_the_end_of_a_shard_is_the_childs_word(checkpoints: bool) -> None:
 
 @pytest.mark.parametrize("how", ["crash", "hang", "close", "wrong", "orphan"])
 def test_a_child_that_fails_costs_its_own_shard_alone(how: str) -> None:
-    """In Java it ends the daemon with the children of all other shards, or stays as an orphan."""
+    """Other shards keep their children. In Java such a child ends the whole daemon, or stays as an orphan."""
     patience = 5.0 if how == "hang" else None
     bad, good = Children(_argv(how), timeout_seconds=patience), Children(_argv())
 
@@ -207,7 +207,7 @@ def test_a_caller_that_waits_no_longer_leaves_no_child(caplog: pytest.LogCapture
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Such processes may hold the child's pipes; in Java the end of the shard waits for them without limit."""
+    """Such processes may have inherited the child's pipes. In Java the end of the shard waits for them forever."""
     children = Children(_argv("orphan"))
 
     async def story() -> None:
@@ -295,7 +295,7 @@ def test_a_last_word_has_a_bound(at: str) -> None:
 
 
 def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: pytest.LogCaptureFixture) -> None:
-    """In Java a second child of the shard gets the same records next to the first."""
+    """The shard's next child starts after the previous one has ended. In Java both would get the same records."""
     children = Children(_argv("hang"))
 
     async def story() -> None:
@@ -347,7 +347,7 @@ def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytes
 def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The sample of amazon_kclpy ends no line, and its output is shown before its shard ends."""
+    """The output of the amazon_kclpy sample, which never ends its lines, is shown before its shard ends."""
     children = Children(_argv("endless"))
 
     async def story() -> None:

@@ -63,7 +63,7 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
 
 
 def test_faults_are_counted_together_only_until_their_records_have_passed() -> None:
-    """A record is blamed only for faults since a child last got past it."""
+    """A record is blamed only for faults that occurred since a child last got past it."""
     search, records = RecordSearch(ATTEMPTS), _records(2 * ATTEMPTS)
     for record in records:
         assert search.failed([record]) is None
@@ -71,7 +71,7 @@ def test_faults_are_counted_together_only_until_their_records_have_passed() -> N
 
 
 def test_records_before_the_failed_one_reset_no_faults() -> None:
-    """Smaller batches repeat the records before the bad one each time, and it is found all the same."""
+    """The bad record is found although smaller batches repeat the records before it each time."""
     search, records = RecordSearch(ATTEMPTS), _records(2)
     for _ in range(ATTEMPTS - 1):
         assert search.failed(records[1:]) is None

@@ -130,7 +130,7 @@ class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
 
 
 def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> None:
-    """It receives `leaseLost` and its records as its own version has them."""
+    """It receives `leaseLost` and its records in the form of its own version."""
     processor = _Newer()
     steps = [_records, Conversation.shutdown_requested, Conversation.lease_lost]
     pipe, errors = _told(v3.V2toV3Processor(processor), steps)

@@ -45,7 +45,7 @@ def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Gr
 
 
 def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tmp_path: Path) -> None:
-    """In Java such a record ends the daemon again and again."""
+    """The daemon continues after that record. In Java such a record ends the daemon again and again."""
     ground.put("a", "b", "poison", "c")
     letters = tmp_path / "letters"
     arguments = ("--dead-letter", f"file://{letters}", "--attempts", "2")
@@ -71,7 +71,7 @@ def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) ->
 
 
 def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground, tmp_path: Path) -> None:
-    """A fleet with children in other languages changes its table without a stop."""
+    """A fleet with children in other languages moves to another table without stopping."""
     ground.put("a")
     to = f"sqlite://{tmp_path}/to.db"
     with ground.daemon(processor("faithful"), "--to", to) as daemon:

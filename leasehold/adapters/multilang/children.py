@@ -1,17 +1,17 @@
 """Runs the children of a daemon: one process for each held shard, all of them served by one event loop.
 
-If a child crashes, hangs, closes its pipe or answers out of turn, only this child ends. The caller that waits for its
-answer gets `ChildFault`. The next message to its shard starts another child at the checkpoint in the row. The caller
+If a child crashes, hangs, closes its pipe or responds out of turn, only this child ends. The caller that waits for its
+response gets a `ChildFault`. The next message to the shard starts another child at the stored checkpoint. The caller
 decides how long to wait before that, and when to give up.
 
-Rule 1: A shard never has two children. The next one is started after the previous process was reaped and its group
-killed, and none is started after `close` was called.
+Rule 1: A shard never has two children. The next one is started only after the previous process has been reaped and its
+process group killed. None is started after `close` was called.
 Rule 2: Standard output is always read, even between two messages, because Node treats a full pipe as an error.
-Rule 3: Every wait for a child that must end is bounded: for its last answers, and for a batch in progress while the
-lease is lost. The wait for the answer to `shardEnded` is bounded, too: the lease is still renewed, so no other worker
-would notice a child that hangs there. After the wait its pipe is closed. Then TERM and KILL are sent to its process
-group. Each child has its own group, so a signal to ours doesn't reach it.
-Rule 4: If the daemon is killed, a shell that waits for nothing else kills the groups of all its children.
+Rule 3: When a child must end, every wait for it has a timeout, including the wait for a batch in progress. The response
+to `shardEnded` has one, too: the lease is still renewed, so no other worker would notice that the child hangs. After
+the timeout we close its pipe, and then send TERM and KILL to its process group. Each child has a process group of its
+own, so a signal to ours doesn't reach it.
+Rule 4: If the daemon is killed, a small shell process (the keeper) kills the process groups of all children.
 """
 
 import asyncio
@@ -47,30 +47,31 @@ EXIT_SECONDS = 5.0
 """How long to wait for a child to end before each harsher step."""
 
 LEASE_MOVING_SECONDS = 30.0
-"""How long to wait for a child whose lease is moving. A next owner, and KCL, wait this much beyond a lease's length."""
+"""How long to wait for a child whose lease is moving. The next owner, and KCL, wait this long after it expires."""
 
 SHARD_END_SECONDS = 300.0
-"""How long to wait for the answer to `shardEnded` without `timeoutInSeconds`. Some children store all data then."""
+"""How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. Some children then flush all
+their data."""
 
 CHECK_SECONDS = 0.5
-"""The time between two checks of whether a child that has not answered still exists, and is in time."""
+"""How often to check that a child that has not responded is still running and has not timed out."""
 
 READ_BYTES = 2**16
 INCOMPLETE_LINE_SECONDS = 1.0
 """How long an incomplete line of standard error is kept before it is logged."""
 
 MAX_LOGGED_CHARACTERS = 300
-"""The most characters that are logged of a line that is not a message."""
+"""How many characters of an invalid line are logged."""
 
 WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
-"""Stores a checkpoint, and returns None once it is stored, or the name of the error."""
+"""Stores a checkpoint; returns None on success, and otherwise the name of the error for the child."""
 
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
-_LEVEL_PREFIX = 80  # a level is at the start of a line, after a time and a name
+_LEVEL_PREFIX = 80  # look for a level only in this many characters, after which the message begins
 
-# Reads the group of each child that starts, and of each that has ended. When the daemon is gone, for whatever reason,
-# its end of the pipe is closed. Then the remaining groups are killed: children that hang, and processes that they
-# started. A child that is killed before it has sent its group needs no entry.
+# The keeper reads a line for each process group that starts (+) or has ended (-). When the daemon exits for whatever
+# reason, its end of the pipe is closed, and the keeper kills the remaining groups: hung children, and any processes
+# that they started. A child that is killed before it has written its group does not need an entry.
 _KEEPER = """
 groups=' '
 while read -r what group; do
@@ -82,8 +83,8 @@ done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
 """
 
-# The child itself sends its group before it executes its program, so its group is never unknown. It must close the pipe
-# because the keeper waits until every holder of the pipe has ended.
+# The child writes its own group before it executes its program, so the keeper always knows it. The child must close the
+# pipe, because the keeper reads until every writer has closed it.
 _LAUNCHER = """
 import os, sys
 keeper = int(sys.argv[1])
@@ -97,11 +98,11 @@ except OSError as error:
 
 
 class ChildFault(Exception):
-    """The child ended, or had to be ended, before it answered."""
+    """The child ended, or had to be ended, before it responded."""
 
 
 class ChildNotStarted(NotAwaited):
-    """No child could be started that answers `initialize`. No record is to blame."""
+    """No child could be started, or it did not respond to `initialize`. No record is to blame."""
 
 
 class ChildProcess:
@@ -124,7 +125,7 @@ class ChildProcess:
         ]
 
     async def request(self, send: Callable[[], object], timeout_seconds: float = math.inf) -> None:
-        """Send a message, and wait up to `timeout_seconds` for the answer. Raises ChildFault."""
+        """Send a message, and wait up to `timeout_seconds` for the response. Raises ChildFault."""
         if self._fault is not None:
             raise self._fault
         send()
@@ -133,7 +134,7 @@ class ChildProcess:
         self._write()
         try:
             while not self._response.done():
-                # Check the process, too: the pipe stays open if a process that the child started holds it.
+                # Check the process, too: the pipe stays open if a process that the child started has inherited it.
                 status = self._process.returncode
                 await asyncio.wait({self._response}, timeout=CHECK_SECONDS)
                 if self._response.done() or self._storing:
@@ -177,12 +178,12 @@ class ChildProcess:
         )
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the process group at once. The caller that waits for an answer notices the end, and cleans up."""
+        """Signal the process group. The caller that waits for a response notices the end and cleans up."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     async def _wait_for_exit(self) -> None:
-        """Wait for the process to end, but not for its pipes, which others may hold. asyncio waits for both."""
+        """Wait for the process to end, but not for its pipes, which other processes may have inherited."""
         until = self._loop.time() + EXIT_SECONDS
         while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
             await asyncio.sleep(EXIT_SECONDS / 100)
@@ -190,7 +191,7 @@ class ChildProcess:
     def _write(self) -> None:
         data = self.conversation.data_to_send()
         if data and self._process.stdin is not None:
-            # Don't wait for the pipe to drain: a child that doesn't read is detected by its silence.
+            # Don't wait for the pipe to drain. A child that doesn't read also sends nothing, and times out.
             self._process.stdin.write(data)
 
     async def _read_stdout(self) -> None:
@@ -238,11 +239,11 @@ class ChildProcess:
                     self._response.set_exception(self._fault)
 
     async def _log_stderr(self) -> None:
-        """Log the lines that the child writes to standard error, each at the level that it names."""
+        """Log the lines of the child's standard error, each at the level that the line names."""
         stderr, incomplete = self._process.stderr, b""
         while stderr is not None:
             try:
-                # The sample of amazon_kclpy writes no line ends at all, so incomplete lines are logged after a moment.
+                # The amazon_kclpy sample never ends its lines, so incomplete lines are logged after a moment, too.
                 async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete else None):
                     data = await stderr.read(READ_BYTES)
             except TimeoutError:
@@ -271,8 +272,8 @@ class Children:
     Args:
         argv: The program and its arguments.
         max_records: The maximum number of records in a message.
-        timeout_seconds: Kill a child that sends nothing for this long while an answer is due; None for never.
-        shard_end_seconds: How long to wait for the answer to `shardEnded` if `timeout_seconds` is None.
+        timeout_seconds: Kill a child that sends nothing for this long while a response is due; None for never.
+        shard_end_seconds: How long to wait for the response to `shardEnded` if `timeout_seconds` is None.
     """
 
     def __init__(
@@ -309,18 +310,18 @@ class Children:
         behind_seconds: float | None,
         store: WriteCheckpoint,
     ) -> None:
-        """Send records, and wait until the child has answered for all of them.
+        """Send records, and wait until the child has responded to all of them.
 
         Args:
             shard: The id of the shard.
-            checkpoint: The checkpoint in the row, in case a child must be started first.
+            checkpoint: The stored checkpoint, in case a child must be started first.
             records: The records.
             behind_seconds: How far behind the tip these records are, if known.
             store: Stores checkpoints, in case a child must be started first.
 
         Raises:
-            ChildFault: The child failed, and has ended.
-            ChildNotStarted: No child could be started.
+            ChildFault: If the child failed. It has ended.
+            ChildNotStarted: If no child could be started.
         """
         async with self._lock_of(shard):
             child = await self._get_or_start(shard, checkpoint, store)
@@ -338,7 +339,7 @@ class Children:
                     return
 
     async def request_shutdown(self, shard: str) -> None:
-        """Let the child write its last checkpoint before the lease moves. Without a child, do nothing."""
+        """Let the child write its last checkpoint before the lease moves. Do nothing if the shard has no child."""
         async with self._lock_of(shard):
             if (child := self._children.get(shard)) is not None:
                 await self._request(shard, child, child.conversation.shutdown_requested, LEASE_MOVING_SECONDS)
@@ -350,8 +351,8 @@ class Children:
             Whether the child has checkpointed the end of the shard.
 
         Raises:
-            ChildFault: The child failed, or didn't answer within `timeout_seconds` (`shard_end_seconds` if None).
-            ChildNotStarted: No child could be started.
+            ChildFault: If the child failed, or didn't respond within `timeout_seconds` (`shard_end_seconds` if None).
+            ChildNotStarted: If no child could be started.
         """
         async with self._lock_of(shard):
             child = await self._get_or_start(shard, checkpoint, store)
@@ -363,11 +364,11 @@ class Children:
     async def lose_lease(self, shard: str) -> None:
         """Notify the child that the lease is lost, after the batch in progress, and end the child."""
         lock = self._lock_of(shard)
-        # The queued acquisition keeps its place before the next child of the shard, however long it waits.
+        # Queue for the lock now, so that this comes before the shard's next child, however long the wait.
         acquiring = asyncio.ensure_future(lock.acquire())
         done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
-            # Another worker may already process its records, and the next child of this shard waits for its end.
+            # Another worker may already be processing the same records, and the shard's next child waits for this one.
             log.warning(
                 "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
             )
@@ -391,12 +392,12 @@ class Children:
             self._keeper = None
 
     def _ensure_keeper(self) -> int:
-        """Return our end of the keeper's pipe. If the keeper has died, start another and send it all groups."""
+        """Return our end of the keeper's pipe. If the keeper is not running, start one and send it all groups."""
         if self._keeper is None or self._keeper.poll() is not None:
             if self._keeper is not None:
                 os.close(self._keeper_pipe)
             read_end, self._keeper_pipe = os.pipe()
-            # In its own session, so that a signal that ends our group doesn't end the keeper first.
+            # Use a session of its own, so that a signal to our process group doesn't reach the keeper.
             self._keeper = subprocess.Popen(  # noqa: S603  the script above
                 ("/bin/sh", "-c", _KEEPER), stdin=read_end, start_new_session=True
             )
@@ -438,7 +439,7 @@ class Children:
     async def _request(
         self, shard: str, child: ChildProcess, send: Callable[[], object], timeout_seconds: float = math.inf
     ) -> None:
-        """Ask a child. If it fails or the wait is canceled, end it before anything else is done for its shard."""
+        """Send a request. If it fails or is canceled, end the child before anything else happens to its shard."""
         try:
             await child.request(send, timeout_seconds)
         except BaseException as fault:

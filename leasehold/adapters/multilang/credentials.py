@@ -1,10 +1,10 @@
-"""Turns credentials that a `.properties` file names by classes of Java's SDK into boto3 sessions.
+"""Turns the credentials of a `.properties` file, which are classes of Java's SDK, into boto3 sessions.
 
     Name[|argument…][|key=value…]
 
 Several of these are separated by commas, and the first one that has credentials is used. A class name may include its
-package, which is ignored. A class that needs a JVM is refused, because records would otherwise be read with other
-credentials than the file says, perhaps those of another account.
+package, which is ignored. A class that needs a JVM is rejected. Otherwise records would be read with credentials that
+differ from those in the file, perhaps of another account.
 """
 
 import re
@@ -27,15 +27,15 @@ _BOTOCORE_METHODS: Mapping[str, str] = {
     "ContainerCredentialsProvider": "container-role",
     "WebIdentityTokenFileCredentialsProvider": "assume-role-with-web-identity",
 }
-"""Classes that correspond to one provider in botocore's default chain, with its name there."""
-# From Java's first SDK. KCL 3.x finds no class of this name, and KCL 2.x treats it as the default chain.
+"""Java's provider classes and the equivalent providers in botocore's default chain."""
+# From Java's first SDK. KCL 3.x cannot find it, and KCL 2.x treats it as the default chain.
 _OLD_DEFAULT = "DefaultAWSCredentialsProviderChain"
 _SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
 
 
 @frozen
 class _Provider:
-    """A provider of credentials: the class without its package, the arguments, and the settings by key."""
+    """A provider of credentials: its class name without the package, its arguments, and its settings."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -66,7 +66,11 @@ class Credentials:
         return ", ".join(provider.name for provider in self.providers) or "botocore's default chain"
 
     def session(self) -> boto3.Session | None:
-        """Return a session that uses these providers, or None for the default ones. Raises ValueError."""
+        """Return a session that uses these providers, or None for the default chain.
+
+        Raises:
+            ValueError: If a provider names a profile that does not exist.
+        """
         if {provider.name for provider in self.providers} <= {DEFAULT}:
             return None
         chain = botocore.session.Session()

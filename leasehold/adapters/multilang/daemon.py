@@ -1,15 +1,15 @@
-"""Makes children the handler of a worker. One event loop in its own thread serves all of them.
+"""Lets children handle the records of a worker. One event loop in its own thread serves all of them.
 
 The loop starts before the worker and ends after it, so that a child gets its last message after its lease was handed
 off, released or lost.
 
-Rule 1: A child never misses records: if one child was sent records and failed, the next one, which starts at the
-checkpoint, gets these records first. After any fault, even in a message that no call waits for, the next call fails and
-reading starts again at the checkpoint.
-Rule 2: With a dead letter, if some records have ended `attempts` children, we search for the one record that ends them.
-The search halves the records, each time from the checkpoint on, and only the end of a child counts as a failure. The
-record goes to the dead letter, and this process leaves it out of messages until a checkpoint has passed it. If a child
-cannot be started, no record is to blame.
+Rule 1: A child never misses records. If a child fails after it was sent records, the next child starts at the
+checkpoint and gets these records first. After any fault, even one in a message that no call waits for, the next call
+fails and reading restarts at the checkpoint.
+Rule 2: If a dead-letter sink is set and a batch has ended `attempts` children, we search for the one record to blame.
+The search halves the batch, restarting at the checkpoint each time. Only the end of a child counts as a failure; if a
+child cannot be started, no record is to blame. The record is dead-lettered, and this process leaves it out of messages
+until a checkpoint has passed it.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
-"""How long to wait after the worker's drain for children whose leases are gone, before their pipes are closed."""
+"""When the worker has drained, children without leases have this long to end before their pipes are closed."""
 
 CLOSE_SECONDS = 30.0
 """Longer than `Children.close` takes."""
 
 SEARCH_ATTEMPTS = 40
-"""Enough attempts to find one record in a message of maximum size, and then another one."""
+"""Enough attempts to find one bad record in a message of maximum size, and then a second one."""
 
 
 class RecordSearch:
@@ -58,7 +58,7 @@ class RecordSearch:
         self._dead_lettered = set[PlaceOrder]()
 
     def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:
-        """Split records into messages, in order, leaving out those that are dead letters."""
+        """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
         remaining = [record for record in records if record.position.order not in self._dead_lettered]
         if self._suspects is None:
@@ -71,7 +71,7 @@ class RecordSearch:
         return [part for part in (before, among[:half], among[half:], after) if part]
 
     def passed(self, part: Sequence[Record]) -> None:
-        """Note that the child has answered for this part."""
+        """Record that the child has processed this part."""
         end = part[-1].position.order
         if self._suspects is not None and end >= self._suspects[1]:
             self._suspects = None
@@ -79,7 +79,7 @@ class RecordSearch:
             self._faults = 0
 
     def failed(self, part: Sequence[Record]) -> Record | None:
-        """Note that the child ended at this part. If the part is the one record to blame, return it."""
+        """Record that the child ended while processing this part. Return the record if it alone is to blame."""
         self._faults += 1
         self._failed_at = max(self._failed_at, part[-1].position.order)
         if self._suspects is None and self._faults < self._attempts:
@@ -88,7 +88,7 @@ class RecordSearch:
         return part[0] if len(part) == 1 else None
 
     def dead_lettered(self, record: Record) -> None:
-        """Note that this record was dead-lettered."""
+        """Record that this record was dead-lettered."""
         self._dead_lettered.add(record.position.order)
         self._suspects, self._faults = None, 0
 
@@ -98,10 +98,10 @@ class ChildHandler:
 
     Args:
         children: The children.
-        attempts: How many children in turn are sent a batch that ends them.
+        attempts: How many children in a row may be ended by the same batch.
         dead_letter: Receives a record that ends every child; None to leave the shard to other workers.
         send_empty: Whether children also get messages for reads without records.
-        strict: Whether the first fault of a child ends the worker, as in Java. It is then in `fault`.
+        strict: Whether the first fault of a child ends the worker, as in Java. The fault is then in `fault`.
     """
 
     def __init__(
@@ -120,9 +120,8 @@ class ChildHandler:
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
-        self._searches: dict[
-            str, RecordSearch
-        ] = {}  # kept after a lease is gone: it may come back with the same record
+        # Kept after a lease is lost, because the lease may come back with the same bad record.
+        self._searches: dict[str, RecordSearch] = {}
         self._unawaited: dict[str, Future[None]] = {}  # the message of each lease that no call waits for yet
         self._leaving = set[Future[None]]()
 
@@ -139,7 +138,7 @@ class ChildHandler:
         )
 
     def set_runner(self, runner: Runner) -> None:
-        """Set the runner to stop if `strict` and a child fails."""
+        """Set the runner, which is stopped if a child fails and `strict` is set."""
         self._runner = runner
 
     def __enter__(self) -> Self:
@@ -151,7 +150,7 @@ class ChildHandler:
     def __exit__(
         self, _kind: type[BaseException] | None, _fault: BaseException | None, _at: TracebackType | None
     ) -> None:
-        """Wait for children that were told to leave, and end all others."""
+        """Wait for children that have lost their leases, and end all others."""
         wait(tuple(self._leaving), LEASE_LOST_SECONDS)
         try:
             self._submit(self._children.close()).result(CLOSE_SECONDS)
@@ -180,7 +179,7 @@ class ChildHandler:
         leaving.add_done_callback(self._leaving.discard)
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
-        """Send a message for an empty read, unless the last one is not answered yet or has failed."""
+        """Send a message for an empty read, unless the previous message is pending or has failed."""
         previous = self._unawaited.get(holding.key)
         if not self._send_empty or batch.records:
             return
@@ -196,7 +195,7 @@ class ChildHandler:
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:
-        """Wait for the message that no call has waited for. Raises its fault (rule 1)."""
+        """Wait for the response to a message that was sent without waiting. Raises its fault (rule 1)."""
         if (message := self._unawaited.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 
@@ -205,7 +204,7 @@ class ChildHandler:
             self._failed(fault)
 
     def _failed(self, fault: BaseException) -> None:
-        """If `strict`, end the worker because of this fault."""
+        """Stop the worker because of this fault, if `strict` is set."""
         if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
             log.error("the worker stops, because a child has failed: %s", said(fault))
             self.fault = fault
@@ -278,7 +277,7 @@ class ChildHandler:
             return "ShutdownException"
         try:
             stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
-        except OutcomeUnknown as fault:  # the child should ask again: it may be stored, or the lease may be lost
+        except OutcomeUnknown as fault:  # the checkpoint may be stored or the lease lost, so the child should retry
             log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
@@ -289,7 +288,7 @@ class ChildHandler:
 
 
 def error_name(fault: StoreError | SourceError) -> CheckpointError:
-    """Return the name by which children know this error of the store."""
+    """Return the name under which children know this error of the store."""
     if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
         return "ThrottlingException"
     if isinstance(fault, StoreError) and is_missing(fault):

@@ -3,12 +3,12 @@
 Each key is supported in one of four ways:
 
 - Taken: it means the same as in Java.
-- Nearest: we do the closest equivalent, which the table names.
+- Nearest: it has a close equivalent, which the table names.
 - Ignored: it has no meaning here, and the table says why.
-- Refused: the daemon doesn't start, because it would read or write other data than the file says.
+- Refused: the daemon doesn't start, because otherwise it would read or write the wrong data.
 
-A key that KCL doesn't have is reported, with a suggestion. Java silently ignores it. Here, 0 and `false` are ordinary
-values, while in Java they leave a key at its default.
+Keys that KCL doesn't have are reported with a suggestion, while Java silently ignores them. Here, 0 and `false` are
+ordinary values, while in Java they leave a key at its default.
 """
 
 import re
@@ -178,7 +178,7 @@ class MultiLangSettings:
         options: The options of the worker, as in Python.
         max_records: The maximum number of records in a message.
         send_empty: Whether children also get messages for reads without records.
-        timeout_seconds: Kill a child that doesn't answer for this long; None for never.
+        timeout_seconds: Kill a child that doesn't respond for this long; None for never.
         support: How each key is supported, in the order of the file.
     """
 
@@ -194,7 +194,7 @@ class MultiLangSettings:
     support: tuple[Support, ...]
 
     def table(self) -> str:
-        """Return the table that is printed at the start, one key per line, without values, which may be secret."""
+        """Return the table that is printed at startup: one key per line, without the values, which may be secret."""
         widest = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
@@ -210,7 +210,7 @@ def read_properties(
         environment: The variables that replace `${NAME}` in values; None to leave values unchanged.
 
     Raises:
-        ValueError: The file, a setting or a value is not valid. The message names it.
+        ValueError: If the file, a setting or a value is invalid. The message names it.
     """
     try:
         values = javaproperties.load(BytesIO(path.read_bytes()))
@@ -235,7 +235,7 @@ def read_properties(
 
 
 def settings_of(properties: Mapping[str, str]) -> MultiLangSettings:
-    """Return the settings in these keys. Raises ValueError for the first key that is missing, wrong or refused."""
+    """Interpret these keys. Raises ValueError for the first key that is missing, wrong or refused."""
     return _Interpreter(properties).settings()
 
 
@@ -380,7 +380,7 @@ class _Interpreter:
         return consumer
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
-        """Return the credentials for the stream and for the table, which are the same unless the file names others."""
+        """Return the credentials for the stream and for the table, which differ only if the file says so."""
         credentials: dict[str, Credentials] = {}
         for name_in_file in self.properties:
             # Java matches these keys without regard to case, unlike all others.

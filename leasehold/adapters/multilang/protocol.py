@@ -1,25 +1,25 @@
 """The daemon's conversation with one child: a state machine over bytes, without I/O, clock or thread.
 
-Both sides send JSON objects, one per line. The daemon sends a message (`initialize`, `processRecords`, `leaseLost`,
-`shardEnded`, `shutdownRequested`), and no other until the child has answered with a `status` for that action. In
-between the child may request checkpoints. Each request is answered before the next line is read.
+Both sides send JSON objects, one per line. After the daemon has sent an action (`initialize`, `processRecords`,
+`leaseLost`, `shardEnded`, `shutdownRequested`), it sends no other action until the child responds with a `status` for
+it. In between, the child may request checkpoints. Each request gets a response before the next line is read.
 
-    conversation.process_records(records, None)     send a message; raises ConversationError out of turn
-    pipe.write(conversation.data_to_send())         write the bytes that are due, perhaps none
-    conversation.receive_data(pipe.read())          b"" if the child has closed its pipe
-    while event := conversation.next_event(): ...   handle what the child sent; None means to read more
+    conversation.process_records(records, None)     send an action; raises ConversationError out of turn
+    pipe.write(conversation.data_to_send())         write the bytes that are due, if any
+    conversation.receive_data(pipe.read())          pass b"" once the child has closed its pipe
+    while event := conversation.next_event(): ...   handle an event of the child; None means to read more
 
 The events are `StatusReceived`, `CheckpointRequested`, `InvalidLine` and `ConversationBroken`. After
 `CheckpointRequested` there is no other event until `checkpoint_stored` or `checkpoint_failed` is called.
 
-Rule 1: `acknowledged` is the checkpoint in the row. Only `checkpoint_stored` moves it, never a status.
-Rule 2: A request must be between the last checkpoint and the greatest delivered position, by (number, sub-sequence
-number), both included. It need not be the position of a delivered record. A request without a number means the greatest
-delivered position. A request for the current checkpoint is answered without a write.
+Rule 1: `acknowledged` is the stored checkpoint. Only `checkpoint_stored` moves it, never a status.
+Rule 2: A requested checkpoint must be from the last checkpoint to the last delivered position, inclusive, ordered by
+(number, sub-sequence number). It need not be the position of a delivered record. A request without a number means the
+last delivered position. A request for the current checkpoint succeeds without a write.
 Rule 3: At `shardEnded`, a request without a number, or for the last delivered record, means the end of the shard.
 Rule 4: There are no checkpoints during `initialize` and `leaseLost`.
-Rule 5: `leaseLost` and `shardEnded` are the last messages. After the answer to one of them, or after
-`ConversationBroken`, nothing is sent, and nothing that arrives is interpreted.
+Rule 5: `leaseLost` and `shardEnded` are the last actions. After the status for one of them, or after
+`ConversationBroken`, nothing more is sent, and whatever arrives is ignored.
 
 Children distinguish errors by name. The names are those of the Java classes.
 """
@@ -51,10 +51,10 @@ DEFAULT_MAX_RECORDS = 10_000
 """The default of KCL's `maxRecords`."""
 
 MAX_LINE_BYTES = 2**20
-"""The length above which a line of a child is not a message. The longest message of a library contains two numbers."""
+"""Longer lines of a child are not parsed as messages. The longest message that a library sends contains two numbers."""
 
 MAX_DIGITS = 200
-"""The most digits of a sequence number in a request. Kinesis's have 56."""
+"""The maximum number of digits of a sequence number in a request. Those of Kinesis have 56."""
 
 _KEYS = {
     "status": {"action", "responseFor"},
@@ -63,12 +63,12 @@ _KEYS = {
 
 
 class ConversationError(Exception):
-    """A message was sent out of turn: the last one is not answered yet, or the conversation is over."""
+    """An action was sent out of turn: the previous one is still pending, or the conversation has ended."""
 
 
 @frozen
 class StatusReceived:
-    """The child has answered this action. After one of FINAL, close its pipe."""
+    """The child has completed this action. After one of FINAL_ACTIONS, close its pipe."""
 
     action: ChildAction
 
@@ -82,7 +82,7 @@ class CheckpointRequested:
 
 @frozen
 class InvalidLine:
-    """The child wrote a line that is not a message of the protocol, or a status although nothing was asked."""
+    """The child wrote a line that is not a message of the protocol, or a status although no action was pending."""
 
     line: str
     reason: str
@@ -90,7 +90,7 @@ class InvalidLine:
 
 @frozen
 class ConversationBroken:
-    """The conversation cannot go on, for this reason."""
+    """The conversation cannot continue, for this reason."""
 
     reason: str
 
@@ -106,7 +106,7 @@ class _CheckpointRequest:
     sub: int | None
 
     def response(self, error: CheckpointError | None) -> dict[str, Any]:
-        """Return the answer, which repeats the request and adds the error."""
+        """Return the response, which repeats the request and adds the error."""
         return {
             "action": "checkpoint",
             "sequenceNumber": self.sequence,
@@ -120,13 +120,13 @@ class Conversation:
 
     Args:
         shard: The id of the shard.
-        checkpoint: The checkpoint in the row.
+        checkpoint: The stored checkpoint.
         max_records: The maximum number of records in a message.
 
     Attributes:
-        acknowledged: The checkpoint in the row.
+        acknowledged: The stored checkpoint.
         delivered: The position of the last record that was sent.
-        pending_action: The action that is not answered yet; None if the next message may be sent.
+        pending_action: The action whose status has not arrived yet; None if the next action may be sent.
         ended: Whether the conversation has ended (rule 5).
     """
 
@@ -138,16 +138,14 @@ class Conversation:
         self._shard_ended_sent = False  # whether `shardEnded` was sent
         self._checkpoint_request: tuple[_CheckpointRequest, Position] | None = None
         self._outgoing: list[str] = []
-        self._incomplete_line, self._line_too_long = (
-            b"",
-            False,
-        )  # the incomplete last line, and whether it is already too long
+        # The last line, which is incomplete, and whether it is already too long.
+        self._incomplete_line, self._line_too_long = b"", False
         self._lines = deque[bytes]()
 
     # The daemon's messages
 
     def initialize(self) -> None:
-        """Send the first message, which contains the checkpoint in the row."""
+        """Send the first action, which contains the stored checkpoint."""
         if self._initialized:
             raise ConversationError("initialize: it was already sent")
         self._initialized = True
@@ -162,7 +160,7 @@ class Conversation:
         self._send_action("initialize", message)
 
     def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
-        """Send as many of these records as fit into a message, perhaps none, and return how many were sent."""
+        """Send as many of these records as fit into one message, and return how many were sent."""
         part = records[: self._max_records]
         behind = None if behind_seconds is None else int(behind_seconds * 1000)
         message = {"action": "processRecords", "records": [*map(_record, part)], "millisBehindLatest": behind}
@@ -176,7 +174,7 @@ class Conversation:
         self._send_action("shutdownRequested", {"action": "shutdownRequested"})
 
     def lease_lost(self) -> None:
-        """Notify the child that the lease is lost. The child then closes its pipe."""
+        """Notify the child that the lease is lost."""
         self._send_action("leaseLost", {"action": "leaseLost"})
 
     def shard_ended(self) -> None:
@@ -196,8 +194,7 @@ class Conversation:
         if not data:
             self._closed = True
             return
-        # Children end a line with LF, CR or both. If a CR and its LF arrive separately, the result is an extra empty
-        # line, which is skipped.
+        # Children end lines with LF, CR or both. A CR that arrives before its LF adds an empty line, which is skipped.
         *lines, tail = (self._incomplete_line + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             if not self._line_too_long and line.strip():
@@ -209,7 +206,7 @@ class Conversation:
         self._incomplete_line = b"" if self._line_too_long else tail
 
     def next_event(self) -> Event | None:
-        """Return the child's next message, or None if more must be read or a checkpoint is not yet stored."""
+        """Return the next event, or None if more must be read, or a checkpoint is still being stored."""
         while self._lines and not self.ended and self._checkpoint_request is None:
             event = self._event(self._lines.popleft())
             if event is not None:
@@ -220,13 +217,13 @@ class Conversation:
         return None
 
     def checkpoint_stored(self) -> None:
-        """Answer the request: the row contains the requested checkpoint."""
+        """Respond that the requested checkpoint was stored."""
         request, position = self._take_request()
         self.acknowledged = position
         self._send(request.response(None))
 
     def checkpoint_failed(self, error: CheckpointError) -> None:
-        """Answer the request: the checkpoint was not stored, for this reason. The child decides what to do."""
+        """Respond that the checkpoint was not stored, and why. The child decides what to do."""
         request, _ = self._take_request()
         self._send(request.response(error))
 
@@ -259,7 +256,7 @@ class Conversation:
         if isinstance(message, _CheckpointRequest):
             return self._checkpoint(message)
         if self.pending_action is None:
-            # Java would take it as the answer to its next message, and then run ahead of the child.
+            # Java would take it as the status for its next action, and then run ahead of the child.
             return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True
@@ -269,7 +266,7 @@ class Conversation:
         return StatusReceived(action)
 
     def _checkpoint(self, request: _CheckpointRequest) -> CheckpointRequested | None:
-        """Answer a request that needs no write, or return the event that asks for one."""
+        """Respond to a request that needs no write, or return the event for one that does."""
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
             return None
@@ -306,7 +303,7 @@ def _record(record: Record) -> dict[str, Any]:
 
 
 def _message(line: bytes) -> _CheckpointRequest | str:
-    """Parse a line as a request for a checkpoint, or as the action that a status answers. Raises ValueError."""
+    """Parse a line as a request for a checkpoint, or as the action that a status is for. Raises ValueError."""
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
     try:
@@ -329,7 +326,7 @@ def _message(line: bytes) -> _CheckpointRequest | str:
 
 
 def _as_string(message: dict[str, Any], key: str) -> str | None:
-    """Return a string or a whole number as a string. Node writes numbers as strings, and other languages may not."""
+    """Return a string or integer as a string. Node writes sequence numbers as strings; other languages may not."""
     value = message.get(key)
     if value is None or isinstance(value, str):
         return value

@@ -1,14 +1,14 @@
 """Timeouts of calls to a service, and the waits between retries.
 
-Nothing here needs a service's library, and nothing sleeps: a shard that must wait gives its thread back. The retry
-loops of the libraries wait inside the call, where a few failing shards would occupy every thread of the pool.
+Nothing here needs a service's library, and nothing sleeps, so a shard that must wait gives its thread back. The retry
+loops of the libraries would wait inside the call, and a few failing shards would occupy every thread of the pool.
 
-Rule 1: The timeout applies to the next bytes of a response. Related calls (those of one shard, or of one stream) share
-a sequence of timeouts: each call that times out moves to the next longer one, and a quick response goes back to the
-first.
+Rule 1: A timeout limits the wait for the next bytes of a response. Related calls (those of one shard, or of one stream)
+share a sequence of timeouts. A call that times out moves them to the next longer timeout, and a quick response moves
+them back to the first.
 
-Rule 2: A shard's call with a longer timeout than the first waits in a thread of its own, and a later read picks up the
-response. So a slow service delays neither the worker's other shards nor its drain.
+Rule 2: If a shard's timeout is longer than the first one, its call waits in a separate thread, and a later read picks
+up the response. So a slow service delays neither the worker's other shards nor its drain.
 """
 
 import logging
@@ -30,12 +30,12 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response. If a connection goes silent, its shard is not read for the first of them.
-A response too large to arrive in time is requested in smaller parts."""
+"""Timeouts for the next bytes of a response, in seconds. If a connection goes silent, its shard is not read for as
+long as the first of them. A response that is too large to arrive in time is requested in smaller parts."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
 """The same for subscriptions, which send a heartbeat about every five seconds."""
 MAX_PENDING_CALLS = 30
-"""How many calls of one source may wait in threads of their own at once; further calls wait for one of these."""
+"""How many calls of one source may wait in separate threads at the same time. Further calls must wait for a slot."""
 PENDING_CHECK_SECONDS = 0.25
 """The interval at which a waiting call is checked."""
 
@@ -44,15 +44,15 @@ class TimedClients:
     """The clients of one service, one per timeout, because a library like boto3 has no timeouts per call.
 
     Args:
-        make: Makes the client that gives up a connection on which nothing arrives for this many seconds.
+        make: Creates a client that gives up a connection on which nothing arrives for the given number of seconds.
         timeouts: The timeouts in seconds, shortest first.
         subscription_timeouts: The timeouts for the events of a subscription.
         clock: Returns seconds.
-        start: Starts a call that waits on its own; by default in a thread.
+        start: Runs a call in the background; by default in a new thread.
     """
 
     timeout_error: type[Exception] = TimeoutError
-    """The exception that a call raises when its response is late."""
+    """The exception that a call raises when it times out."""
     service = "Kinesis"
     """The name of the service in messages."""
 
@@ -68,7 +68,7 @@ class TimedClients:
         self._make, self._lock = make, Lock()
         self._by_timeout: dict[float, Any] = {}
         self.timeouts, self.subscription_timeouts, self.clock = timeouts, subscription_timeouts, clock
-        # The thread is a daemon, so a program that ends does not wait for a response that is no longer needed.
+        # The thread is a daemon, so that a program can exit without waiting for a response that it no longer needs.
         self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost))
         self.pending_calls = Semaphore(MAX_PENDING_CALLS)
 
@@ -94,17 +94,17 @@ class ResponsePending(Exception):
 class CallTimeouts:
     """The timeouts of related calls: those of one shard, or of one stream (rule 1).
 
-    A late response lengthens the timeout of all operations. A quick one shortens only that of its own operation,
-    because listings may be quick while records are slow. An operation that is called for the first time starts with
-    the longest timeout of the others.
+    A call that times out lengthens the timeout of all operations. A quick response shortens only that of its own
+    operation, because listings may be quick while records are slow. An operation that is called for the first time
+    starts with the longest timeout of the others.
 
     Args:
         clients: The clients of the service, one per timeout.
         timeouts: The timeouts in seconds; by default those of the clients.
         step: The index in `timeouts` of the first call's timeout.
-        quick_responses: How many consecutive responses within the shortest timeout restore it.
-        retry_first_call: Whether to repeat a late call at once with each longer timeout, until the first response.
-            Otherwise a command that calls only once would take a slow service for a dead one.
+        quick_responses: How many consecutive responses within the shortest timeout restore that timeout.
+        retry_first_call: Whether a call that times out is repeated with each longer timeout, until the first response.
+            Otherwise a command that makes only one call would mistake a slow service for a dead one.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class CallTimeouts:
         self._quick_in_a_row: Counter[str] = Counter()
         self._pending: Future[Any] | None = None
         self.lengthened = False
-        """Whether the last late call lengthened the timeout of the next one."""
+        """Whether the last call that timed out lengthened the timeout of the next one."""
 
     @property
     def step(self) -> int:
-        """The index in `limits` of the longest timeout that any operation has now."""
+        """The index in `timeouts` of the longest timeout that any operation has now."""
         return max([self._initial_step, *self._steps.values()]) if self._steps else self._initial_step
 
     def timeout(self, operation: str) -> float:
@@ -144,7 +144,7 @@ class CallTimeouts:
         """Make the call and wait for its response.
 
         Raises:
-            SourceUnavailable: If the response did not arrive in time. Anything else that the call raises propagates.
+            SourceUnavailable: If the call timed out. Anything else that it raises propagates.
         """
         while True:
             timeout, started = self.timeout(operation), self._clients.clock()
@@ -170,16 +170,16 @@ class CallTimeouts:
         self._quick_in_a_row[operation] = 0
         step = self._steps[operation]
         self.lengthened = step < len(self._timeouts) - 1
-        if timeout == self._timeouts[step] and self.lengthened:  # of concurrent calls only the first late one counts
+        if timeout == self._timeouts[step] and self.lengthened:  # of concurrent calls, only the first timeout counts
             self._steps = {name: max(index, step + 1) for name, index in self._steps.items()}
         return self.timeout(operation)
 
     def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  likewise
-        """Make the call as `call` does, or in its own thread if it may exceed the shortest timeout (rule 2).
+        """Make the call as `call` does, or in the background if it may exceed the shortest timeout (rule 2).
 
         Raises:
-            ResponsePending: While the response has not arrived. The caller must make the same call again.
-            SourceUnavailable: If the response did not arrive in time. Anything else that the call raises propagates.
+            ResponsePending: If the response has not arrived yet. The caller must make the same call again.
+            SourceUnavailable: If the call timed out. Anything else that it raises propagates.
         """
         if self._pending is None:
             if self.timeout(operation) == self._timeouts[0]:
@@ -216,7 +216,7 @@ def datetime_of(position: Position) -> datetime:
     """Return the time of a position AT_TIMESTAMP.
 
     Raises:
-        SourceError: If the time is outside datetime's range, as it may be because rows may hold any number.
+        SourceError: If the time is outside datetime's range (rows may contain any number).
     """
     try:
         return datetime.fromtimestamp(position.sub / 1000, UTC)

@@ -1,7 +1,7 @@
 """Reads the change of a DynamoDB item from a record's data, as Python values.
 
-The data is JSON as the Streams API, Lambda events and Kinesis Data Streams for DynamoDB have it: values are tagged with
-DynamoDB's types (`{"N": "17"}`), and bytes are base64.
+The data is JSON as in the Streams API, Lambda events and Kinesis Data Streams for DynamoDB: values are tagged with
+DynamoDB's types (`{"N": "17"}`), and bytes are in base64.
 """
 
 import json

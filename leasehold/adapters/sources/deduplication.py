@@ -1,49 +1,49 @@
 """Finds duplicates among the records that our Spark sinks write, by the tags that the sinks put on them.
 
 A sink writes a batch of a query in tasks. Each task sends its rows in order, and numbers them. A row is sent again if
-there was no response, and also by another attempt of the task, or by the next run of the query. So the stream may
-contain a row several times. Its tag identifies the row:
+there was no response, if the task is repeated, or by the next run of the query. So the stream may contain a row several
+times. A tag identifies the row:
 
-    query    Spark's id of the query, which belongs to its checkpointLocation; a job has its own id, or name and batch
-    run      one run of the query, from its start to its end; runs have no order
-    batch    the number of the batch; for a job 0, or the batch that was given with its name
+    query    Spark's id of the query, which belongs to its checkpointLocation; for a batch job, an id or name of its own
+    run      a number for one run of the query, from start to stop; the numbers of runs have no order
+    batch    the number of the batch; for a batch job, 0 or the number that was given with its name
     part     the task's partition of the batch, and the section of that partition
-    edition  a digest of all rows of that section: two attempts with the same edition write the same rows
+    edition  a digest of all rows of the section, so that attempts with the same edition write the same rows
     row      the number of the row within the part
-    span     the hash range of the shard that the writer meant, which may be split or merged before the record arrives
+    span     the hash range of the intended shard, which may be split or merged before the record arrives
 
 A writer guarantees the following, even if records are lost, rejected or late, or the stream is resharded:
 
-W1. When a row is written, all rows of the same attempt with lower numbers and a hash key in the row's span are known to
-    be written. There is no guarantee for other hash keys: after a merge, rows under way to one parent may arrive before
-    lower rows that wait for the other parent.
-W2. A batch starts once every part of the previous batch is known to be written completely.
+W1. When a row is sent, all rows of the same attempt with lower numbers and a hash key in the row's span are known to be
+    written. There is no such guarantee for other hash keys: after a merge, rows on their way to one parent may arrive
+    before lower rows that wait for the other parent.
+W2. A batch starts once every part of the previous batch is known to be completely written.
 
 A run starts where the previous one ended, unless its user has restored an older checkpoint. Several runs of a query may
 be active at once, because the tasks of a previous run continue for a while, and a checkpointLocation may be copied.
 
 For each run a reader keeps the current batch, and the highest row of each part and edition (`SeenRows`).
 
-R1. A row is a duplicate if a row of the same part and edition with the same or a higher number was read, from any run
-    whose current batch is the row's batch, and the span of that row includes the hash key. By W1, the attempt that
-    wrote that row had already written all lower rows with this hash key, and attempts of one edition have the same
-    rows.
+R1. A row is a duplicate if an equal or higher row of the same part and edition has been read from any run that is now
+    at the same batch, and if the span of that other row includes the hash key. By W1, the attempt that wrote the other
+    row had already written all lower rows with this hash key, and attempts of one edition have the same rows.
 R2. A row is a duplicate if its batch is lower than the current batch of its run (by W2). When a run starts its next
-    batch, or is forgotten, its rows are recorded for the other runs whose current batch is the one that it leaves.
-R3. Any other row is new. Nothing is known about a part with another edition: its rows are kept, perhaps twice, so that
-    no row is lost because another row had its number.
+    batch, or is forgotten, its rows are copied to the other runs that are at the batch which it leaves.
+R3. Any other row is new. If a part has another edition, we know nothing about its rows. They are kept, perhaps twice,
+    so that no row is lost because another row had the same number.
     If a run is new to the reader and its batch is lower than that of other runs, its user may have restored an older
-    checkpoint and want the rows again. Or its first rows were late, and were read before. We cannot tell which, so its
-    rows are kept, a warning is logged, and what was read of the later batches is forgotten.
-R4. The children of a shard start with what was read of their parents, each hash key with what its own parent had.
+    checkpoint and want the rows again. Or its first rows are late, and were read before. We cannot tell which, so its
+    rows are kept, a warning is logged, and the state of later batches is dropped.
+R4. The children of a shard start with the state of their parents, each hash key with the state of its own parent.
 
-The state is bounded by the parts of one batch for each of the last `RUNS` runs of the last `QUERIES` queries. Reader,
-checkpoint and offset forget in the same order. A run that is more than `BATCHES` batches behind another run is
-forgotten, too. The state depends only on the records read, so reading a batch again has the same result.
+The state is limited to the parts of one batch, for each of the last `RUNS` runs of the last `QUERIES` queries. A run
+that is more than `BATCHES` batches behind another run is forgotten, too. The state depends only on the records read, so
+a reader that resumes from a checkpoint or offset has the same state, and reading a batch again has the same result.
 
-`Position.token` contains the state, so every checkpoint, hand-off and offset has it. The state names the record that
-changed it last, because checkpoints of other workers leave it in the row. It stays valid after a later checkpoint, but
-detects fewer duplicates; after a reset to an earlier one it is void.
+`Position.token` contains the state, so it is part of every checkpoint, hand-off and offset. The state contains the
+position of the record that changed it last, because checkpoints by other workers leave an old token in the row. The
+state stays valid after a later checkpoint, but detects fewer duplicates. After a reset to an earlier checkpoint it is
+ignored.
 """
 
 import logging
@@ -60,7 +60,7 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.sources"))
 
 QUERIES, RUNS, PARTS, EDITIONS = 16, 4, 4096, 4
-"""How many queries of a shard, runs of a query, parts of a batch, and editions of a part are remembered at most."""
+"""How many queries per shard, runs per query, parts per batch and editions per part are remembered at most."""
 BATCHES = 16
 """How many batches a run of a query may be behind another one before it is forgotten."""
 
@@ -91,8 +91,8 @@ _ROW = re.compile(rb"\d{1,15}")
 def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
     """Return the tags of an aggregate's records, in order.
 
-    A bare row number takes the context and the span of the record before it. A value that is not a sink's tag becomes
-    None, and its record counts as new each time.
+    If a value is only a row number, context and span are those of the previous record. A value that is not a tag of a
+    Spark sink becomes None, and its record always counts as new.
     """
     tags, last = list[Tag | None](), None
     for value in values:
@@ -126,7 +126,7 @@ class _RunState:
                 del entries[next(iter(entries))]
 
     def copy_rows_to(self, others: Iterable["_RunState"]) -> None:
-        """Record these rows for the other runs at the same batch, before this run forgets them or is forgotten."""
+        """Copy these rows to the other runs at the same batch, before this run drops them or is dropped."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
@@ -151,7 +151,7 @@ def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
 
 
 def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
-    """Record a row for one piece of the hash keys; `spans` tells whether the row's span includes the piece."""
+    """Record a row for one piece of the hash keys. `spans` tells whether the row's span includes the piece."""
     own = runs.get(tag.run)
     if own is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
@@ -173,13 +173,13 @@ def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
 
 @define
 class SeenRows:
-    """The rows of each query that the reader of a shard has read, for each piece of the hash keys where they differ.
+    """The rows of each query that the reader of a shard has read, separately for pieces of the hash key space.
 
-    It also counts the rows that R3 keeps although they may be duplicates: those of a run up to the batch that another
-    run was at.
+    It also counts the rows that R3 keeps although they may be duplicates: those of a new run, up to the batch at which
+    another run was.
 
     Attributes:
-        pieces: The last hash key of each piece, in ascending order, and what was read of its records.
+        pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.
         position: The position of the record that changed the state last.
     """
 
@@ -224,14 +224,14 @@ class SeenRows:
         return possible_duplicates
 
     def add(self, tag: Tag, position: Position) -> None:
-        """Record a new row. Its number counts for the hash keys of its span (W1), its batch for all hash keys (W2)."""
+        """Record a new row: its number for the hash keys in its span (W1), and its batch for all hash keys (W2)."""
         self.position, self._token = position, None
         first, last = tag.span
         for bound in (first - 1, last):
             self._cut(bound)
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
-            # After the cuts at both ends, a piece lies in the span entirely or not at all.
+            # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
             _add_row(runs, tag, spans=first <= bound <= last)
             queries[tag.query] = runs
             if len(queries) > QUERIES:
@@ -272,9 +272,9 @@ class SeenRows:
 
     @classmethod
     def of(cls, start: Position) -> Self:
-        """Return what was read of a shard up to `start`.
+        """Return the state of a reader that starts at `start`.
 
-        It is nothing if the token contains no state, or the state of a later position.
+        It is empty if the token contains no state, or the state of a later position.
         """
         _, separator, rest = start.token.partition(f"{_PREFIX} ")
         if not separator:
@@ -299,7 +299,7 @@ _PREFIX = "had1"
 def own_token(token: str) -> str:
     """Return the part of a token that the source itself put there: the offset for Event Hubs, "" for Kinesis."""
     own, separator, _ = token.partition(f"{_PREFIX} ")
-    # Only the space between the two parts is ours: an offset belongs to the service, whatever it ends with.
+    # Remove only the space between the two parts. An offset of the service may end with spaces of its own.
     return own.removesuffix(" ") if separator else token
 
 
@@ -330,12 +330,12 @@ def _queries_of(text: str) -> _Queries:
 def inherited_token(parents: Sequence[Lease]) -> str:
     """Return the token with which the child of these shards starts (R4), or "" if they have no state.
 
-    It is "" also if there are two parents and one of them has no known hash range.
+    It is also "" if there are two parents, and the hash range of one of them is unknown.
     """
     ended = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
     if not any(state for _, state in ended):
         return ""
-    # The state is valid from the beginning of the child, wherever its parents ended.
+    # TRIM_HORIZON makes the state valid from the beginning of the child.
     if len(ended) == 1:
         return SeenRows(ended[0][1].pieces, TRIM_HORIZON).token
     ranges: list[tuple[HashRange, SeenRows]] = sorted(
@@ -360,11 +360,11 @@ NewRow = tuple[Tag, Position]
 
 
 class Trail(NamedTuple):
-    """The states of `SeenRows` at each of a sequence of rows.
+    """The states of `SeenRows` after each row of a sequence.
 
     Attributes:
         before: The state before the first row.
-        new_rows: What each row added to the state, including what the dropped rows just before it added.
+        new_rows: For each row, the additions to the state by the row itself and by the dropped rows just before it.
     """
 
     before: SeenRows
@@ -396,7 +396,7 @@ class Trail(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The tokens of the positions of a sequence of rows, as the source returned them."""
+    """The tokens of a sequence of rows, as returned by the source."""
 
     values: Sequence[str]
 

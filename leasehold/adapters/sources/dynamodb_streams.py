@@ -3,11 +3,11 @@
 Shards are read by the poller for Kinesis, and most things work the same way: iterators, their expiry, the pace, the
 growing timeouts, and the end of a shard. The differences are:
 
-- The stream is named by its ARN. Each time that a table's stream is enabled, it is a new stream with a new ARN.
-- Shards have no hash ranges and at most one parent. They end by themselves after some hours, and are gone after a day.
-- One page of a listing may be older than another, so a shard that has a child is closed even if its own entry is open.
-- A response does not contain how far behind it is. We compute that from the time of its last record and the service's
-  clock.
+- The stream is named by its ARN. Each time a table's stream is enabled, this creates a new stream with a new ARN.
+- Shards have no hash ranges and at most one parent. They end by themselves after some hours, and expire after a day.
+- One page of a listing may be older than another. So a shard that has a child is closed even if its own entry is open.
+- A response does not contain how far behind the reader is. We compute that from the time of the last record and the
+  service's clock.
 """
 
 import json
@@ -42,7 +42,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
-if TYPE_CHECKING:  # the stubs are no dependency; Kinesis has the most similar calls of those that we have
+if TYPE_CHECKING:  # there are no stubs for DynamoDB Streams here, but those for Kinesis are similar
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
@@ -54,7 +54,7 @@ NUMBER_DIGITS = 21, 40
 EMPTY_AT_TIP = 3
 """How many consecutive empty responses mean the tip of a shard. A single one also occurs between two records."""
 BEHIND_SECONDS = 2.0
-"""If the last record is older (in whole seconds), there are probably more where records arrive continuously."""
+"""If the last record is older than this (in whole seconds), there are probably more records to read."""
 
 
 class StreamsClients(TimedClients):
@@ -74,8 +74,8 @@ class TableClients(TimedClients):
 class ChangePoller(Poller):
     """A reader of one shard of a table's stream.
 
-    If the start is a time, and the service or an older boto3 has no iterator for times, the shard is read from its
-    beginning and earlier changes are dropped.
+    If the start is a time, and the service or an older boto3 has no iterators for times, the shard is read from its
+    beginning, and earlier changes are dropped.
     """
 
     max_records = 1000
@@ -107,7 +107,7 @@ class ChangePoller(Poller):
     def _new_iterator(self) -> str:
         shortest, longest = NUMBER_DIGITS
         if self._last_read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
-            self._restart_or_raise(None)  # no record can have this number, and boto3 would reject it
+            self._restart_or_raise(None)  # no record has such a number, and boto3 would reject it
         try:
             return super()._new_iterator()
         except (ClientError, ParamValidationError) as error:
@@ -143,7 +143,7 @@ class ChangePoller(Poller):
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new = records = tuple(map(record_of, response["Records"]))
         skip_through, since = self._skip_through, self._since
-        # All records after the first one past the start are past it, too.
+        # Drop only leading records: all records after the first one past the start are past it, too.
         if skip_through is not None:
             new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
         if since is not None:
@@ -155,7 +155,7 @@ class ChangePoller(Poller):
         at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
         behind = 0.0 if at_tip else None
         if records:
-            # The age of the last record by the service's clock, which is in the response.
+            # The age of the last record, by the service's clock in the response.
             now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
             behind = None if now is None or arrived is None else max(0.0, now - arrived)
@@ -177,8 +177,8 @@ class ChangePoller(Poller):
 def record_of(row: Mapping[str, Any]) -> Record:
     """Convert a stream record from boto3.
 
-    The data is the change as the API sends it, in JSON with sorted keys, so a change has the same bytes for every
-    reader. The partition key is the item's key in the same form, so all changes of an item have the same one.
+    The data is the change as the API sends it, in JSON with sorted keys, so that a change has the same bytes for every
+    reader. The partition key is the item's key in the same format, so that all changes of an item have the same one.
 
     Raises:
         KeyError, TypeError, ValueError: If the row has another structure.
@@ -228,7 +228,7 @@ class TableStream(PolledStream):
     Args:
         clients: The clients of DynamoDB Streams, which all threads share.
         name: The name of the table, whose current stream is read, or the ARN of a stream.
-        tables: The clients of DynamoDB, which names the table's stream.
+        tables: The clients of DynamoDB, to look up the table's stream.
         rewind: As for a Kinesis stream.
         poll_seconds: As for a Kinesis stream.
         max_records: As for a Kinesis stream.

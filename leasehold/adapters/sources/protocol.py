@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # needs boto3, which is an extra
 class Record(NamedTuple):
     """A user record.
 
-    It is a named tuple because there may be a million a second, and no other type is as quick to create.
+    It is a named tuple because there may be a million per second, and no other type is as quick to create.
 
     Attributes:
         data: The payload, de-aggregated.
@@ -34,7 +34,8 @@ class Record(NamedTuple):
         explicit_hash_key: A decimal string, or None.
         arrived: Seconds since 1970 by the service's clock, or None if unknown.
         aggregated: Whether it came out of an aggregated record.
-        token: The token of its position: the offset (Event Hubs), and which records of Spark sinks were already read.
+        token: The token of its position. It contains the offset (Event Hubs), and the state of deduplication for
+            streams into which Spark sinks write.
         event: The source's own object (an `EventData` for Event Hubs), or None.
 
     Examples:
@@ -69,14 +70,14 @@ class Record(NamedTuple):
 class TransientRejection(SourceError):
     """The source rejected a request for a reason that may be gone within seconds.
 
-    Examples are a proxy that redirected the request, clocks that differed for a moment, and new credentials that have
+    Examples are a proxy that redirected the request, a clock that was wrong for a moment, and new credentials that have
     not reached every server yet. Readers retry a few times before they leave the shard to another worker.
     """
 
 
 @contextmanager
 def foreign_as_unavailable() -> Iterator[None]:
-    """Turn exceptions that are not ours into SourceUnavailable, because a source's library may raise anything."""
+    """Turn exceptions of other libraries, which may be anything, into SourceUnavailable."""
     try:
         yield
     except LeaseholdError:
@@ -90,23 +91,23 @@ REJECTION_RETRIES = 3
 
 
 class Rejections:
-    """Decides which of several rejections in a row may pass by themselves."""
+    """Counts consecutive rejections, and decides whether a retry may help."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def should_retry(self, fault: SourceError) -> bool:
-        """Note this rejection; return whether repeating the request may help."""
+        """Count this rejection, and return whether repeating the request may help."""
         self._count += 1
         return isinstance(fault, TransientRejection) and self._count <= REJECTION_RETRIES
 
     def reset(self) -> None:
-        """Note a response: the next rejection is the first one again."""
+        """Start counting again, after a response."""
         self._count = 0
 
 
 SETTLE_SECONDS = 5.0
-"""How long after a time records that arrived before it may still appear: the clocks of a service's machines differ."""
+"""How long after a given time the service may still add records that arrived before it, because its clocks differ."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
@@ -117,21 +118,21 @@ class Batch:
 
     Attributes:
         records: The records in order, perhaps none.
-        read_to: The position up to which everything was seen, dropped records included; None if nothing was seen.
+        read_to: The position up to which the shard was read, including dropped records; None if nothing was read.
         behind_seconds: How far the read is behind the tip of the shard, or None if unknown.
         wait_seconds: How long to wait before the reader may be called again.
         ended: Whether the shard is closed and this was its last batch.
-        children: The shards that follow it, if the source named them.
+        children: The child shards, if the source named them.
         size: The payload bytes as the source counts them, including the framing of aggregates.
-        in_columns: Makes a `pyarrow.RecordBatch` of some of the records; None if the source has no columns.
-        fault: Why there was no response, or "". A batch with a fault is not a read: it tells nothing about the tip.
-        unlinked_seconds: How long before this read another reader could have opened the shard's only link; infinity
-            if one took the link over; 0 if the link was ours throughout, or the source has no such links.
+        in_columns: Converts some of the records into a `pyarrow.RecordBatch`; None if the source has no columns.
+        fault: Why there was no response, or "". A batch with a fault does not count as a read.
+        unlinked_seconds: For a source whose shards have only one link: for how long before this read we had no link, so
+            that another reader could have opened it. Infinity if another reader took the link over; otherwise 0.
         token: The token of the end of the shard, if this batch ends it (`Position.token`).
         answered: Whether the service has responded since the last read. If it has not, it may be too soon for a
-            `fault`. If it has, and there is a `fault`, it responded with that: it throttles, for example, and another
-            worker would fare no better.
-        possible_duplicates: How many records a Spark sink may have written before, without our being able to tell.
+            `fault`. If it has, and there is a `fault`, then the fault is the response (throttling, for example), and
+            another worker would get the same.
+        possible_duplicates: How many records may be duplicates from a Spark sink, without our being able to tell.
     """
 
     records: Sequence[Record]
@@ -150,12 +151,12 @@ class Batch:
 
     @property
     def reached(self) -> Position | None:
-        """The position up to which everything was seen, SHARD_END if the shard ended; None if nothing was seen."""
+        """The position up to which the shard was read, SHARD_END if it ended; None if nothing was read."""
         return Position("SHARD_END", token=self.token) if self.ended else self.end
 
     @property
     def end(self) -> Position | None:
-        """The position up to which everything was seen, never SHARD_END; None if nothing was seen."""
+        """The position up to which the shard was read, never SHARD_END; None if nothing was read."""
         return self.records[-1].position if self.read_to is None and self.records else self.read_to
 
     @property
@@ -204,7 +205,7 @@ class Reader(Protocol):
         """Do one bounded read.
 
         If a fault may be temporary, return an empty batch with the `fault` and a longer wait. After any exception other
-        than those below, the caller closes this reader and opens another one after the last processed record.
+        than those below, the caller closes this reader and opens another one just after the last processed record.
 
         Raises:
             SourceError: If trying again cannot help.
@@ -253,7 +254,7 @@ class Identified(Protocol):
 
 @frozen
 class Settled:
-    """All records of a shard that arrived before a time can be read by now, so none will be added.
+    """The result of `Sliceable.settled`: no more records will be added that arrived before the given time.
 
     Attributes:
         last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source cannot name
@@ -298,7 +299,7 @@ class Source(Protocol):
         """
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that the shard with this lease key does not exist."""
+        """Ask the stream whether the shard with this lease key no longer exists."""
 
     def latest(self, lease: Lease) -> Position:
         """Return what LATEST means on this shard now: AT_TIMESTAMP with a time, or the last sequence number enqueued.
@@ -355,7 +356,7 @@ class PassingSource:
         return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
 
     def incarnation(self) -> str:
-        """Return what distinguishes the stream from earlier ones of its name, or ""."""
+        """Return the identity that distinguishes the stream from earlier ones of its name, or ""."""
         return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -363,7 +364,7 @@ class PassingSource:
         return self._source.shards()
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that it has no such shard."""
+        """Ask the stream whether this shard no longer exists."""
         return self._source.gone(shard)
 
     def latest(self, lease: Lease) -> Position:

@@ -52,12 +52,12 @@ _SCHEMES = Schemes("sources", _OURS)
 
 
 def open_source(url: str, *, session: "Session | None" = None) -> Source:
-    """Return the source that this URL names, without calling the service yet.
+    """Return the source at this URL, without calling the service yet.
 
     Args:
         url: The URL, as described above.
-        session: The boto3 session with the credentials for an AWS URL. By default the credentials are those that the
-            URL names, or the environment's.
+        session: The boto3 session with the credentials for an AWS URL. By default they are those that the URL names, or
+            those of the environment.
 
     Raises:
         ValueError: If the URL is wrong. The message never repeats the URL, which may contain a secret.

@@ -121,7 +121,7 @@ def test_a_checkpoint_behind_the_partitions_end_stops_with_advice(here: Here, be
     """Events of a recreated hub are not silently skipped up to the old checkpoint."""
     here.send(["a", "b"])
     reader = here.reader(beyond)
-    with pytest.raises(SourceError, match=r"starting position is refused.*leasehold reset"):
+    with pytest.raises(SourceError, match=r"starting position was rejected.*leasehold reset"):
         until(lambda: reader.read().records)
 
 

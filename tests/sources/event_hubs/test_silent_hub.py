@@ -181,7 +181,7 @@ def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
     list(world.live(24))
     world.service.refusal = OSError("busy")
     *_, last = world.live(80)
-    assert (last.word, "busy: no response" in last.says) == ("STALLED", True)
+    assert (last.word, "busy: no response for" in last.says) == ("STALLED", True)
     assert world.service.requests <= 80 / poller.PROBE_SECONDS[1] + 2
     world.service.refusal = None
     *_, last = world.live(60)
@@ -208,11 +208,11 @@ def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkey
     here.send(["a"])
     reader = here.reader()
     assert texts(collected(reader, 1)) == ["a"]
-    until(lambda: "nothing was heard" in reader.read().fault)
+    until(lambda: "no response for" in reader.read().fault)
     until(lambda: not reader.read().fault)
     os.killpg(here.hubs.service.pid, signal.SIGSTOP)
     try:
-        until(lambda: "no answer within 2 s: nothing was heard" in reader.read().fault)
+        until(lambda: "no answer within 2 s: no response for" in reader.read().fault)
     finally:
         os.killpg(here.hubs.service.pid, signal.SIGCONT)
     here.send(["b"])

@@ -153,8 +153,8 @@ def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"proxy": "http://p:1"}, "option 'proxy' needs transport=websockets"),
-        ({"proxy": "http://u:secret@p:1", "transport": "websockets"}, "must not contain credentials"),
+        ({"proxy": "http://p:1"}, "'proxy' needs transport=websockets"),
+        ({"proxy": "http://u:secret@p:1", "transport": "websockets"}, "'proxy' must not contain credentials"),
     ],
 )
 def test_a_proxy_in_the_url_wants_websockets_and_holds_no_password(options: dict[str, str], says: str) -> None:

@@ -384,7 +384,7 @@ def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> Non
 
 
 def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
-    """At most `WAITING` threads wait for slow shards, and a failed call frees its slot."""
+    """At most `MAX_PENDING_CALLS` threads wait for slow shards, and a failed call frees its slot."""
     service, begun = SlowService(6.0), list[Callable[[], None]]()
     clients = service.clients(start=begun.append)
     shards = [CallTimeouts(clients, step=1) for _ in range(MAX_PENDING_CALLS + 1)]

@@ -1,7 +1,7 @@
 """Connects to an event hub as one consumer group, and translates the client's errors.
 
-We sign in with a connection string, or with the identity of this machine or user. Each error becomes a message that the
-user can act on.
+We sign in with a connection string, or with the identity of this machine or user. Each error of the client becomes a
+message on which the user can act.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Access:
         group: The name of the consumer group.
         secret: The connection string, or "" to use `identity`.
         identity: The credential, if there is no connection string.
-        websockets: Whether to use AMQP over websockets on port 443, for when 5671 is closed.
+        websockets: Whether to use AMQP over websockets on port 443, in case port 5671 is closed.
         proxy: The address of an HTTP proxy, `http://host:port`, which needs websockets; "" for the proxy in
             HTTPS_PROXY, unless NO_PROXY excludes the host.
     """
@@ -102,8 +102,8 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
         proxy: The proxy's address; "" for that of the environment (`HTTPS_PROXY`, unless `NO_PROXY` has the host).
 
     Raises:
-        ValueError: If the address cannot be parsed. The message never repeats it, because the environment's may contain
-            a password.
+        ValueError: If the address cannot be parsed. The message never repeats it, because an address from the
+            environment may contain a password.
     """
     # NO_PROXY may name a port, and the client connects to 443 unless the host has one.
     target = host if ":" in host else f"{host}:443"
@@ -137,7 +137,7 @@ def by_connection_string(
         ValueError: If the string cannot be parsed, or is for another namespace or hub. The message never contains the
             secret.
     """
-    secret = secret.strip()  # the contents of a file or pipe end with a newline
+    secret = secret.strip()  # a secret from a file or pipe ends with a newline
     try:
         properties = parse_connection_string(secret)
     except ValueError:
@@ -164,19 +164,19 @@ def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = Fals
 
 
 _EXPIRED = "CBS Authentication Expired"
-"""An error that the client raises without a request, if the process slept until its token expired, or its clock was
-set."""
+"""An error that the client raises without making a request, if its token expired while the process slept, or because
+the clock was set."""
 
 
 class Contended(SourceUnavailable):
-    """Another reader took over the partition's link: either we lost the lease, or that reader has none."""
+    """Another reader took over the partition's link. Either we lost the lease, or that reader does not have it."""
 
 
 def translate_error(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
     """Translate an error of the client into one that says what to do; SourceUnavailable if trying again may help.
 
-    Rejected credentials become a TransientRejection, because a token may be about to be renewed, or a role was only
-    just assigned. The messages contain nothing of a connection string, because the client's own messages don't.
+    Rejected credentials become a TransientRejection, because a token may be about to be renewed, or a role may have
+    just been assigned. The messages contain no part of a connection string, because the client's own messages don't.
     """
     where = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
     if isinstance(error, SourceError):
@@ -223,8 +223,8 @@ _VARYING_PARTS = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
-"""The parts of the client's messages that differ each time. They are removed, because otherwise the same fault would be
-logged at each attempt."""
+"""The parts of the client's messages that differ each time. They are removed so that a repeated fault is recognized and
+not logged at each attempt."""
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,25 +1,25 @@
 """An event hub as a source of records: its partitions, and a reader for each that never waits.
 
-Event loop. A source runs all calls to the client's asynchronous interface on one event loop in its own thread
+Event loop. A source makes all calls to the client's asynchronous interface on one event loop in its own thread
 (`BackgroundLoop`). That interface is public, needs one thread for all partitions of a worker, and delivers events every
-50 ms. The blocking interface needs two threads per partition and one more of the SDK, and holds events back until as
-many have arrived as were to be prefetched. We don't use the client's own balancing and checkpoint stores. On the loop,
-a `PartitionReceiver` keeps the events from its link in a small inbox. A `PartitionReader` takes them from there, drops
-events that were done before, and reopens the link after faults.
+50 ms. The blocking interface needs two threads per partition and another one of the SDK, and holds events back until
+the prefetch count is reached. We don't use the client's balancing and checkpoint stores. On the loop, a
+`PartitionReceiver` puts the events of its link into a small inbox. A `PartitionReader` takes them from there, drops
+events that were processed before, and reopens the link after faults.
 
-Owner levels. Opening a link closes all links with a lower owner level, even that of a worker that holds the lease by
-then, because the level of an official worker, say, is never above ours. So the first batch of a link reports how long
-the link was opening, and a takeover is reported at once. The caller then finds out from the lease whether the partition
-is still ours.
+Owner levels. Opening a link closes all links with a lower or equal owner level. That may be the link of a worker that
+has taken the lease in the meantime (the levels of an official worker, for example, are never above ours). So the first
+batch of a link reports how long the link took to open, and a takeover is reported at once. The caller then finds out
+from the lease whether the partition is still ours.
 
-Silent links. A link without events may be quiet or dead: if a service or a network hangs, the link does not end. The
-client's own timeout (`idle_timeout`) ignores the empty frames of the service, so it would end quiet links. Therefore,
-after `PROBE_SECONDS` of silence, we request the last sequence number of the partition over a separate connection. If we
-have that event, all is well. If there is no response within `LATE_SECONDS`, that is a fault. If the link does not
-deliver the event within `DELIVERY_SECONDS`, the link is reopened.
+Silent links. A link without events may be quiet or dead, because a link does not end if the service or the network
+hangs. The client's own timeout (`idle_timeout`) ignores the service's empty frames, so it would end quiet links, too.
+Therefore, after `PROBE_SECONDS` of silence, we request the last sequence number of the partition over a separate
+connection. If the link has delivered that event, all is well. If there is no response within `LATE_SECONDS`, that is a
+fault. If the link does not deliver the event within `DELIVERY_SECONDS`, the link is reopened.
 
-In a URL the default consumer group is `$Default`. A shell replaces that by a variable unless the URL is in single
-quotes: `'eventhubs://namespace/hub?group=$Default'`. The option may also be left out.
+In a URL the default consumer group is `$Default`. A shell would expand it as a variable unless the URL is in single
+quotes: `'eventhubs://namespace/hub?group=$Default'`. The option can also be omitted.
 """
 
 import asyncio
@@ -80,10 +80,9 @@ T = TypeVar("T")
 
 
 def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what went wrong on the loop, as asyncio does.
+    """Log errors of the loop as asyncio does, except for unclosed objects of aiohttp.
 
-    Leave out that aiohttp's objects were not closed: the client forgets them whenever a connection over WebSockets
-    fails, which would add lines to the log at each try.
+    The client forgets to close them whenever a connection over WebSockets fails, so each retry would log them.
     """
     if context.keys().isdisjoint({"client_session", "connector"}):
         loop.default_exception_handler(context)
@@ -139,7 +138,7 @@ class BackgroundLoop:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # When canceled, the client's tasks close their links. The second time they give up links that did not close.
+        # When its tasks are canceled, the client closes its links. The second time, it gives up links that hang.
         for _ in range(2):
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
@@ -158,7 +157,7 @@ class EventPosition:
 
 
 def event_position(position: Position) -> EventPosition:
-    """Return the start of a reader that has done everything up to `position`.
+    """Return the starting position for a reader that has processed everything up to `position`.
 
     If there is an offset, it is used rather than the sequence number, because it is the service's own token, whose
     format geo-replication changes.
@@ -217,7 +216,7 @@ class PartitionReceiver:
         """Return the events that have arrived, in order."""
         if not self._inbox:
             return []
-        # The client delivers up to about fifty events at a time. Take all of them, which costs one wake-up of the loop.
+        # The client delivers about fifty events at a time. Taking all of them wakes the loop only once.
         records = list(chain.from_iterable(self._inbox.popleft() for _ in range(len(self._inbox))))
         self._taken += len(records)
         self._wake_if_waiting()
@@ -256,11 +255,11 @@ class PartitionReceiver:
             self._fault = self._fault or error
 
     async def _on_events(self, _context: object, events: list[EventData]) -> None:
-        # Create the records here, while the events are in the CPU cache; this thread is busy in any case.
+        # Create the records here, while the events are in the CPU cache. This thread is busy in any case.
         self._inbox.append([record_of_event(event) for event in events])
         self._received += len(events)
-        # While this waits, the client receives no more than its credit. So memory is bounded if a handler is slow, and
-        # only its own partition waits.
+        # While this waits, the client receives no more than its link credit. So memory is bounded if a handler is slow,
+        # and other partitions don't wait.
         while self._not_full is not None and self._full:
             self._not_full.clear()
             self._is_waiting = True
@@ -270,17 +269,17 @@ class PartitionReceiver:
 
     @property
     def _full(self) -> bool:
-        # After `close` nothing empties the inbox, and the task of a broken link would wait forever.
+        # After `close` nothing empties the inbox, so don't wait, or the task of a broken link would never end.
         return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
 
     def _wake_if_waiting(self) -> None:
-        # Waking the loop needlessly would cost as much as the events of a small batch.
+        # Waking the loop needlessly would cost as much as receiving a small batch.
         if self._not_full is not None and self._is_waiting:
             self._background.call_soon(self._not_full.set)
 
     async def _failed(self, _context: object, error: Exception) -> None:
         self._fault = error
-        # By default the client would wait half a minute and then reopen the link from where it first started.
+        # By default the client would wait half a minute, and then reopen the link at its original start.
         if self._receiving is not None:
             self._receiving.cancel()
 
@@ -289,28 +288,28 @@ IDLE_SECONDS, IDLE_SECONDS_MAX = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MAX = 1.0, 30.0
 
 SILENT_SECONDS = 8.0
-"""How long a link may fail to deliver an event that the service has before that counts as a fault."""
+"""A link that fails to deliver an existing event for this long counts as a fault."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""How long after an event, and how long after a response without one, we ask the service about the partition. There is
-one request at a time per idle partition."""
+"""The silence after which we ask the service for the partition's last event. The first value applies after an event,
+the second after a response about an idle partition."""
 
 LATE_SECONDS = 2.0
-"""After this time a request that is not answered counts as a fault. An idle partition that is well has none."""
+"""A request without a response counts as a fault after this time."""
 
 DELIVERY_SECONDS = 2 * RESPONSE_SECONDS
-"""How long a link may fail to deliver an event that the service has, before it is reopened. Opening a link takes about
-twice as long as the response that names the event, which may take `RESPONSE_SECONDS`."""
+"""A link that fails to deliver an existing event for this long is reopened. Opening a link takes about twice as long as
+the response that names the event, and that response may take `RESPONSE_SECONDS`."""
 
 CONTENDED_SECONDS = 10.0
-"""How long to wait before taking a link back. A worker needs less to learn that it has lost its lease."""
+"""How long to wait before taking a link back. If the lease is lost, the worker learns that sooner."""
 
 
 class PartitionReader:
     """Reads one partition from just after `start`.
 
-    A read takes what has already arrived. After a fault that may be temporary, it returns an empty batch with a longer
-    wait, and the next read reopens the partition just after the last record returned.
+    A read returns the events that have already arrived. After a fault that may be temporary, it returns an empty batch
+    with a longer wait, and the next read reopens the link just after the last record returned.
     """
 
     def __init__(
@@ -365,7 +364,7 @@ class PartitionReader:
         )
 
     def _batch(self, arrived_records: list[Record]) -> Batch:
-        # Events done before can only come first, because the numbers of a partition increase.
+        # Events that were processed before can only come first, because sequence numbers increase.
         records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last_number, arrived_records))
         if records:
             # The service numbers the events of a partition without gaps, and starts at the oldest one it still has.
@@ -446,7 +445,7 @@ class PartitionReader:
         self._last_response, self._probe_error, self._undelivered = now, "", None
 
     async def _last_enqueued(self) -> int:
-        """Return the number of the last event that the link must deliver; -1 if there is none, or we cannot know."""
+        """Return the number of the last event that the link must deliver; -1 if there is none, or if it is unknown."""
         async with self._access.client() as client:
             properties = await client.get_partition_properties(self._partition)
         # If the reader starts at a time, we don't know which events to expect until the first one arrives.
@@ -483,7 +482,7 @@ class EventHubsSource:
     Args:
         access: How to connect to the hub.
         prefetch: How many events a partition may send ahead.
-        exclusive: Whether a partition's reader ends all others, as the owner of the lease must.
+        exclusive: Whether a partition's reader ends all others, as that of the lease's owner must.
     """
 
     def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
@@ -519,7 +518,7 @@ class EventHubsSource:
         return "" if self._created is None else f"{self.stream}:{int(self._created.timestamp())}"
 
     def gone(self, shard: str) -> bool:
-        """Return whether the hub has no such partition: it may be another hub of this name, with fewer."""
+        """Return whether the hub has no such partition. A recreated hub of this name may have fewer."""
         return all(partition.id != shard for partition in self.shards())
 
     def latest(self, lease: Lease) -> Position:
@@ -531,13 +530,13 @@ class EventHubsSource:
         """
         properties = self._properties(lease.shard)
         last = int(properties["last_enqueued_sequence_number"])
-        # For an empty partition we must not use the current time: clocks differ, and we could skip the first events.
+        # For an empty partition we must not use the current time, because clocks differ, and we might skip events.
         return at_timestamp(0) if last < 0 else Position(str(last), token=str(properties["last_enqueued_offset"]))
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Return the last event that the hub has, and when it was enqueued, once `until` is well past.
 
-        That is decided by this machine's clock, because the service does not return its own.
+        This uses the machine's clock, because the service does not return its own.
         """
         if time.time() < until + SETTLE_SECONDS:
             return None

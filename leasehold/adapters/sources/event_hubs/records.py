@@ -14,12 +14,12 @@ OFFSET = b"x-opt-offset"
 def record_of_event(event: EventData) -> Record:
     """Convert an event into a record, which also contains the event.
 
-    Nothing else that a sender wrote makes it raise, because reading would then stop at this event forever.
+    It accepts anything that a sender may have written. Otherwise reading would stop at this event forever.
 
     Raises:
         SourceError: If the event has no valid sequence number, which the service assigns.
     """
-    # Read the annotations directly: the event's properties look them up one by one, and build a datetime.
+    # Read the annotations directly, because the event's properties look them up one by one, and build a datetime.
     annotations = event.raw_amqp_message.annotations or {}
     number, key, milliseconds, offset = (
         annotations.get(NUMBER),
@@ -55,13 +55,13 @@ def tag_of(event: EventData | None) -> Tag | None:
 
 
 def body_of(event: EventData) -> bytes:
-    """Return the bytes of an event, or the text of an AMQP value or sequence, which has no bytes."""
+    """Return the bytes of an event, or the string form of an AMQP value or sequence, which has no bytes."""
     message = event.raw_amqp_message
     if message.body_type is AmqpMessageBodyType.DATA:
         return b"".join(message.body)
     try:
         text = event.body_as_str()
-    except TypeError:  # the client assumes that all bytes in the body are UTF-8
+    except TypeError:  # the client assumes that any bytes in the body are UTF-8
         text = str(message.body if message.body_type is AmqpMessageBodyType.VALUE else list(message.body))
     return text.encode(errors="backslashreplace")
 

@@ -1,4 +1,4 @@
-"""Turns records of a stream into Arrow columns, named as in other connectors, plus shard and sub-sequence number.
+"""Turns records of a stream into Arrow columns, named as in other connectors, plus shard id and sub-sequence number.
 
 The module needs pyarrow, which is an extra, so it is imported only when columns are requested.
 """
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
 def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatch:
     """Return the records of this shard as columns.
 
-    KinesisRecords are converted without an object for each, and their data is copied once.
+    KinesisRecords are converted without creating an object for each record, and their data is copied once.
     """
     values = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
     micros = pc.round(pc.multiply(pa.array(values.arrived, pa.float64()), 1e6)).cast(pa.int64())

@@ -40,7 +40,7 @@ class KinesisClients(TimedClients):
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
-        """Return the clients unchanged, or wrap a caller's single client, which keeps its own timeout."""
+        """Return the clients unchanged, or wrap a single client, which keeps its own timeout."""
         if isinstance(client, KinesisClients):
             return client
         try:
@@ -59,18 +59,18 @@ def reading_client(
     session: "Session | None" = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client for many threads, which requests records in the given form.
+    """Return a client for many threads, which requests records in the given format.
 
-    The times of records are left as the service sends them; `seconds_of` reads them. Without a region, botocore's error
-    propagates.
+    It leaves the times of records as the service sends them; `seconds_of` parses them. If no region is known,
+    botocore's error propagates.
 
     Args:
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         wire: How records are requested.
-        read_seconds: After how many seconds without a byte a connection is given up.
+        read_seconds: The read timeout: after this many seconds without a byte, a connection is given up.
         session: The session with the credentials; None for the environment's.
-        arn: The ARN by which every request names the stream; None to name it by its name alone.
+        arn: The ARN of the stream, which every request then contains; None to use only the stream's name.
     """
     client: KinesisClient = create_client("kinesis", region, endpoint, read_seconds, session)
     if arn is not None:
@@ -104,7 +104,7 @@ def create_client(
             connect_timeout=5,
             read_timeout=read_seconds,
             max_pool_connections=CONNECTIONS,
-            # One quick retry. The poller does the longer waits, because it gives its thread back.
+            # One quick retry. Longer waits are left to the poller, which gives its thread back.
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )

@@ -1,22 +1,22 @@
 """Reads one shard by enhanced fan-out: the service pushes records, at 2 MiB/s for this consumer alone.
 
-All readers of a stream share one registered consumer, which is found by name or registered. A stream can have 20
-consumers (50 in the most expensive mode of Kinesis). If there is no room for ours, readers poll instead.
+All readers of a stream share one registered consumer. It is looked up by name, and registered if it does not exist. A
+stream can have 20 consumers (50 in the most expensive mode of Kinesis). If there is no room for ours, readers poll
+instead.
 
-Each subscribed shard has a thread of its own, separate from the pool that dispatches records. boto3 can read an event
-stream only by blocking on it, for up to five minutes at a time, and forty waiting shards would occupy the whole pool.
-The thread buffers a few events until the shard's reader takes them.
+Each subscribed shard has a thread of its own, outside the pool that dispatches records. boto3 can read an event stream
+only by blocking on it, for up to five minutes at a time, so forty waiting shards would occupy the whole pool. The
+thread buffers a few events until the shard's reader takes them.
 
 Rule 1: A subscription lasts five minutes at most. The next one starts AT the continuation number of the last event
 taken, and records already returned are dropped, so there are neither gaps nor duplicates.
 
-Rule 2: A shard is not subscribed to again within five seconds of the last subscription, because the service would
-reject it.
+Rule 2: Two subscriptions to a shard start at least five seconds apart, because the service would reject a sooner one.
 
-Rule 3: A shard has ended when the service names its children and sends no more records. The end of a connection does
-not mean the end of the shard.
+Rule 3: A shard has ended when the service names its children and sends no more records. If a connection ends, that
+alone does not mean that the shard has ended.
 
-Rule 4: If the next event of a subscription does not arrive in time, the next subscription gets a longer timeout.
+Rule 4: If the next event of a subscription does not arrive in time, the next subscription has a longer timeout.
 """
 
 import logging
@@ -63,7 +63,7 @@ MAX_BUFFERED_EVENTS = 2
 
 
 class SubscriptionReceiver:
-    """Receives events until the service ends the subscription, something breaks, or it is closed.
+    """Receives events until the service ends the subscription, an error occurs, or it is closed.
 
     Args:
         subscribe: Makes the request. It is called in the thread, because it waits for the response.
@@ -97,8 +97,8 @@ class SubscriptionReceiver:
         """Give up the subscription without waiting for its thread."""
         self._closed.set()
         self._free_slots.release()
-        # The thread waits for the next event, and closing the stream here would wait for it, too. Only the end of the
-        # connection wakes the thread. The connection is private to the client, and `shutdown` needs urllib3 2.3.
+        # The thread blocks on the next event, and closing the stream here would block, too. Only shutting down the
+        # connection wakes the thread. The connection is a private attribute, and `shutdown` needs urllib3 2.3.
         shutdown = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
         with suppress(OSError, RuntimeError, ValueError):  # the connection has ended meanwhile
             if shutdown is not None:
@@ -110,7 +110,7 @@ class SubscriptionReceiver:
             if self._closed.is_set():  # closed during the request
                 return
             for event in stream:
-                # While this waits nothing is read, so a slow handler fills the connection and the service waits.
+                # While this waits, nothing is read, so the connection fills up and the service waits, too.
                 self._free_slots.acquire()
                 if self._closed.is_set():
                     return
@@ -122,10 +122,10 @@ class SubscriptionReceiver:
 
 
 DESCRIBE_SECONDS = 1.0
-"""The interval between two requests, however many readers wait: 20 a second are allowed on a stream."""
+"""The interval between two requests about the consumer, shared by all readers. A stream allows 20 per second."""
 
 MAX_REJECTIONS = 3
-"""After this many rejections, the limit counts as permanent. One alone may be the limit of 5 registrations a second."""
+"""After this many rejections, the stream has no room. One alone may be due to the limit of 5 registrations a second."""
 
 _NAME = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
 
@@ -140,7 +140,7 @@ class StreamConsumer:
     Args:
         client: The client of the service.
         stream: The name of the stream.
-        name: The name of the consumer, which is registered if it does not exist, or the ARN of an existing one.
+        name: The name of the consumer, which is registered if it does not exist, or the ARN of an existing consumer.
         clock: Returns monotonic seconds.
         timeouts: The timeouts; by default that of the client.
     """
@@ -219,11 +219,11 @@ class StreamConsumer:
 
 RESUBSCRIBE_SECONDS = 5.0
 CONTENDED_SECONDS = 10.0
-"""How long to wait before taking back a subscription that another reader took over. It takes less to learn that the
-lease is lost."""
+"""How long to wait before taking back a subscription that another reader took over. If the lease is lost, the worker
+learns that sooner."""
 
 INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
-"""The shortest and the longest interval between two looks at the inbox, which cost no request."""
+"""The shortest and the longest interval between two checks of the inbox, which need no request."""
 
 _SUBSCRIBE = "subscribe_to_shard"
 _TAKEN_OVER = (
@@ -233,7 +233,7 @@ _TAKEN_OVER = (
 
 
 class FanOut(Poller):
-    """A reader of one shard, which polls if the stream has no room for the consumer."""
+    """A reader of one shard by enhanced fan-out, which polls instead if the stream has no room for the consumer."""
 
     def __init__(
         self,
@@ -311,17 +311,14 @@ class FanOut(Poller):
             records, children = event.get("Records"), event.get("ChildShards") or []
             ended = self._continuation is None or (bool(children) and not records)  # rule 3
             body = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
-            # In the form of a response of GetRecords.
+            # The form of a GetRecords response.
             return cast("GetRecordsOutputTypeDef", body | {"NextShardIterator": None if ended else self._continuation})
         if subscription_ended:
             self._end_subscription(self._subscription)
         return None
 
     def _reset_request(self) -> None:
-        """Drop the subscription, so that the next one starts before the event that could not be read.
-
-        The current subscription would continue after that event.
-        """
+        """Drop the subscription, so that the next one starts before the event that could not be parsed."""
         if self._subscription is not None:
             self._subscription.close()
             self._drop_subscription(self._subscription)
@@ -335,7 +332,7 @@ class FanOut(Poller):
             self._skip_through = Position(self._last_read, sys.maxsize).order  # rule 1
 
     def _end_subscription(self, subscription: SubscriptionReceiver) -> None:
-        """Leave a subscription that is over. Raise SourceUnavailable or SourceError unless it expired or timed out."""
+        """Leave an ended subscription. Raise SourceUnavailable or SourceError unless it expired or timed out."""
         self._drop_subscription(subscription)
         match subscription.fault:
             case None:
@@ -353,7 +350,7 @@ class FanOut(Poller):
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription failed: {fault}") from fault
             case ClientError() as fault if code_of(fault) == "ResourceInUseException":
-                # If it had begun, another reader took over. If it was rejected at once, try again when rule 2 allows.
+                # If it had started, another reader took over. If it was rejected, try again as soon as rule 2 allows.
                 if subscription.subscribed_at is not None:
                     self._subscribe_after = self._clock() + CONTENDED_SECONDS
                 raise SourceUnavailable(_TAKEN_OVER.format(self._consumer.name, self._shard)) from fault

@@ -1,8 +1,8 @@
 """Translates the errors of Kinesis, and adapts the pace of requests to throttling.
 
 Errors become SourceUnavailable (wait and try again), SourceError (the message says what to fix), or TransientRejection
-for rejections that may be temporary. The pauses between two requests for a shard depend on throttling, because all
-readers of a shard share a quota of five requests a second.
+(a rejection that may be temporary). The pauses between two requests for a shard adapt to throttling, because all
+readers of a shard share a quota of five requests per second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ PERMANENT = frozenset(
         "ValidationException",
     }
 )
-"""Error codes that the same request gets again. Any other may come from a proxy, a clock, or a key still being set."""
+"""Error codes that a repeated request gets again. Others may be temporary: a proxy, a wrong clock, brand-new keys."""
 SERVER_ERROR = 500
 
 
@@ -113,7 +113,7 @@ def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterat
 
 
 def summary_of(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
-    """Return the summary of this stream. Raises LookupError if the response is about another stream."""
+    """Return the stream's summary from a response. Raises LookupError if the response is about another stream."""
     summary: Mapping[str, Any] = response["StreamDescriptionSummary"]
     if (name := summary.get("StreamName", stream)) != stream:
         raise LookupError(f"it is about stream {name!r}")
@@ -148,7 +148,7 @@ BEHIND_SECONDS = 0.25
 IDLE_SECONDS = 2.0
 QUOTA_SECONDS = 0.2
 STRETCH, STRETCH_MAX, RELIEF = 2.0, 8.0, 0.9
-"""Each throttled request multiplies the pauses by STRETCH, at most STRETCH_MOST in total; each response multiplies that
+"""Each throttled request multiplies the pauses by STRETCH, at most STRETCH_MAX in total. Each response multiplies that
 factor by RELIEF, down to 1."""
 
 
@@ -166,7 +166,7 @@ class PollPace:
         self._stretch = 1.0
 
     def throttled(self) -> None:
-        """Lengthen the pauses after throttling, which means that others read this shard, too."""
+        """Lengthen the pauses after a throttled request, which means that others read this shard, too."""
         self._stretch = min(STRETCH * self._stretch, STRETCH_MAX)
 
     def next_pause(self, *, idle: bool, behind: bool) -> float:
@@ -182,7 +182,7 @@ class PollPace:
 
 
 def max_records_of(options: Mapping[str, str], limit: int) -> int | None:
-    """Return the `max_records` of a URL, or None if it has none. Raises ValueError unless it is 1 to `limit`."""
+    """Return the option `max_records` of a URL, or None. Raises ValueError unless it is 1 to `limit`."""
     if (text := options.get("max_records")) is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= limit):  # noqa: PLR2004  digits
@@ -193,7 +193,7 @@ def max_records_of(options: Mapping[str, str], limit: int) -> int | None:
 
 
 def poll_seconds_of(text: str) -> float:
-    """Return the `poll_seconds` of a URL. Raises ValueError unless it is 0.2 to 60."""
+    """Parse the option `poll_seconds` of a URL. Raises ValueError unless it is 0.2 to 60."""
     try:
         pause = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Computes the hash keys of records, 0 to 2**128 - 1, which decide their shards."""
+"""Computes the hash keys of records (0 to 2**128 - 1), which determine their shards."""
 
 import hashlib
 from functools import partial
@@ -13,7 +13,7 @@ _DIGITS = 39  # of 2**128 - 1
 
 
 def digest_of(partition_key: bytes) -> bytes:
-    """Return the hash key of a partition key in UTF-8, as 16 bytes that sort like the number."""
+    """Return the hash key of a partition key in UTF-8, as 16 bytes, which sort like the numbers."""
     digest: bytes = md5(partition_key).digest()
     return digest
 
@@ -30,7 +30,7 @@ def hash_key_of(partition_key: str | None, hash_key: str | None) -> int:
 
 
 def parse_hash_key(hash_key: str) -> int | None:
-    """Parse a hash key as Java's BigInteger does: an optional sign, then digits of any script. None if invalid."""
+    """Parse a hash key as Java's BigInteger does (an optional sign, then digits of any script); None if invalid."""
     if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
         return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
@@ -38,6 +38,6 @@ def parse_hash_key(hash_key: str) -> int | None:
         return None
     if len(digits) > _DIGITS:
         digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"
-    # All numbers with more digits than a hash key are out of range alike, and parsing one could take minutes.
+    # A number with more digits than a hash key is out of range, and parsing it could take minutes.
     value = int(digits) if len(digits) <= _DIGITS else 1 << 128
     return -value if hash_key.startswith("-") else value

@@ -1,20 +1,19 @@
 """Reads one shard by GetRecords, and turns the responses into user records.
 
-A read makes one request (`Poller._request`). The rows of the response become columns, aggregates are taken apart and
-records that were done before are dropped (`Unpacker`). The batch contains the position up to which the shard was seen.
+A read makes one request (`Poller._request`). Then the rows of the response become columns, aggregates are unpacked, and
+records that were processed before are dropped (`Unpacker`). The batch contains the position up to which the shard has
+been read.
 
-Rule 1: There are two requests a second at the tip, four while behind, and one in two seconds while nothing arrives;
-fewer after throttling (`faults.PollPace`).
+Rule 1: Requests are made twice a second at the tip, four times a second while behind, and every two seconds while
+nothing arrives. After throttling they are made less often (`faults.PollPace`).
 
-Rule 2: The first iterator is AT the checkpoint, and records up to it are dropped, because an aggregated record may be
-half done. Later iterators are AFTER the last Kinesis record read.
+Rule 2: The first iterator is AT the checkpoint, because an aggregated record may be half processed. Records up to the
+checkpoint are dropped. Later iterators are AFTER the last Kinesis record read.
 
-Rule 3: If a response does not arrive within the longest timeout, the next requests ask for fewer records until the tip
-is reached. Over a slow link, or from a busy service, megabytes may never arrive, and each try would only add to the
-load.
+Rule 3: If a request exceeds the longest timeout, the next requests ask for fewer records until the tip is reached. Over
+a slow network, or from a busy service, megabytes may never arrive in time, and each retry would only add to the load.
 
-Rule 4: If a response does not arrive within a shorter timeout, the request is repeated soon, with a longer one
-(`CallTimeouts`).
+Rule 4: If a request exceeds a shorter timeout, it is soon repeated with a longer one (`CallTimeouts`).
 """
 
 import logging
@@ -82,7 +81,7 @@ _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class DropCounter:
-    """Counts the user records of one shard that are dropped; logs each reason when it first occurs, and the totals."""
+    """Counts the user records of a shard that are dropped. Logs each reason when it first occurs, and the totals."""
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
@@ -103,7 +102,7 @@ class DropCounter:
             log.warning(message, self._shard, users.dropped, number, users.reason, explanation)
 
     def repeated(self, count: int) -> None:
-        """Count records that were read before, because a Spark sink has sent them again."""
+        """Count duplicates, which a Spark sink has sent again."""
         self._repeated += count
 
     def close(self) -> None:
@@ -122,16 +121,15 @@ class Unpacker:
 
     Args:
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
-        skip_through: The order of a position. Records up to it are dropped; None if all records come later.
+        skip_through: The order of a position. Records up to it are dropped. None if all records come later.
         misplaced: What to do with aggregates that have records outside the hash range.
-        dropped: Counts what is dropped.
-        whole_aggregates: Whether to keep aggregates as they are. The position of an aggregate is that of its last user
-            record.
-        seen: Which records of Spark sinks were read before. Duplicates of these are dropped.
+        dropped: Counts the records that are dropped.
+        whole_aggregates: Whether to keep aggregates as they are. An aggregate has the position of its last user record.
+        seen: The records of Spark sinks that were read before. Duplicates of these are dropped.
 
     Attributes:
         size: The payload bytes of the rows.
-        subs: The number of user records in the last row, dropped ones included.
+        subs: The number of user records in the last row, including dropped ones.
     """
 
     def __init__(
@@ -195,7 +193,7 @@ class Unpacker:
         self.subs = max(len(users) + users.dropped, 1)
         last = self.subs - 1
         if self.skip_through is not None:
-            # A reader of user records may have stopped within the aggregate. Then it is not done, and is read again.
+            # If a reader of user records stopped within the aggregate, the whole aggregate is read again.
             if (1, int(rows.numbers[index]), last) <= self.skip_through:
                 return
             self.skip_through = None
@@ -216,7 +214,7 @@ class Unpacker:
         self._dropped.add(number, users)
         first = 0
         if self.skip_through is not None:
-            # The index of the first user record that is not done. All records after that one are not done either.
+            # The index of the first user record to keep. All records after it are kept, too.
             sequence = int(number)
             first = bisect(users.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
             self.skip_through = None if first < len(users) else self.skip_through
@@ -225,7 +223,7 @@ class Unpacker:
             self._unpack_tagged(number, arrived, users, first)
             return
         records, count = self._columns(), len(users) - first
-        # Usually nothing is dropped, so avoid another copy of the columns.
+        # Usually nothing is dropped, so don't copy the columns again.
         records.datas += users.datas[first:] if first else users.datas
         records.numbers += [number] * count
         records.subs += users.subs[first:]
@@ -265,7 +263,7 @@ class Unpacker:
 def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """Turn the rows of a response into columns, and empty `rows`.
 
-    Whether a sequence number is decimal is checked elsewhere, and only of the last one.
+    That the last sequence number is decimal is checked elsewhere.
 
     Raises:
         TypeError: If a sequence number or a partition key is not a string.
@@ -312,7 +310,7 @@ class Poller:
         start: Where to start: just after a sequence number, or at a sentinel or a time.
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
         misplaced: What to do with aggregates that have records outside the hash range.
-        whole_aggregates: Whether aggregates are dispatched as they are.
+        whole_aggregates: Whether to return aggregates as they are, instead of their user records.
         rewind: Whether to start at the oldest record if the start was trimmed.
         pace: The pauses between requests.
         timeouts: The timeouts; by default that of the client.
@@ -369,7 +367,7 @@ class Poller:
         try:
             batch = self._read_batch()
         except ResponsePending:
-            # Without a fault, an empty batch would count as a response, as if the shard were being read.
+            # An empty batch without a fault would count as a response, as if the shard were being read.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
             lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
@@ -396,7 +394,7 @@ class Poller:
     def _read_batch(self) -> Batch | None:
         """Return the batch of the next response, or None if there was none.
 
-        If a response cannot be read, nothing of it counts as read, and the request is made again.
+        If a response cannot be parsed, nothing of it counts as read, and the request is made again.
         """
         with translate_parse_errors(self._stream, self.service):
             response = self._request()
@@ -429,7 +427,7 @@ class Poller:
         return None
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
-        """Return whether the request failed because of its iterator, and a new one helps."""
+        """Return whether the request failed because of its iterator, so that a new one may help."""
         return code_of(error) == "ExpiredIteratorException"
 
     def _new_iterator(self) -> str:
@@ -482,7 +480,7 @@ class Poller:
             self._log_gap(first)
         batch = Batch(
             records=unpacked.records,
-            # Dropped records count as seen, otherwise a tail of dropped records could never be checkpointed.
+            # Dropped records count as read. Otherwise the checkpoint could never pass dropped records at the tip.
             read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
             behind_seconds=behind / 1000,
             wait_seconds=self._pause(idle=last is None and not behind, behind=behind > 0),

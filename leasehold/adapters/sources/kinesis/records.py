@@ -1,13 +1,13 @@
 """Holds the records of Kinesis responses, marks on records, and the shards of listings.
 
-A response may contain hundreds of thousands of user records. Creating them all at once would be most of the cost of
-reading, in time, in memory, and in work for the garbage collector, which counts objects that are created and not freed.
-So records stay columns and aggregates until the caller iterates over them.
+A response may contain hundreds of thousands of user records. Creating them all at once would dominate the cost of
+reading in time and memory, and in work for the garbage collector, which counts objects that are created and not freed.
+So records stay in columns and aggregates until the caller iterates over them.
 
-A mark contains a record's producer and its number there, so that a reader can recognize duplicates. These arise because
-a request without a response may have been carried out and must be sent again. A producer with an epoch (a unique
-number, new at each start) puts 20 bytes before every record; a reader removes them and asks `SeenMarks`. Marks are off
-by default.
+A mark identifies a record by its producer and a counter, so that a reader can recognize duplicates. Duplicates occur
+because a request without a response may have been carried out, and must be sent again. A producer with an epoch (a
+unique number, new at each start) prefixes every record with a mark of 20 bytes. A reader removes the mark, and asks
+`SeenMarks` whether it is a duplicate. Marks are off by default.
 """
 
 import re
@@ -43,7 +43,7 @@ class RowColumns:
         numbers: The sequence numbers.
         keys: The partition keys; None if the stream has none.
         arrived: The times of arrival in seconds since 1970; None if unknown.
-        has_aggregates: Whether any record starts like an aggregate.
+        has_aggregates: Whether any record has the magic bytes of an aggregate.
     """
 
     def __init__(self) -> None:
@@ -65,14 +65,14 @@ class RowColumns:
 
 
 class RowViews:
-    """The records of a response, as Arrow views of 16 bytes into its body, which is the only buffer of the views.
+    """The records of a response, as Arrow views of 16 bytes into its body.
 
     Args:
         body: The response.
         views: Views of the data, of the sequence numbers and of the partition keys, and the times of arrival as the
             service sends them, in 64 bits each.
-        make_columns: Makes columns of the body and these four.
-        has_aggregates: Whether any record starts like an aggregate.
+        make_columns: Returns columns for the body and the four elements of `views`.
+        has_aggregates: Whether any record has the magic bytes of an aggregate.
     """
 
     __slots__ = ("_make_columns", "arrived", "body", "datas", "has_aggregates", "keys", "numbers")
@@ -112,7 +112,7 @@ class RowViews:
 
 
 _make_record = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
-"""Makes a record of all its fields. `Record` itself takes twice as long, because of its keywords and defaults."""
+"""Creates a record from its fields. Calling `Record` takes twice as long, because of its keywords and defaults."""
 
 RecordsPart = Union["RecordColumns", "LocatedRecords"]
 """A run of adjacent user records."""
@@ -175,7 +175,7 @@ class RecordColumns:
     def __iter__(self) -> Iterator[Record]:
         if _fast_records is not None:
             return _fast_records(Record, *self._columns())
-        # All of it runs in C, without a step of Python code per record.
+        # This runs entirely in C, without executing Python code for each record.
         return map(_make_record, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
 
     def _columns(self) -> tuple[list[object], ...]:
@@ -206,8 +206,8 @@ class TokenedColumns(RecordColumns):
 class KinesisRecords(Sequence[Record]):
     """A sequence of user records.
 
-    It equals any sequence of the same records. A slice is a KinesisRecords, too, and keeps its aggregates in memory; a
-    single record does not.
+    It is equal to any sequence of the same records. A slice is a KinesisRecords, too, which keeps the sliced aggregates
+    in memory, while a single record does not.
     """
 
     __slots__ = ("_ends", "_parts")
@@ -311,7 +311,7 @@ class SeenMarks:
     """The marks that a reader saw recently."""
 
     def __init__(self, capacity: int = 1_000_000) -> None:
-        """Remember at most this many marks, because the copies of one record are seldom far apart."""
+        """Remember at most `capacity` marks, because duplicates are seldom far apart."""
         self._capacity, self._marks = capacity, OrderedDict[Mark, None]()
 
     def is_duplicate(self, mark: Mark) -> bool:
@@ -356,15 +356,15 @@ _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
 def check_shard(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
-    """Check that a response is about this shard, as far as we can know.
+    """Check that a response is about this shard, as far as we can tell.
 
-    A sequence number contains the number of its shard, as the Kinesis Client Library reads it, and the shards that
-    follow an ended one name their parents. A response without records that does not end the shard names nothing.
+    A sequence number contains the number of its shard (the Kinesis Client Library relies on this, too), and child
+    shards name their parents. A response with neither records nor child shards cannot be checked.
 
     Args:
-        shard: The id of the shard that was asked for.
+        shard: The id of the requested shard.
         first_number: The sequence number of the first record, if there is one.
-        children: The shards that follow, if the shard has ended.
+        children: The child shards, if the shard has ended.
 
     Raises:
         LookupError: If the response is about another shard.

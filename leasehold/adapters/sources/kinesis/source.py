@@ -46,20 +46,20 @@ IDENTITY_RETRY_SECONDS = 1.0, 10.0
 
 
 class PolledStream:
-    """The common part of sources whose shards are read by iterators.
+    """The base class of sources whose shards are read by iterators.
 
     Args:
         clients: The clients of the service.
         name: The name of the stream in messages.
-        rewind: Whether a shard whose checkpoint was trimmed starts at its oldest record, or is not read.
-        poll_seconds: The seconds between two requests for a shard; None for the pace of `PollPace`.
+        rewind: Whether a shard whose checkpoint was trimmed restarts at its oldest record; otherwise it is not read.
+        poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
         max_records: The most records that one request asks for; None for the service's maximum.
-        clock: Returns monotonic seconds. The responses of the service show what time that is.
+        clock: Returns monotonic seconds. The responses of the service relate them to the time of day.
     """
 
     service = KINESIS
     stream_parameter = "StreamName"
-    """The parameter by which requests name the stream."""
+    """The request parameter that names the stream."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PolledStream:
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that this shard does not exist."""
+        """Ask the stream whether this shard no longer exists."""
         try:
             with translate_errors(self.name, self.service):
                 parameters: Any = {
@@ -101,12 +101,12 @@ class PolledStream:
             )
             if not missing:
                 raise
-            # If the whole stream is gone, the error is the same. Then `shards` raises, and nothing is deleted.
+            # If the whole stream is gone, the error is the same, but then `shards` raises, so nothing is deleted.
             return all(listed.id != shard for listed in self.shards())
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """Return the current time by the service's clock, and never a later one, which would be rejected."""
+        """Return the current time by the service's clock, perhaps early but never late, which would be rejected."""
         if self._epoch_offset is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._epoch_offset or 0.0)) * 1000))
@@ -129,23 +129,24 @@ class KinesisSource(PolledStream):
     """A Kinesis stream.
 
     Args:
-        client: The client of the service, which all threads share. `KinesisClients` wait longer for a slow service.
+        client: The client of the service, which all threads share. With `KinesisClients`, timeouts adapt to a slow
+            service.
         name: The name of the stream.
-        rewind: Whether a shard whose checkpoint was trimmed starts at its oldest record, or is not read.
+        rewind: Whether a shard whose checkpoint was trimmed restarts at its oldest record; otherwise it is not read.
         misplaced: What to do with aggregates of which some records belong to another shard.
-        whole_aggregates: Whether aggregates are dispatched as they are, instead of their user records.
-        arn: The ARN of the stream; "" to learn it from the service.
+        whole_aggregates: Whether to return aggregates as they are, instead of their user records.
+        arn: The ARN of the stream; "" to ask the service for it.
         consumer: The name or ARN of a registered consumer, to read shards by enhanced fan-out; None to poll them.
-        poll_seconds: The seconds between two requests for a shard; None for the pace of `PollPace`.
+        poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
         max_records: The most records that one request asks for; None for the service's maximum.
-        clock: Returns monotonic seconds. The responses of the service show what time that is.
+        clock: Returns monotonic seconds. The responses of the service relate them to the time of day.
 
     Raises:
         ValueError: If `consumer` is not a valid name.
     """
 
     reader: Callable[..., Poller] = Poller
-    """The class that reads a shard. Another class may make something else of the same responses."""
+    """The class of the readers. Spark's subclass returns Arrow columns instead of records."""
 
     def __init__(
         self,
@@ -169,9 +170,9 @@ class KinesisSource(PolledStream):
             self.consumer = StreamConsumer(self._client, name, consumer, timeouts=self._timeouts)
             self.reader = partial(FanOut, consumer=self.consumer)
         self._misplaced, self._whole_aggregates, self._arn = misplaced, whole_aggregates, arn
-        # Whether partition keys choose the shard. If the service distributes records itself, no aggregate is misplaced.
+        # Whether partition keys determine the shard. Otherwise the service does, and no aggregate is misplaced.
         self._partitioned_by_key: bool | None = None
-        # When a worker starts, all its shards need this at once, from a quota that the whole account shares.
+        # When a worker starts, all its shards need this at once, but the whole account shares one quota.
         self._identity_due, self._identity_backoff = -math.inf, Backoff(*IDENTITY_RETRY_SECONDS)
 
     def identity(self) -> str:
@@ -233,7 +234,7 @@ class KinesisSource(PolledStream):
             return shards_from(rows)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return a result once the service's clock is well past `until`; then a read at the tip shows all records."""
+        """Return a result once the service's clock is well past `until`, so that a read at the tip is complete."""
         return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
@@ -246,7 +247,7 @@ class KinesisSource(PolledStream):
         if self._partitioned_by_key is None:
             if self._clock() < self._identity_due:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary will be called again in a moment")
-            if self._identity_backoff.faults:  # after a fault one shard asks, and the others wait for its response
+            if self._identity_backoff.faults:  # after a fault, one shard asks, and the others wait for the response
                 self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
         return self.reader(

@@ -1,7 +1,7 @@
 """Lets requests name a stream by its ARN, which is required for a stream of another account.
 
-All code passes `StreamName`, and a client created for an ARN adds `StreamARN` to its requests. Kinesis accepts both
-together, and local services that know only names work, too.
+All our code passes `StreamName`, and a client created for an ARN adds `StreamARN` to its requests. Kinesis accepts both
+together. Local services that know only names work, too.
 """
 
 import re
@@ -37,8 +37,8 @@ def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
 
     Args:
         text: The name or the ARN.
-        region: The region given next to it, if any.
-        where: Where `text` was found, for error messages, such as "source URL".
+        region: The region that the user gave in addition, if any.
+        where: Where `text` came from, for error messages, such as "source URL".
 
     Raises:
         ValueError: If `text` starts like an ARN and is not that of a stream, or if its region differs from `region`.
@@ -59,8 +59,8 @@ def name_stream_by_arn(client: "KinesisClient", arn: str) -> None:
     """Make `client` send `StreamARN` in every request that names a stream, or reads from one."""
 
     def add_arn(params: dict[str, Any], **_event: object) -> None:
-        # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. Next to a
-        # page token, Kinesis even rejects a name.
+        # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. With a
+        # page token, Kinesis even rejects a stream's name.
         if "StreamName" in params or "ShardIterator" in params:
             params["StreamARN"] = arn
 

@@ -1,7 +1,7 @@
 """Several Kinesis streams as one source, like KCL's multi-stream mode: one table, one worker, many streams.
 
-A lease key is `account:stream:creationEpoch:shardId`, and the lease's stream is all but the last part. A stream that
-was deleted and created again is therefore another stream.
+A lease key is `account:stream:creationEpoch:shardId`, and the lease's stream is this key without the shard id. So a
+stream that was deleted and created again counts as another stream.
 """
 
 import logging
@@ -67,8 +67,8 @@ class KinesisStreams:
         """List the shards of each stream that responds.
 
         Raises:
-            SourceError: If no stream responds (the error of the first one), or if a stream that never responded cannot
-                be used as asked, because its name is probably wrong.
+            SourceError: If no stream responds, this is the error of the first one. It is also raised if a stream that
+                has never responded has a permanent error, because then its name is probably wrong.
         """
         unresolved = self._resolve()
         # A recreated stream is another stream, although its shards have the same ids as before.
@@ -102,7 +102,7 @@ class KinesisStreams:
         return tuple(listed)
 
     def gone(self, shard: str) -> bool:
-        """Return whether the stream responds that the shard with this lease key does not exist."""
+        """Ask the stream whether the shard with this lease key no longer exists."""
         stream, _, shard_id = shard.rpartition(":")
         return self._source(stream).gone(shard_id)
 
@@ -142,7 +142,7 @@ class KinesisStreams:
 
 
 class _StreamReader:
-    """Qualifies the children that a reader returns, as lease keys are qualified."""
+    """Adds the stream's name to the ids of the child shards that a reader returns, as in lease keys."""
 
     def __init__(self, streams: KinesisStreams, stream: str, reader: Reader) -> None:
         self._streams, self._stream, self._reader = streams, stream, reader

@@ -1,10 +1,10 @@
-"""Turns the user records of many Kinesis records into Arrow columns, mostly without a Python object for each.
+"""Turns the user records of many Kinesis records into Arrow columns, mostly without creating an object for each.
 
-For aggregates in the form that producers write, we only find out where the user records are, and Arrow copies their
-data directly from the Kinesis records. Everything else goes through `deaggregate`.
+In aggregates of the common form, we only locate the user records, and Arrow copies their data directly from the Kinesis
+records. Everything else goes through `deaggregate`.
 
-Apart from the digests, most of the time is spent on copying bytes, so each byte is copied once. Checking half of the
-digests in a second thread gained nothing measurable, and a Spark task has no core to spare.
+Apart from the digests, most of the time is spent on copying bytes, so each byte is copied only once. Checking half of
+the digests in a second thread had no measurable benefit, and a Spark task has no core to spare.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def user_record_batch(
 
     Args:
         records: The data of the Kinesis records.
-        partition_keys: Their partition keys, for the records that are passed on unchanged.
+        partition_keys: Their partition keys, for the records that are returned unchanged.
         hash_range: The hash range of the shard; None to keep all user records.
         misplaced: What to do with aggregates that have records outside the hash range.
 
@@ -75,9 +75,9 @@ def rows_and_deaggregated(
     hash_range: HashRange | None,
     misplaced: Misplaced,
 ) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
-    """Return the rows, and by index the UserRecords of the Kinesis records that went through `deaggregate`.
+    """Return the rows, and the UserRecords of those Kinesis records that went through `deaggregate`, by index.
 
-    Only these may have fewer rows than user records.
+    Only in these Kinesis records may user records have been dropped.
     """
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
@@ -101,7 +101,7 @@ def _rows_of_spans(
     all_indexes = range(len(records))
     if not _USE_SPANS:
         return None, all_indexes
-    # Check all digests first: alternating would start the search for spans with cold caches each time.
+    # Check all digests first. Alternating between digests and spans would make both slower, because of cold caches.
     sealed = [
         data.startswith(MAGIC)
         and len(data) > _FRAME
@@ -114,7 +114,7 @@ def _rows_of_spans(
         for index, data in enumerate(records)
         if not (sealed[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
     ]
-    # A key outside the range is rare, so then all records go through `deaggregate`.
+    # Keys outside the range are rare. If there is one, all records go through `deaggregate`.
     if len(others) == len(records) or not _inside(spans, records, hash_range):
         return None, all_indexes
     if (size := len(spans.keys)) >= _LIMIT:

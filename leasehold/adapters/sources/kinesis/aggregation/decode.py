@@ -1,11 +1,11 @@
 """Extracts the user records of a Kinesis record, with the same results as KCL 3.5.1.
 
-A Kinesis record is either passed on unchanged (`aggregated` is False) or taken apart. KCL drops records silently; here
-every result contains a reason and a count.
+A Kinesis record is either returned unchanged (`aggregated` is False) or split into its user records. KCL drops records
+silently, while here every result contains a reason and a count.
 
-By default we differ from KCL in one case. While a shard splits or merges, an aggregate may land on a shard that is
-right for only some of its user records. KCL drops the whole aggregate. But the KPL acknowledges the user records for
-which the shard is right, and sends only the others again, so we keep the acknowledged ones.
+By default we differ from KCL in one case. While a shard splits or merges, an aggregate may be written to a shard to
+which only some of its user records belong. KCL drops the whole aggregate. But the KPL counts the user records that
+belong to the shard as written, and sends only the others again, so we keep the former.
 """
 
 import hashlib
@@ -33,29 +33,29 @@ _DIGEST_BYTES = 16
 _LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than taking everything apart
 
 UserRecordRow = tuple[str | None, str | None, bytes]
-"""Partition key, explicit hash key or None, data. The partition key is None only for a record passed on unchanged."""
+"""Partition key, explicit hash key or None, data. The partition key is None only for a record returned unchanged."""
 
 
 Misplaced = Literal["keep", "drop"]
 """What to do with an aggregate that has user records outside the shard's hash range.
 
-keep  Keep those inside. No record that a producer considers delivered is lost, but if the producer sends the whole
-      aggregate again, these records are duplicated.
+keep  Keep the records inside the range. No record that a producer considers delivered is lost, but if the producer
+      sends the whole aggregate again, these records are duplicated.
 drop  Drop the whole aggregate, as KCL does.
 """
 
 
 class Reason(StrEnum):
-    """The result of taking a Kinesis record apart."""
+    """The result of deaggregating a Kinesis record."""
 
-    AGGREGATED = "aggregated"  # taken apart, and all of it kept
-    PLAIN = "plain"  # passed on: it does not look like an aggregate
-    BAD_MD5 = "bad-md5"  # passed on: it starts like an aggregate, but the digest is wrong
-    BAD_PROTO = "bad-proto"  # passed on: the digest is right, but the message is malformed
+    AGGREGATED = "aggregated"  # split, and all user records kept
+    PLAIN = "plain"  # returned unchanged: it is not an aggregate
+    BAD_MD5 = "bad-md5"  # returned unchanged: it starts like an aggregate, but the digest is wrong
+    BAD_PROTO = "bad-proto"  # returned unchanged: the digest is right, but the message is malformed
     EMPTY = "empty"  # a message without user records
-    BAD_INDEX = "bad-index"  # kept up to a user record whose key index is in no table
+    BAD_INDEX = "bad-index"  # kept up to a user record whose key index is not in the table
     BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is not a number
-    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range: these are dropped, or all are
+    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range; these are dropped, or all are
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
@@ -73,7 +73,7 @@ class UserRecord:
     Attributes:
         data: The bytes passed to the producer.
         partition_key: None if the stream has none.
-        explicit_hash_key: As the producer wrote it, or None.
+        explicit_hash_key: The string that the producer wrote, or None.
         sub_sequence_number: The index in the aggregate, counting dropped records, from 0; 0 without an aggregate.
     """
 
@@ -88,12 +88,12 @@ class UserRecords:
     """The user records of one Kinesis record, in order, as columns of the same length.
 
     Attributes:
-        keys: The partition keys; None only for a record passed on without one.
+        keys: The partition keys; None only for a record returned unchanged that has none.
         hash_keys: The explicit hash keys, or None.
         datas: The data.
         subs: The sub-sequence numbers, which are indexes in the aggregate, with gaps if it was misplaced.
-        reason: The result of taking the record apart.
-        dropped: How many of its user records were dropped.
+        reason: The result of deaggregating the record.
+        dropped: The number of user records that were dropped.
         tags: The tag of a Spark sink of ours on each record, or None; empty if no record has one.
     """
 
@@ -112,7 +112,7 @@ class UserRecords:
 
     @property
     def aggregated(self) -> bool:
-        """Whether the Kinesis record was taken apart, and not passed on unchanged."""
+        """Whether the Kinesis record was an aggregate, and not returned unchanged."""
         return self.reason not in _PASSED_ON
 
     def __len__(self) -> int:
@@ -141,11 +141,11 @@ def deaggregate(
 
     Args:
         data: The data of the Kinesis record.
-        partition_key: Its partition key, in case it is passed on unchanged.
-        explicit_hash_key: Its explicit hash key, in case it is passed on unchanged.
+        partition_key: Its partition key, in case it is returned unchanged.
+        explicit_hash_key: Its explicit hash key, in case it is returned unchanged.
         hash_range: The hash range of the shard. User records outside it belong to another shard, whose reader gets them
-            when they are sent again. None keeps them (for readers without a shard, and for streams whose service
-            distributes records itself).
+            when they are sent again. None keeps them (for readers without a shard, and for streams that distribute
+            records themselves).
         misplaced: What to do with aggregates that have records outside the hash range.
         strict: Whether to raise for malformed aggregates.
 
@@ -174,7 +174,7 @@ def locate_records(
         hash_range: The hash range of the shard; None to keep all user records.
 
     Returns:
-        The records, or None if the quick check does not show that all of them are kept.
+        The records, or None if this quick check does not prove that all of them would be kept.
     """
     if not _LOCATE or not data.startswith(MAGIC):
         return None
@@ -185,7 +185,7 @@ def locate_records(
 
 
 def _message(data: bytes) -> Message | Reason:
-    """Return the message in the record, or the reason why the record is passed on."""
+    """Return the message in the record, or the reason why the record is returned unchanged."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
     if not _digest_matches(data):
@@ -206,7 +206,7 @@ def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Mis
     """Return the rows up to the first one at which KCL stops, without those outside the range."""
     rows, reason = len(message.datas), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
-    tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the one before it
+    tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the previous one
     if rows < message.total:
         reason = Reason.BAD_INDEX
     elif not rows:
@@ -220,7 +220,7 @@ def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Mis
 
 
 def _provably_inside(message: Message, hash_range: HashRange) -> bool:
-    """Return whether the tables alone show that no row is outside; so each key is hashed once, not once per row."""
+    """Return whether the tables alone prove that no row is outside, so that each key is hashed only once."""
     if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     hashed = message.hash_keys and None not in message.row_hash_keys
@@ -238,7 +238,7 @@ def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
 def _select_inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
-    """Return the indexes of the rows to keep, and the reason why others are not: a malformed message, or the range."""
+    """Return the indexes of the rows to keep, and the reason why others are dropped."""
     # Cached per pair of keys, because an aggregate may use one very long hash key a million times.
     drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
     kept: list[int] = []

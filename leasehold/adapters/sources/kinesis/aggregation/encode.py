@@ -1,6 +1,6 @@
 """Packs user records into one Kinesis record, byte for byte as the KPL does, and knows its size in advance.
 
-The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled.
+This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from leasehold.adapters.sources.kinesis.aggregation.wire import TAG_KEY
 
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _FRAME: Final = 20  # bytes of magic and digest
-_OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key decides the shard
+_OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key determines the shard
 _CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
 
 
@@ -23,7 +23,7 @@ def _encode_varint(number: int) -> bytes:
     return bytes(parts)
 
 
-# The lengths and indices of ordinary records, built once.
+# Most lengths and indices are small, so their encodings are computed once.
 _SMALL_VARINTS: Final = [_encode_varint(number) for number in range(1 << 11)]
 
 
@@ -37,26 +37,26 @@ def _entry(tag: bytes, text: str) -> bytes:
     return tag + _varint(len(raw)) + raw
 
 
-_FIELDS: Final = 170  # upper bound of the tags and lengths around one record, its hash key and its row
+_FIELDS: Final = 170  # upper bound for the size of tags and lengths, the hash key and the row number of one record
 
 
 def framing_of(context: bytes) -> int:
-    """Return the maximum overhead of an aggregate with one record whose tag has this context, besides data and key."""
+    """Return the maximum overhead of an aggregate with one record whose tag has this context, without data and key."""
     return _FRAME + _FIELDS + len(context)
 
 
 class Aggregate:
     """User records that will be sent as one Kinesis record.
 
-    A single user record is sent unchanged, under its own partition key, as by the KPL. With a tag this is not possible.
+    Like the KPL, we send a single user record unchanged, with its own partition key. This is not possible with a tag.
 
-    A tag consists of a context, a row, and the hash range of the shard for which all records are meant. The first
-    record of a context has the whole tag, as `context.row.first-last`. Records that follow with the same context have
-    only the row, because otherwise a record of a hundred bytes would have a tag of the same size.
+    A tag consists of a context, a row, and the hash range of the shard for which the records are meant. The first
+    record of a context has the whole tag, `context.row.first-last`. The following records with the same context have
+    only the row, because otherwise the tag of a small record would be as large as the record.
     """
 
     def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
-        """Hold at most `limit` bytes, counted as Kinesis counts them: data and partition key."""
+        """Accept at most `limit` bytes of data and partition key, which is how Kinesis counts."""
         self._span = b".%x-%x" % (first, last)
         self.count = 0
         self._limit = limit
@@ -124,7 +124,7 @@ class Aggregate:
         if context:
             self._records.append(tail)
             self._tagged = True
-        self._context = context  # after a record without a tag, the next tag must be whole again
+        self._context = context  # after a record without a tag, the next tag must be complete again
         self._body_size = body_size
         self.count += 1
         return True
@@ -136,5 +136,5 @@ class Aggregate:
         if not self._framed:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)
-        # Each `+` would copy all of it once more.
+        # Concatenating with `+` would copy everything once more.
         return b"".join((_MAGIC, body, hashlib.md5(body, usedforsecurity=False).digest()))

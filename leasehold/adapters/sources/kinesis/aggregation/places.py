@@ -1,9 +1,9 @@
-"""Locates the user records in an aggregate; each is copied only when the caller iterates to it.
+"""Locates the user records in an aggregate. Each is copied only when the caller iterates to it.
 
-It reads the one form that producers write without explicit hash keys, and declines any other form.
+Only the form that producers write without explicit hash keys is supported; any other form is declined.
 
-The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled. It
-uses machine integers.
+This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled. It uses
+machine integers.
 """
 
 from typing import Any, Final
@@ -101,7 +101,7 @@ class LocatedRecordIterator:
 
 
 def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
-    """Return the keys and places of the user records in record[begin:end], or None if they have another form.
+    """Return the keys and locations of the user records in record[begin:end], or None if they have another form.
 
     A digest must follow the end, so that reading a few bytes past it is safe.
     """
@@ -119,12 +119,12 @@ def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | Non
     return (keys, locations.getvalue()) if common_form else None
 
 
-# For speed, one loop without calls, which reads integers that cover several fields instead of single bytes.
+# A single loop without calls is fastest. It reads integers that cover several fields instead of single bytes.
 def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, key_count: i64) -> bool:
-    """Add the places of the records in record[at:end], in the form of `LocatedRecords`.
+    """Add the locations of the user records in record[offset:end], as in `LocatedRecords.locations`.
 
     Args:
-        locations: The places are added here.
+        locations: The result is appended to it.
         record: The Kinesis record.
         offset: The offset of the first user record.
         end: The end of the last user record.

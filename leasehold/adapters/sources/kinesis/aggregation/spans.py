@@ -1,9 +1,9 @@
 """Locates user records in aggregates, as Arrow views, without creating an object or copying data for each.
 
-It reads the one form that producers write without explicit hash keys, and declines any other form.
+Only the form that producers write without explicit hash keys is supported; any other form is declined.
 
-The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled. It
-uses machine integers; with Python's integers it took three times as long.
+This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled. It uses
+machine integers, because Python's took three times as long.
 """
 
 from typing import Final
@@ -52,7 +52,7 @@ class Spans:
         except (IndexError, UnicodeDecodeError):
             return False
 
-    # For speed, one loop without calls.
+    # A single loop without calls is fastest.
     def _add(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
         record_indexes, subs, keys, key_ends, data = self.record_indexes, self.subs, self.keys, self.key_ends, self.data
         table, offset = _table(record, offset, end)

@@ -1,10 +1,12 @@
 """Parses the message inside an aggregated record, field by field, as Java's protobuf reader does.
 
-It follows what the Java reader accepts rather than the protobuf documentation: tags, lengths and table indices keep
-their low 32 bits, unknown fields are skipped, a known field of another wire type is unknown, and the last of several
-values wins.
+It follows what the Java reader accepts rather than the protobuf documentation:
 
-The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled.
+- Tags, lengths and table indices are truncated to 32 bits.
+- Unknown fields are skipped, and so are known fields with another wire type.
+- If a field occurs several times, the last value wins.
+
+This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled.
 """
 
 import re
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this file is running compiled, which is several times as fast."""
+"""Whether this module is compiled, which makes it several times as fast."""
 
 _CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
 _VARINT_BYTES: Final = 10  # at most
@@ -52,8 +54,8 @@ class MalformedMessage(Exception):
 class Message:
     """The content of a message.
 
-    The user records before the first one whose index is in no table are stored as columns, because creating a tuple for
-    each would take longer than parsing it, and burden the garbage collector.
+    User records are stored as columns, because creating a tuple for each would take longer than parsing it, and burden
+    the garbage collector. From the first record whose index is not in the table, records are counted but not stored.
 
     Attributes:
         keys: The table of partition keys.
@@ -86,7 +88,7 @@ class Message:
 def read(body: bytes, begin: int, end: int) -> Message:
     """Return the tables and user records of the message in body[begin:end].
 
-    The message is parsed in place. A field that runs past the end is noticed there, and the message is malformed.
+    The message is parsed in place.
 
     Raises:
         MalformedMessage: If Java would reject the message.
@@ -95,7 +97,7 @@ def read(body: bytes, begin: int, end: int) -> Message:
     try:
         _fields(body, begin, end, message, growing=True)
         if len(message.datas) < message.total:
-            # An index came before its table entry, or is in no table. Only the complete tables show which.
+            # An index precedes its table entry, or is not in the table. A second pass with complete tables decides.
             message.keep(())
             _fields(body, begin, end, message, growing=False)
     except IndexError:  # the message runs past the end of `body`
@@ -122,7 +124,7 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
         at, stop = _span(body, at, end)
         if tag == _RECORD:
             key, hash_key, first, last, tag_first, tag_last = _record(body, at, stop)
-            # After one that cannot be resolved, the others are only counted and validated.
+            # After a record that cannot be resolved, the others are only counted and validated.
             if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
                 unresolved += 1
             else:
@@ -157,8 +159,8 @@ def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]
 def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
     """Read user records in the form that producers write; return the offset of the first other field.
 
-    `_fields` would have the same result, in several times the time. A record cut off by the end is left to `_fields`,
-    or raises IndexError if nothing follows the end. It is malformed either way.
+    `_fields` would have the same result, but takes several times as long. A record that is cut off by the end is left
+    to `_fields`, or raises IndexError if nothing follows the end. It is malformed either way.
     """
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
@@ -205,12 +207,12 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
 
 
 def _decode(raw: bytes) -> str:
-    """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, is one U+FFFD."""
+    """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, becomes one U+FFFD."""
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
 def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Return both table indices (-1: no hash key), and the spans of the data and of our tag's value (-1: no tag)."""
+    """Return both table indices (-1 for no hash key), and the spans of data and of our tag's value (-1 for no tag)."""
     key = hash_key = first = last = tag_first = tag_last = -1
     while at < end:
         tag, at = _tag(body, at)
@@ -275,7 +277,7 @@ def _skip(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
 
 
 def _skip_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """Return the end of a group. Open groups are in a list, because a message could exhaust the stack."""
+    """Return the end of a group. Open groups are kept in a list, because recursion could exhaust the stack."""
     ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
     while ends:
         if len(ends) > depth or at >= end:

@@ -1,9 +1,9 @@
 """Hooks into a boto3 client that send requests in CBOR and parse the records of responses.
 
 Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which are most of a
-response, are parsed here, by compiled libraries. The rest of the response is passed to boto3 as JSON, so that boto3
-still interprets children, odd numbers and errors. Subscriptions bypass boto3's event stream, which parses each record
-in Python. The records of a producer are sent in CBOR and bypass boto3's serializer, which would encode them in base64.
+response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3 still
+interprets child shards, unusual numbers and errors. Subscriptions bypass boto3's event stream, which parses each record
+in Python. A producer's records are sent in CBOR and bypass boto3's serializer, which would encode them in base64.
 
 Rule 1: The content type of a response determines how it is parsed, whatever the request was.
 
@@ -11,15 +11,15 @@ Rule 2: If a service responds to CBOR in JSON, rejects it, or sends something th
 are in JSON. This is logged once.
 
 Rule 3: A failed request counts as a rejection of CBOR only if the service has never responded in CBOR, and the same
-request in JSON ends differently. That request is made at once.
+request in JSON, which is sent at once, has another outcome.
 
-Rule 4: A service must show that it supports CBOR by its listing of shards, which is harmless. Until then the records of
-a producer are sent in JSON.
+Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, which is
+harmless.
 
-Rule 5: The records of a producer are sent again in JSON only if the whole request was rejected, and not if they may
-have been written.
+Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, and not if they may have
+been written.
 
-`read_directly` and `put_directly` make the calls that move records bypass boto3 if the service supports CBOR
+If the service supports CBOR, `read_directly` and `put_directly` let the calls that move records bypass boto3
 (`stores/aws_calls`). They replace methods of the client, so its callers need no change.
 """
 
@@ -48,7 +48,7 @@ from leasehold.stores.deadlines import bounded_response
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
-"""The compiled parser, which creates no object for each record; None if only cbor2 is available."""
+"""The compiled parser, which does not create an object for each record; None if only cbor2 is available."""
 with suppress(ImportError):  # not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
@@ -74,11 +74,11 @@ _UNDEFINED = b"\xf7"
 
 
 class UnreadableBody(Exception):
-    """The body is not what Kinesis sends in this form."""
+    """The body is not a valid response of Kinesis in this format."""
 
 
 def is_cbor(content_type: object) -> bool:
-    """Return whether a Content-Type is CBOR. In events it has no version."""
+    """Return whether a Content-Type is CBOR. That of an event contains no version."""
     return isinstance(content_type, str) and "cbor" in content_type
 
 
@@ -88,12 +88,12 @@ def to_cbor(value: object) -> bytes:
 
 
 def json_to_cbor(body: bytes | str) -> bytes:
-    """Convert a request in JSON, as boto3 writes it, to CBOR."""
+    """Convert the JSON of a request from boto3 to CBOR."""
     return to_cbor(orjson.loads(body))
 
 
 def cbor_to_json(body: bytes) -> bytes:
-    """Convert a body from CBOR to JSON. Raises Unreadable."""
+    """Convert a body from CBOR to JSON. Raises UnreadableBody."""
     return _to_json(parse_message(body, cbor=True))
 
 
@@ -101,7 +101,7 @@ def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
     """Return the rows of a response, and the rest of it in JSON.
 
     Raises:
-        Unreadable: If the body cannot be parsed here. boto3 may still understand it.
+        UnreadableBody: If the body cannot be parsed here. boto3 may still understand it.
     """
     rows, rest = _split(body, cbor=cbor)
     return rows, _to_json(rest)
@@ -123,13 +123,13 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
-    """Parse an event of a subscription, with rows as in a response, and without null values. Raises Unreadable."""
+    """Parse an event of a subscription: rows as in a response, without null values. Raises UnreadableBody."""
     rows, fields = _split(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def parse_message(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
-    """Parse a message, which must be a map. Raises Unreadable."""
+    """Parse a message, which must be a map. Raises UnreadableBody."""
     message = _load(payload, cbor=cbor)
     if not isinstance(message, dict):
         raise UnreadableBody("it is not a map")
@@ -164,7 +164,7 @@ def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whate
     try:
         if not cbor:
             return orjson.loads(body)
-        # Times are in milliseconds, tagged or not. By its standard meaning, the tag would make them seconds.
+        # Times are in milliseconds, with or without the tag for times, which by the standard would mean seconds.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as error:
         raise UnreadableBody(f"no {'CBOR' if cbor else 'JSON'}: {error}") from error
@@ -228,7 +228,7 @@ class Subscription:
 
 
 class InitialResponse:
-    """A body that looks to boto3 like a subscription in JSON of which only the beginning has arrived."""
+    """A body that boto3 takes for the beginning of a subscription in JSON, while we parse the real one."""
 
     def stream(self) -> list[bytes]:
         """Return the whole body as one chunk."""
@@ -246,7 +246,7 @@ def _headers(message: EventStreamMessage) -> dict[str, Any]:
 def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
     """Yield each message when it is complete.
 
-    Botocore's buffer checks the messages. It gets only complete ones, because it would copy everything with each chunk.
+    Botocore's buffer checks the messages. We pass it only complete ones, because it copies its content with each chunk.
     """
     buffer, received, needed = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := bounded_response(raw)) is not None:
@@ -261,23 +261,23 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
             try:
                 messages = list(buffer)
             except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as error:
-                # The buffer has no error of its own for invalid headers.
+                # The buffer does not translate errors caused by invalid headers.
                 raise ResponseParserError(f"an event has headers that cannot be read: {said(error)}") from error
             yield from messages
             begin += needed
         received = io.BytesIO()
         received.write(data[begin:])
-        if deadline is not None:  # each event has its own deadline, which counts only time spent reading
+        if deadline is not None:  # each event has a new deadline, which counts only the time spent reading
             deadline.restart()
 
 
 def _size(data: bytes, begin: int) -> int:
-    """Return the length of the message that starts here, or that of its prelude if the prelude is damaged."""
+    """Return the length of the message that starts here, or that of a prelude if its prelude is damaged."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
     size = int.from_bytes(prelude[:4])
-    # Any other size is damaged, too: with 0 we would never read anything, with a huge one we would buffer everything.
+    # Other sizes are damaged, too. With 0 we would never make progress; with a huge one we would buffer everything.
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
@@ -303,7 +303,7 @@ _INITIAL += pack(">I", crc32(_INITIAL))
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # this status and all higher ones
 _UNDERSTOOD = THROTTLED | TRANSIENT | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
-"""Errors that mean that the service understood the request."""
+"""Errors which show that the service understood the request."""
 
 EventFields = dict[str, Any]
 """The part of a boto3 event that its handlers may change."""
@@ -314,7 +314,7 @@ UNREADABLE, _RETRIED_IN_JSON = "Unread", "leasehold repeats in JSON"
 
 
 class CborHooks:
-    """Chooses the form in which a client requests records, and parses the responses.
+    """Chooses the format in which a client requests records, and parses the responses.
 
     Args:
         client: Any boto3 client. Handlers are registered with it.
@@ -345,7 +345,7 @@ class CborHooks:
         }
 
     def _encode_request(self, params: EventFields, **_event: object) -> None:
-        # Send timestamps as JSON, because no local service let us verify their CBOR encoding.
+        # Send timestamps as JSON: no local service let us verify their CBOR encoding.
         if self._use_cbor and b"Timestamp" not in params["body"]:
             params["body"] = json_to_cbor(params["body"])
             params["headers"]["Content-Type"] = CBOR
@@ -425,7 +425,7 @@ class PutRows(list[Any]):
 
 
 class ProducerCborHooks(CborHooks):
-    """Chooses the form in which a producer's client sends its records; other lists of records are left to boto3.
+    """Chooses the format in which a producer's client sends its records; other lists of records are left to boto3.
 
     Args:
         client: Any boto3 client. Handlers are registered with it.

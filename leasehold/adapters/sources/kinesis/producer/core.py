@@ -1,15 +1,15 @@
 """Decides what a producer sends next, without reading a clock, starting threads or doing I/O.
 
 Its inputs are records, responses, listings of shards and the time. Its outputs are requests and the records' results.
-A record waits in the queue of the shard for its hash key (`ShardMap`), is sent in an aggregate (`Unit`) at the rate
-that the shard accepts (`Bucket`), and has its result once the unit is known to be on the right shard.
+A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`) at the rate
+that the shard accepts (`Bucket`). It has its result once the unit is known to be on the right shard.
 
-Rule 1: Each shard has one unit under way at a time, and a rejected unit is sent again before anything newer.
+Rule 1: Each shard has at most one unit under way, and a rejected unit is sent again before anything newer.
 
-Rule 2: If a unit landed on another shard, it counts only if all its records belong there. Otherwise none of it counts,
-because KCL drops it entirely, and its records are sent again, in order, to the shards in the new map.
+Rule 2: If a unit was written to another shard, it counts as written only if all its records belong there. Otherwise
+KCL drops it entirely, so its records are sent again, in order, to the shards in the new map.
 
-Rule 3: While a unit of a closed shard is under way, nothing is sent to the shards that follow it.
+Rule 3: While a unit of a closed shard is under way, nothing is sent to that shard's children.
 
 Together the rules keep the order of every partition key. Only the records of a unit that timed out may be delivered
 twice.
@@ -59,7 +59,7 @@ class ShardMap:
 def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
-    Such a listing was taken in the middle of a split or a merge, and a later one will work.
+    Such a listing was taken during a split or a merge, and a later one will be complete.
     """
     listing = tuple(shards)
     # While a shard is being split, it may be listed as open next to its children.
@@ -81,11 +81,12 @@ class Settings:
         record_bytes: The largest Kinesis record that the stream accepts.
         min_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
         linger_seconds: How long a record may wait for others to share its aggregate.
-        share: The share of each shard's 1 MiB and 1,000 records a second. Above 1 the producer relies on throttling.
-        time_to_live_seconds: After this time a record is late.
-        epoch: If not None, each record is marked with it and with a counter (see `records.Mark`).
-        on_late: With "fail", a late record is given up and newer ones pass. With "block", it keeps its place until it
-            is written.
+        share: The share of each shard's 1 MiB and 1,000 records per second to use. Above 1, only throttling limits the
+            producer.
+        time_to_live_seconds: The time after which a record is late.
+        epoch: If not None, each record is marked with this number and a counter (see `records.Mark`).
+        on_late: With "fail", a late record is given up, and newer ones are sent. With "block", it keeps its place in
+            the queue until it is written.
     """
 
     record_bytes: int = 1 << 20
@@ -97,7 +98,7 @@ class Settings:
     epoch: int | None = None
 
 
-@define(eq=False)  # not frozen: that would take four times as long to create, and these are created the most often
+@define(eq=False)  # not frozen, because creating a frozen one would take four times as long, and there are many
 class Entry:
     """A user record that waits for its shard or is under way to it.
 
@@ -105,9 +106,9 @@ class Entry:
         serial_number: Its number among all records of this producer.
         data: The payload.
         partition_key: The partition key.
-        hash_key: The hash key, which decides the shard.
+        hash_key: The hash key, which determines the shard.
         explicit_hash_key: The explicit hash key, if the caller passed one.
-        arrived: When the caller put it, in seconds by the caller's clock.
+        arrived: When the caller put it, by the producer's clock.
         expires: When it becomes late.
         context: For a record of a Spark sink, its tag without row and span (`sources/deduplication.py`); else empty.
         row: For a record of a Spark sink, the row number of its tag.
@@ -139,11 +140,11 @@ class Unit:
     """A Kinesis record, which is accepted or sent again as a whole.
 
     Attributes:
-        shard: The shard it is meant for.
+        shard: The shard for which it is meant.
         entries: Its user records, in order.
         data: The data of the Kinesis record.
         partition_key: The partition key of the Kinesis record.
-        hash_key: The hash key of the first user record, which decides the shard.
+        hash_key: The hash key of the first user record, which determines the shard.
     """
 
     shard: str
@@ -183,7 +184,7 @@ class Bucket:
 
     @property
     def ready(self) -> float:
-        """The time at which nothing is overdrawn any more."""
+        """The time at which the bucket is no longer overdrawn."""
         owed = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
         return self.updated + owed / self.share if owed else 0.0
 
@@ -200,10 +201,11 @@ class ShardQueue:
         queued: The size of the waiting records.
         unit: The unit that was sent, or must be sent again before anything else.
         sent: When the unit was sent; None while it waits here.
-        written_to: The (shard, sequence number) where the unit went, while the map cannot show whether that was right.
+        written_to: Where the unit was written (shard, sequence number), while the map is too old to show whether that
+            was the right shard.
         not_before: Nothing is sent before this time.
         faults: The number of consecutive failed attempts.
-        singles_left: How many of the oldest records are sent alone, to find the one that cannot be sent.
+        singles_left: How many of the oldest records must be sent one by one, to find the one that cannot be sent.
     """
 
     shard: str
@@ -229,7 +231,7 @@ class ShardQueue:
         self.queued += len(entry.data) + len(entry.partition_key)  # its size, without a call
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Insert records by age, because those of a merged shard come from two queues."""
+        """Insert records in order of age, because those of a merged shard come from two queues."""
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
         self.queued = sum(entry.size for entry in self.queue)
 
@@ -288,14 +290,14 @@ class Unknown:
 
 @frozen(eq=False)
 class Rejected:
-    """A unit would be rejected again. If it has several records, perhaps only some of them are the reason."""
+    """A unit would be rejected again. If it has several records, perhaps only some of them are to blame."""
 
     error: Exception
 
 
 @frozen(eq=False)
 class Failed:
-    """The client raised an error that no response of a service causes, so the unit may have been written."""
+    """The client raised an unexpected error, so the unit may have been written."""
 
     error: BaseException
 
@@ -305,7 +307,7 @@ UnitOutcome = UnitWritten | Retryable | Unknown | Rejected | Failed
 
 @frozen(eq=False)
 class Delivered:
-    """The records are in the stream. Their index is the sub-sequence number."""
+    """The records are in the stream. The index of a record is its sub-sequence number."""
 
     entries: tuple[Entry, ...]
     shard: str
@@ -336,7 +338,7 @@ Result = Delivered | Late | Unsendable
 class ProducerMetrics:
     """The counters of a producer; see `named` for their meaning.
 
-    Seconds are sums: over user records for `buffered_seconds`, over requests for `request_seconds`.
+    `buffered_seconds` is a sum over user records, and `request_seconds` is a sum over requests.
     """
 
     received: int = 0
@@ -381,7 +383,7 @@ class ProducerMetrics:
 
         - `UserRecordsOutcomeUnknown`: user records of requests without a response; only these can be in the stream
           twice.
-        - `KinesisRecordsMisplaced`: Kinesis records that were sent again because they landed on a wrong shard.
+        - `KinesisRecordsMisplaced`: Kinesis records that were sent again because they were written to a wrong shard.
         - `UserRecordsFailed`: user records that cannot be sent.
         """
         return {
@@ -443,7 +445,7 @@ class Core:
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
     def put(self, entry: Entry) -> bool:
-        """Take a record; return whether something may be due sooner than before."""
+        """Queue a record. Return whether something may be due sooner than before."""
         shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
         before = shard_queue.queued
         shard_queue.append(entry)
@@ -463,7 +465,7 @@ class Core:
         units: list[Unit] = []
         room = REQUEST_BYTES
         due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
-        # Oldest first: if more shards are due than fit in a request, the first would be due again before the last.
+        # Oldest first. Otherwise, if more shards are due than fit in a request, the last ones might never be sent.
         for shard_queue in sorted(due, key=lambda queue: queue.oldest):
             if len(units) == REQUEST_RECORDS:
                 break
@@ -491,7 +493,7 @@ class Core:
                 shard_queue.sent, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._request_map(now)
-                # A single record landed on the shard of its own hash key, even if our map has another.
+                # A single record is always on the shard of its own hash key, even if our map names another shard.
                 belongs = shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 return self._accept(shard_queue) if belongs else ()
             case Retryable(code):
@@ -517,7 +519,7 @@ class Core:
         return ()
 
     def update_map(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
-        """Process a new listing, or None if the listing cannot be used."""
+        """Process the map from a new listing, or None if the listing failed or is incomplete."""
         if shards is None:
             self._map_faults += 1
             self._map_due = now + _backoff(self._map_faults)
@@ -552,7 +554,7 @@ class Core:
         return tuple(results)
 
     def expire(self, now: float) -> tuple[Late, ...]:
-        """Give up the records that are late and not with the service."""
+        """Give up the records that are late and not under way."""
         if self.settings.on_late == "block":
             return ()
         results: list[Late] = []
@@ -626,7 +628,7 @@ class Core:
         return (Delivered(unit.entries, *written_to),)
 
     def _remove(self, shard_queue: ShardQueue) -> None:
-        """Remove the unit under way, which has its result."""
+        """Remove the unit that was under way, because its records have their results."""
         shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
         self._closing = [closing for closing in self._closing if closing is not shard_queue]
@@ -651,7 +653,7 @@ class Core:
         return Unsendable(entries, error, unknown)
 
     def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
-        """Return whether all records of the unit belong to the shard where it landed (rule 2)."""
+        """Return whether all records of the unit belong to the shard to which it was written (rule 2)."""
         if (
             shard_queue.unit is None
             or shard_queue.written_to is None

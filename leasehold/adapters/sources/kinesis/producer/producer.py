@@ -7,14 +7,14 @@ print(written.result().shard)
 One thread, the pump, starts the requests that are due (`_start_due_requests`). Other threads make these requests
 (`KinesisPutClient`) and pass the responses to the core, whose results wake the waiting callers.
 
-Rule 1: Every record that `put` accepted gets a result, or its producer has ended, for a reason that `Outcomes` knows.
-So no caller waits for a thread that is gone. An error that concerns some records fails only these. An error that
+Rule 1: Every record that `put` accepted gets a result, unless the producer stops; then `Outcomes` has the reason. So no
+caller waits for a thread that has ended. An error that concerns only some records fails only these. An error that
 concerns the whole stream, or one in the pump, stops the producer.
 
-Rule 2: The threads are daemons, and all of them start with the producer, because `_drain_at_exit` needs them when the
-interpreter exits and no thread can be started any more. They keep the producer alive only while it has records.
+Rule 2: The threads are daemons. They all start with the producer, because `_drain_at_exit` needs them when the
+interpreter is exiting and can no longer start threads. They keep the producer alive only while it has records.
 
-Rule 3: A fork copies the producer without its threads, and perhaps with its lock taken. So a copy in another process
+Rule 3: A fork copies the producer without its threads, and perhaps with its lock held. So the copy in another process
 raises before it touches the lock.
 """
 
@@ -91,9 +91,10 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 PUT_TIMEOUTS = 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response. A request given up may have been carried out, and is sent again."""
+"""Timeouts for the next bytes of a response. A request that times out may have been carried out, and is sent again."""
 QUICK_RESPONSES = 20
-"""How many consecutive quick responses restore the shortest timeout; it takes many, as a request is for many shards."""
+"""How many consecutive quick responses restore the shortest timeout. It takes many, because a request goes to many
+shards."""
 
 EXIT_SECONDS = 10.0
 """How long the exit of a process waits for the records of all producers that were not closed."""
@@ -113,13 +114,13 @@ def clients_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> KinesisClients:
-    """Return the clients of a producer, which wait longer for a slow service.
+    """Return the clients of a producer, whose timeouts adapt to a slow service.
 
     Args:
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         connections: The number of connections, one for each concurrent request.
-        wire: The form in which records are sent.
+        wire: The format in which records are sent.
         session: The session with the credentials; None for the environment's.
         arn: The ARN of the stream, if requests name it by ARN.
     """
@@ -139,13 +140,13 @@ def client_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client that sends each request once, because its own retries could write twice without our noticing.
+    """Return a client that sends each request once, because we would not notice if its own retries wrote twice.
 
     Args:
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         connections: The number of connections, one for each concurrent request.
-        wire: The form in which records are sent, if the service supports it.
+        wire: The format in which records are sent, if the service supports it.
         read_seconds: After how many seconds without a byte a request is given up.
         session: The session with the credentials; None for the environment's.
         arn: The ARN of the stream, if requests name it by ARN.
@@ -177,7 +178,7 @@ class KinesisPutClient:
     """Makes the requests of a producer."""
 
     def __init__(self, client: "KinesisClient | KinesisClients", stream: str) -> None:
-        """Send requests to `stream` by `client`, which must not retry them by itself."""
+        """Send requests to `stream` with `client`, which must not retry them by itself."""
         clients = KinesisClients.of(client)
         self._stream = stream
         self._put_timeouts, self._other_timeouts = (
@@ -239,7 +240,7 @@ class KinesisPutClient:
                 return self.put(units[:half]) + self.put(units[half:])
             if not isinstance(fault, SourceUnavailable):
                 raise
-            # If it was throttled or never sent, it was not written. In any other case it may have been.
+            # If the request was rejected or never sent, nothing was written. In any other case it may have been.
             not_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
                 not_written = (
@@ -282,7 +283,7 @@ class Written:
 
 
 class Outcomes:
-    """Wakes the callers that wait for records of one producer, and knows why no more results will come."""
+    """Wakes the callers that wait for records of one producer, and stores the reason why it stopped."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock, self.changed, self.process = lock, Condition(lock), current_process()
@@ -290,11 +291,11 @@ class Outcomes:
 
     @property
     def fault(self) -> ProducerError | None:
-        """The reason why no more results will come; None while the producer works."""
+        """The reason why no more results will come; None while the producer is running."""
         return self._fault if self.process is current_process() else _wrong_process_error()
 
     def end(self, fault: ProducerError) -> None:
-        """Fail all waits, now and later. The first reason stays."""
+        """Fail all current and later waits. The first reason is kept."""
         self._fault = self._fault or fault
         self.changed.notify_all()
 
@@ -308,7 +309,7 @@ def _wrong_process_error() -> "ProducerError":
 
 @define(eq=False)
 class RecordFuture(Entry):
-    """The future of one record and its queue entry, in one object to halve the work of the garbage collector."""
+    """The future of one record. It is also the queue entry, which halves the work of the garbage collector."""
 
     _outcomes: Outcomes
     _result: UnitWritten | ProducerError | None = None
@@ -345,19 +346,20 @@ class RecordFuture(Entry):
                 raise error
 
     def set_result(self, result: UnitWritten | ProducerError, index: int = 0) -> None:
-        """Set the result and free the data. Only the producer calls this, and then wakes the waiting threads."""
+        """Set the result and free the data. Only the producer calls this, and it then wakes the waiting threads."""
         self._result, self._index, self.data = result, index, b""
 
 
 class Producer:
     """Writes records to one stream, each partition key in order, and loses none.
 
-    A producer belongs to the process that created it. In a forked process everything raises ProducerError, except for
-    results that were already there. If a producer is no longer referenced, it sends its records and its threads end.
+    A producer belongs to the process that created it. In a forked process, every call raises ProducerError, except for
+    results that were already set. If a producer is no longer referenced, it sends its remaining records, and then its
+    threads end.
 
     Args:
-        client: The client of the service, which must not retry requests by itself. See `clients_of`, whose clients wait
-            longer for a slow service, and `client_of`.
+        client: The client of the service, which must not retry requests by itself. Use `clients_of`, whose timeouts
+            adapt to a slow service, or `client_of`.
         stream: The name of the stream.
         settings: How to send. The record limit is replaced by that of the stream.
         pending_records: How many records may be accepted and not yet written before `put` waits.
@@ -422,7 +424,7 @@ class Producer:
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
-        """Return the hash key of a record. Raises TypeError and ValueError if `put` would for this record."""
+        """Return the hash key of a record. Raises the same TypeError or ValueError as `put` for this record."""
         return self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
 
     def put(
@@ -439,7 +441,7 @@ class Producer:
         Args:
             data: The payload. A `bytearray` or a `memoryview` is copied.
             partition_key: The partition key.
-            explicit_hash_key: A decimal number that decides the shard in place of the partition key, or None.
+            explicit_hash_key: A decimal number that determines the shard instead of the partition key, or None.
             context: For a record of a Spark sink, its tag without row and span.
             row: For a record of a Spark sink, the row number of its tag.
 
@@ -463,7 +465,7 @@ class Producer:
             now, serial_number = self._clock(), self._next_serial_number
             expires = now + self._settings.time_to_live_seconds
             fields = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
-            # Keyword arguments would take half as long again as all the rest, and few records need them.
+            # Keyword arguments would add half to the time of a call, and few records need them.
             make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
             future = make_future(*fields, self._outcomes)
             self._next_serial_number = serial_number + 1
@@ -489,7 +491,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> bool:
         """Flush, then stop; return whether all records had a result within `timeout` seconds.
 
-        If some had none, these fail, and their number is logged as an error.
+        Records without a result fail, and their number is logged as an error.
 
         Raises:
             ProducerError: If the producer had stopped because of an error, or in another process than its own.
@@ -533,7 +535,7 @@ class Producer:
         return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
     def _wait_until_not_full(self) -> None:
-        with self._sending_at_once():  # lingering is pointless, because no record can be added
+        with self._sending_at_once():  # lingering is pointless while no record can be added
             while self._full and not self._closed:
                 self._not_full.wait()
 
@@ -597,7 +599,7 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  whatever it is, the waiting callers must get it
+        except BaseException as error:  # noqa: BLE001  waiting callers must get any error
             # Drop the traceback: its frames refer to the data of the records, which refer to the error.
             fault = error.with_traceback(None)
             outcomes = [Failed(fault)] * len(units)
@@ -609,7 +611,7 @@ class Producer:
                 self._set_results(self._core.unit_completed(unit, outcome, now))
             self._work_available.notify()
         if fault is not None:
-            with suppress(Exception):  # a log handler of the program may raise
+            with suppress(Exception):  # the program's log handlers may raise
                 log.error(
                     "stream %r: the records of a request failed, because the client raised %s",
                     self._stream,
@@ -625,7 +627,7 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  whatever it is, another listing may work
+        except BaseException as error:  # noqa: BLE001  after any error, another listing may succeed
             fault = said(error)
         previous, self._listing_error = self._listing_error, fault
         with self._lock:
@@ -684,7 +686,7 @@ class Producer:
             self._outcomes.changed.notify_all()
 
     def _error_for(self, result: Late | Unsendable) -> "ProducerError":
-        """Return a new error for each record, as for each caller."""
+        """Return a new error for each record; see `_closed_error`."""
         outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, Unsendable):
             failed = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
@@ -766,7 +768,7 @@ def _drain_at_exit() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     producers = [producer for producer in _unclosed if producer._process is current_process()]  # noqa: SLF001
     for producer in producers:
-        producer._core.flushing = True  # noqa: SLF001  in all of them first: each pump notices within a second
+        producer._core.flushing = True  # noqa: SLF001  set it in all first; each pump notices within a second
     for producer in producers:
         try:
             producer.flush(max(0.0, deadline - time.monotonic()))
