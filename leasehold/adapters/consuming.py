@@ -1,4 +1,4 @@
-"""Checks the options of a worker, and opens and runs the worker that they describe, for the command and for Python."""
+"""Checks the options of a worker, then opens and runs it, for `leasehold consume` and for the Python functions."""
 
 import importlib
 import itertools
@@ -361,7 +361,7 @@ def load(text: str) -> Callable[..., Any]:
     """Import and return the function that `module:function` names.
 
     Raises:
-        ValueError: The message says what is missing, or what is wrong in which line of which file.
+        ValueError: Something is missing, or a file has an error. The message names the file and the line.
     """
     if text.startswith(PREFIX):
         raise ValueError(

@@ -90,7 +90,7 @@ def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Leas
 
 
 def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
-    """Return the deletions of leases that are no longer needed, in a stream whose listing has no faults.
+    """Return the deletions of the leases that are no longer needed. The listing of their stream must have no faults.
 
     Before a worker deletes the lease of an unlisted shard, it asks the source, because a listing may be out of date. If
     the source reports ResourceNotFound for the shard while the stream exists, the shard is certainly gone.
@@ -211,10 +211,10 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
 
 
 def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
-    """Recreate leases that are due again at the position where they were last seen (L13).
+    """Recreate the leases that are due again. Each starts at the position where it was last seen (L13).
 
-    A lease that has not been started is recreated after its parents. Without their rows it would be read before them
-    (L12).
+    Recreate parents before a child that has not been started. If the rows of the parents were missing, the child would
+    be read first (L12).
     """
     return {
         key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
@@ -292,9 +292,9 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
     - A shard *begins* a line if none of its parents counts, and the initial position is not LATEST or the shard was
       missed in an outage (`unread`).
 
-    A parent counts if it descends or begins a line. If a shard has such a parent, we create those of its parents
-    without a lease that begin a line or do not count. Otherwise their hash keys would not be read from the requested
-    start.
+    A parent counts if it descends or if it begins a line. If one parent of a shard counts, leases are created for all
+    of its parents that have none and do not descend. Otherwise the hash keys of these parents would not be read from
+    the requested start.
 
     A lease whose row is gone counts as a lease here (L13). Unless it is due again, it is finished, and its children
     start at their beginning: the worker that finished it had created them before, so their rows were deleted as well.

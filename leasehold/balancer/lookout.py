@@ -315,7 +315,8 @@ def start_seconds(worker: str, config: Config) -> float:
 def _scaled_for_requests(seconds: float, config: Config) -> float:
     """Convert a wait for requests, given for `lease_seconds` of 10, to this configuration.
 
-    Requests take no longer if leases are longer than 10 s; if leases are shorter, less time must suffice.
+    Longer leases do not make requests slower, so the wait is not scaled up. With shorter leases there is less time, so
+    it is scaled down.
     """
     return seconds * min(1.0, config.lease_seconds / 10)
 
@@ -434,9 +435,9 @@ def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -
 
 
 def takes_more(census: Census, me: Me, config: Config) -> bool:
-    """Return whether this worker would take something if its wait for joiners were over (C10).
+    """Return whether this worker would take a lease if it had no need to wait for workers that are joining (C10).
 
-    If it would not, a listing is useless.
+    If it would take none, it need not read the table.
     """
     return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 

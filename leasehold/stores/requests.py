@@ -180,9 +180,9 @@ class Parts:
 def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
     """Return the fields of an ownership that both layouts have. The caller must not store those that are empty.
 
-    A request for the lease, or its withdrawal, stores the previous version as `handoffversion`, because it does not
-    come from the owner. With a new version, other workers would take a dead owner for a live one, and the owner's own
-    next write would be rejected.
+    A request for the lease is not written by its owner, so it must not look like a renewal: other workers would take a
+    dead owner for a live one, and the owner's next write would be rejected. Therefore a request, and its withdrawal,
+    store the version before it as `handoffversion`.
 
     Args:
         before: The lease before the write.

@@ -157,7 +157,7 @@ def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
 
 
 def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return the leases of a table that is looked at alone, and the rows that a finished swap has left in it.
+    """Return the leases of this table alone, and the rows that a finished swap has left in it.
 
     The control row of a swap is neither.
     """

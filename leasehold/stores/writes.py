@@ -368,7 +368,7 @@ Write = CreateLease | LeaseChange | DeleteLease
 
 
 def counted(lease: Lease, epoch: int) -> Lease:
-    """Return the lease with this counter, which is both its version and its fencing number."""
+    """Return a copy of the lease with this counter. The counter is both the version and the fencing number."""
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
 

@@ -91,7 +91,7 @@ def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
 
 
 def most_moves_from(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
-    """Return, for each state, the most moves on any path from there, counting states on circles as 0."""
+    """Return, for each state, the largest number of moves on a path that starts there. States on cycles count as 0."""
     most_moves = [0] * len(graph.states)
     for number in reversed(ordered):
         if number < len(graph.steps):

@@ -245,7 +245,7 @@ class Checkpoints:
             assert done(store.write(CheckpointLease(seen, after))).checkpoint == after, (before, after)
 
     def test_a_checkpoint_never_moves_back(self, store: Store) -> None:
-        """A checkpoint before the stored one is rejected: records would be repeated, or the end be undone."""
+        """A checkpoint before the stored one is rejected. It would repeat records, or reopen a finished shard."""
         for number, (after, before) in enumerate(FORWARD):
             if before == NOON:
                 continue  # any starting position may replace any other

@@ -273,7 +273,7 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
     unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
     shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
     done, least = moves(run)
-    # A handler that compares tokens rejects a lower token than the highest it has seen for the shard.
+    # A handler that compares tokens rejects every token below the highest that it has seen for the shard.
     highest, fenced = Counter[str](), 0
     for record in run.records:
         if record.token is not None:

@@ -399,7 +399,7 @@ class OwnerChange:
 
 
 def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
-    """Yield every change of owner, in order of time. The end or removal of a lease is not one."""
+    """Yield every change of owner, in chronological order. The end or removal of a lease is no change of owner."""
     for write in writes:
         before = write.before.owner if write.before else None
         after = write.after.owner if write.after and write.verb != "delete" else None

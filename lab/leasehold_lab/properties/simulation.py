@@ -151,7 +151,7 @@ class Planner(Protocol):
 
 
 class LawBroken(AssertionError):
-    """A law does not hold. The message has what is wrong, the case as Python, and the plan."""
+    """Raised if a law does not hold. The message contains the fault, the case as Python code, and the plan."""
 
     __module__ = "leasehold.testing"  # as users import it
 

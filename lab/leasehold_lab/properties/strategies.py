@@ -204,7 +204,7 @@ def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
 
 
 def workers(names: Sequence[str] = WORKERS) -> st.SearchStrategy[Me]:
-    """Draw the worker that plans: one of these, some turns old, with a history."""
+    """Draw the worker that plans: one of these names, the number of turns it has taken, and what it has seen before."""
     return st.builds(Me, worker=st.sampled_from(names), turn=st.integers(0, 3), history=histories(names))
 
 

@@ -107,7 +107,10 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
 
 
 def limits_of(scenario: Scenario) -> Limits:
-    """Return the limits that this fleet must keep. Some rule sets leave some divisions uneven."""
+    """Return the limits that this fleet must keep.
+
+    It need not become even if its rule set may leave leases unevenly divided.
+    """
     even = all(member.config.rules.evens_out for member in scenario.members)
     return Limits(
         lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},

@@ -166,7 +166,13 @@ class Reshape:
 
 @frozen
 class Emptying:
-    """The deletion of rows under a running fleet: by position among the keys, or all, as in a recreated table."""
+    """The deletion of rows while the fleet runs.
+
+    Attributes:
+        at: When the rows are deleted.
+        places: Selects rows by their position among the sorted keys. If it is empty, all rows are deleted, as if the
+            table had been recreated.
+    """
 
     at: float
     places: tuple[int, ...] = ()
@@ -397,7 +403,7 @@ def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tupl
 def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
     """Return workers that are there from the beginning and look at different times of the cycle.
 
-    All start within a second. If they took longer, workers whose leases wait for them would seem slow to renew.
+    All workers start within a second. If some started later, the others would wait for them and seem slow to renew.
     """
     return tuple(
         evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))

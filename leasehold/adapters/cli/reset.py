@@ -182,7 +182,7 @@ def _check(position: Position, field: str) -> None:
 
 
 def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
-    """Return the moves that shift each unfinished lease by this many seconds from the time of its checkpoint."""
+    """Return the moves that set each unfinished lease to the time of its checkpoint plus this many seconds."""
     now = time()
     moves: list[Move] = []
     for lease in leases:

@@ -91,7 +91,7 @@ class ThreadExecutor:
         self.stuck = self._closed = False
 
     def start(self, work: Work) -> None:
-        """Run this work once a thread is free. Raises RuntimeError if not even one can be started."""
+        """Run this work once a thread is free. Raises RuntimeError if there is no thread and none can be started."""
         with self._changed:
             self._queue.append(work)
             # Wake an idle thread rather than start another one, so that one shard needs only one thread.

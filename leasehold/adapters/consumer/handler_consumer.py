@@ -180,7 +180,7 @@ class HandlerConsumer(ConsumerPort):
         return WAITING if self._lingers_until(now) > now else READY
 
     def _lingers_until(self, now: float) -> float:
-        """Return until when the held records wait for more; a past time if they do not."""
+        """Return the time until which the held records wait for more. If they do not wait, that time is in the past."""
         return self._window.until(self._memory.batch, lambda batch: len(self._attempts.rest(batch)), now)
 
     def resting(self, until: float) -> None:

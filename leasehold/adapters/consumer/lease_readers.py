@@ -137,7 +137,7 @@ class LeaseReaders:
             self.schedule.wake(holding.key)
 
     def _instead(self, holding: Holding, faults: int) -> Step | None:
-        """Return a step that releases the lease, once its own step has failed too often (rule 2), or None.
+        """Return a step that releases the lease if its reader's step has failed too often (rule 2); otherwise None.
 
         If the lease is to be released anyway or is lost, one fault is enough.
         """

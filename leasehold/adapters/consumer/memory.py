@@ -7,7 +7,7 @@ from threading import Lock
 from leasehold.adapters.sources.protocol import Batch
 
 PAGE_BYTES = 10 * 2**20
-"""The largest response of Kinesis, which the first read of a shard may return."""
+"""The size of the largest response that Kinesis returns. The first read of a shard may be that large."""
 
 READING_FACTOR = 4
 """How much memory a response takes at most while it is parsed, as a multiple of its payload; measured with CBOR."""

@@ -182,7 +182,10 @@ class WorkerMetrics:
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.table.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:
-        """Return whether this worker has read the whole table recently; if not, it leaves the figures to others."""
+        """Return whether this worker has read the whole table recently.
+
+        If it has not, it does not export figures about the table.
+        """
         return (
             self._worker.clock() - self._worker.table.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
         )

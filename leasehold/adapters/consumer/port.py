@@ -54,8 +54,9 @@ class Ready:
     Attributes:
         free: Whether it can take rows now.
         room: Whether more may be read.
-        working: If it acknowledges by commits: whether the next one is waited for before the lease goes.
-        look_seconds: When to look at it again if there is nothing to do; None: when the state's rest ends.
+        working: Whether the lease must stay here until the next commit, for consumers that acknowledge by commits.
+        look_seconds: After how many seconds to poll it again if there is nothing to do. If None, when the state allows
+            the next read.
     """
 
     free: bool = True

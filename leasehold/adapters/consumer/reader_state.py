@@ -102,8 +102,8 @@ class ReaderState:
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
         # Reset only by a response. If every step reset it, steps that send no request would make the retries endless.
         self._rejections, self._rejected = Rejections(), Backoff(*REJECTED_WAITS, uniform)
-        # If the consumer checkpoints by itself: the furthest position that failed, and the waits before the end of the
-        # shard is requested again.
+        # For consumers that checkpoint by themselves: the furthest position that failed, and the growing pauses between
+        # requests for the final checkpoint.
         self._failed_at, self._ends = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
 
     # Orders

@@ -38,7 +38,10 @@ READERS = 30
 WRITERS = 20
 RENEWERS = 10
 RENEWERS_MOST = 3 * WRITERS
-"""The most concurrent renewals. Clients of stores keep only a few more connections than this."""
+"""The maximum number of renewals at the same time.
+
+Clients of stores keep only a few more connections than this, so more renewals would have to wait.
+"""
 ACTORS_KEPT = 4
 """Idle writers that are kept for the next burst of work; the others end and are started again when needed."""
 MEMORY_BYTES = 256 * 2**20

@@ -164,9 +164,10 @@ MEANINGS = {
 """Each word with its meaning, the worst last."""
 
 NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
-"""The exit statuses of `leases --check` and the values of metrics: OK is 0, the others 3 to 8, the worst the highest.
+"""The exit statuses of `leases --check`, and the values of metrics.
 
-1 and 2 are the usual exit statuses of commands: a store that failed, and bad usage.
+OK is 0. The others are 3 to 8, and a worse status has a higher number. 1 and 2 keep their usual meaning: the store
+failed, or the command was used wrongly.
 """
 
 
@@ -270,7 +271,7 @@ def statuses_of(
         leases: The leases.
         lags: Their lags, by key.
         now: The time in seconds since 1970.
-        lease_seconds: The setting of owners whose rows do not contain theirs.
+        lease_seconds: The lease duration of owners whose rows do not contain it.
         watch: What was observed of the table, if it was watched.
     """
     rows = {lease.key: lease for lease in leases}

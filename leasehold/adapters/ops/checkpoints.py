@@ -207,8 +207,8 @@ def planned_copies(
     Args:
         leases: The leases to copy.
         stored: The leases in the target table.
-        live: Keys in the target table whose owners are alive. Their moves are refused.
-        counts: Whether the target table counts owners.
+        live: Keys of leases in the target table whose owners are alive. These leases are not copied.
+        counts: Whether the target table counts changes of owner (fencing numbers).
     """
     existing = {lease.key: lease for lease in stored}
     return tuple(

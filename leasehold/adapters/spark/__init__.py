@@ -10,8 +10,7 @@ Three records say how far a shard is done. No two of them can be written atomica
     the sink             the user's: it has all of a batch or none of it, and may skip a batch whose number it knows
     the lease            ours: the checkpoint, after which the next owner starts, in this query or in another worker
 
-For each shard, an offset contains the exact range of its batch (`offsets`), so a batch can be planned again from its
-offset alone.
+An offset contains the exact range of each shard in the batch, so a batch can be planned again from the offset alone.
 
 The order of events in a batch
 ------------------------------

@@ -209,7 +209,8 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     elif _latest_settled(source, lease).last is not None:
         return FOREVER_MS
     else:
-        until = source.latest(lease).sub + 1000  # include records put just now: the service tells time in seconds
+        # Include records put just now, because the service's times are cut to the second.
+        until = source.latest(lease).sub + 1000
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:

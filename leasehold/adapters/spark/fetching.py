@@ -151,7 +151,7 @@ class TaskRows:
         return cls(tuple(parts), sum(part.nbytes for part in parts))
 
     def on_disk(self, folder: str) -> "TaskRows":
-        """Move the rows into a file without a name, and send them from there."""
+        """Move the rows into an anonymous temporary file, and send them from there."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
@@ -240,7 +240,10 @@ class Transport:
         self._server: RowServer | None = None
 
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
-        """Make a partition for each task of this batch. The first one with rows to fetch opens the port."""
+        """Make a partition for each task of this batch.
+
+        The first partition that has rows to fetch opens the port they are served on.
+        """
         if self._address is None:
             embedded = list[Rows]()
             for batches in tasks:

@@ -362,8 +362,8 @@ class Watchdog:
 
         Raises:
             TimeoutError: Nothing has changed for too long.
-            ProcessLookupError: The process that started the wait is gone. Nothing could report a failure to it, and
-                the leases would be kept for no one.
+            ProcessLookupError: The process that started the wait is gone. To wait on would keep the leases for a query
+                that no longer runs.
         """
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")

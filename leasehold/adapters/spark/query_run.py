@@ -308,7 +308,7 @@ class QueryRun:
         return is_uncommitted and idle and (on_idle or ended)
 
     def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
-        """Return the ends of the previous batch that are not checkpointed yet, for shards absent from this one."""
+        """Return the uncheckpointed ends of the previous batch, for shards that the new batch does not contain."""
         absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
         positions = [
             (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)

@@ -127,8 +127,8 @@ class Discovery:
     def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
         """List the shards if that is due and possible; otherwise return None.
 
-        While a row of the table cannot be parsed, the shards related to its shard are left out, because only that row
-        shows where their leases start.
+        If a row of the table cannot be parsed, the ancestors and descendants of its shard are left out, because where
+        their leases start depends on that row.
 
         Args:
             now: The time by the worker's clock.
@@ -140,7 +140,8 @@ class Discovery:
             SourceError: The stream cannot be used and never could.
         """
         unread = frozenset(row.key for row in listing.malformed)
-        # With bulletins (C3) only this worker has cause to list now; otherwise every owner sees the same cause.
+        # With bulletins (C3), only this worker knows that a listing is due. Without them, every owner finds out at the
+        # same time.
         owners = () if me.history.hearing is not None else (lease.owner for lease in listing.leases if lease.owner)
         crowd = frozenset((*owners, me.worker))
         if self._unread - unread:
@@ -259,7 +260,7 @@ class Discovery:
     def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
         if now < self._next or not self.answered:
             return not self.answered
-        # The whole fleet is due at the same time, so draw a few workers instead of all of them listing at once.
+        # The whole fleet is due at the same time. A few workers are drawn, so that not all of them list at once.
         self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
         return _drawn(me, self._rounds, crowd)
 

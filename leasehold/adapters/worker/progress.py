@@ -190,7 +190,7 @@ class Progress:
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def resting(self, now: float, long: float) -> bool:
-        """Return whether the lease is put aside, or was until at most `long` seconds ago."""
+        """Return whether the lease is put aside, or has been available again for at most `long` seconds."""
         return self.aside is not None and now <= self.aside + long
 
     def overdue(self, idle: float) -> bool:
@@ -284,7 +284,8 @@ class ProgressMeter:
         before = progress_of(lease)
         moved = before is not None and before.owner != me
         self.moved = moved
-        # Continue the previous owner's values, or a batch that no owner can handle would always look new.
+        # Start from the previous owner's values. Otherwise a batch that no owner can handle would look new after each
+        # change of owner.
         before = before or Progress(0.0, me)
         self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
         self._arrived: float | None = None
@@ -479,7 +480,7 @@ class ProgressMeter:
         return now - max(0.0, behind, age)
 
     def _waiting(self, now: float) -> float:
-        """Return how long the oldest unfinished record has waited, or 0 if that is within the time of a slow response.
+        """Return how many seconds the oldest unfinished record has waited; 0 if no longer than a slow response takes.
 
         A single read may return everything that waits in the stream, and then counts as being at the tip.
         """

@@ -252,7 +252,10 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 
 
 def renew_pause(watch: Watch, config: Config) -> float:
-    """Return the longest wait between two calls, the heartbeat interval, because any worker may become the lookout."""
+    """Return the longest wait between two calls: the heartbeat interval.
+
+    Any worker may become the lookout, which reads the table for the group, and must then act within that time.
+    """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 

@@ -24,8 +24,11 @@ from leasehold.stores.printable import escaped, few
 log = escaped(logging.getLogger("leasehold.silence"))
 
 MARGIN = 1 / 3
-"""How much later than our last response another owner must have read, in lease times. Reads are not simultaneous, and
-clocks differ: in an outage of the stream, some owner always had the last response."""
+"""How much later than this worker another owner must have got a response, in lease times.
+
+With less we do not conclude that the stream responds to others. Reads are not simultaneous and clocks differ, so even
+in an outage of the stream one owner always got the last response.
+"""
 TRIAL = 3
 """The silence before a trial, in lease times (D4). A stream that is merely slow responds within that time."""
 REST = 2
@@ -228,7 +231,10 @@ class StreamSilence:
         return silences
 
     def _shard_due(self, holding: Holding, now: float) -> float:
-        """Return when to leave the lease because its shard alone does not respond (D7); infinity if it does."""
+        """Return when to release the lease because its shard does not respond while others do (D7).
+
+        If the shard responds, return infinity.
+        """
         progress = holding.progress
         if progress.silent_since is None:
             if progress.heard > -math.inf:

@@ -377,7 +377,10 @@ class Worker:
         return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
-        """Release the leases that are to go and whose readers have waited this long for a call of the source."""
+        """Release the leases that are to be given up and whose readers wait for a call of the source.
+
+        A reader may wait for `seconds` first.
+        """
         self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:

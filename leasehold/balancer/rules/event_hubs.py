@@ -91,7 +91,7 @@ class EventHubs(RuleSet):
 
 
 def _share(census: Census) -> tuple[int, int]:
-    """Return the whole partitions per owner and how many owners may hold one more (E2)."""
+    """Return the number of partitions per owner, rounded down, and how many owners may hold one more (E2)."""
     return divmod(len(census.leases), len(census.counts))
 
 

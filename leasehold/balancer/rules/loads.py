@@ -1,4 +1,4 @@
-"""Balances throughput where it is known: the fewest moves that bring the most loaded worker into a band (M13).
+"""Balances throughput, if it is known, with the fewest moves that bring the most loaded worker close to the mean (M13).
 
 Counts do not show loads: a worker with an even share of leases may carry nearly three times the mean load. If weights
 are known, counts may differ by half a share more than usual, and loads decide within that range.

@@ -37,7 +37,10 @@ def full_namespace(namespace: str) -> str:
 
 
 def stream_of(namespace: str, hub: str, group: str) -> str:
-    """Return the stream of a consumer group's leases. It is the folder of its blobs, and the same in every layout."""
+    """Return the name of the stream that a consumer group's leases belong to.
+
+    It is the path of the folder that holds the group's blobs.
+    """
     return f"{namespace}/{hub}/{group}".lower()
 
 

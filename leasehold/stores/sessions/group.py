@@ -263,8 +263,8 @@ class Page:
     def _gather_into(self, batch: list[Ticket]) -> None:
         """Add the tickets of one group to `batch`. At least one ticket is in the queue.
 
-        A round is complete when all leases of the previous round have arrived. A group starts a new round if the last
-        one was complete, or if a lease arrives for the second time.
+        Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the round before. The
+        next ticket then starts a new round, and so does a second ticket for the same lease.
         """
         latest = self._sync.clock() + self._gather
         patient: set[str] = set()

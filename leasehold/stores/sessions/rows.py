@@ -47,7 +47,7 @@ from leasehold.stores.requests import (
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
-"""The prefixes of the three kinds of rows, after the prefix of the table."""
+"""The prefixes of the three kinds of rows. They follow the prefix of the table in the key."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
 _FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")

@@ -65,8 +65,8 @@ class SessionStore:
 
     Args:
         cells: The rows of the table.
-        sync: The clock, locks and queues; by default those of threads.
-        gather_seconds: How long a renewal or checkpoint waits for others, in seconds.
+        sync: The clock, locks and queues; by default those of Python's threads.
+        gather_seconds: How long a renewal or checkpoint waits, in seconds, to be written together with others.
         ids: Returns the id of a new session, which must be unique.
     """
 

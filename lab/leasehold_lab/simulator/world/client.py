@@ -180,7 +180,10 @@ class Client:
         return Listing(tuple(rows))
 
     def _throttled(self, meter: UnitBudget, units: float) -> None:
-        """Wait until the table has served this. Raises OutcomeUnknown if that takes longer than `patience_seconds`."""
+        """Wait until the table has the capacity for this request.
+
+        Raises OutcomeUnknown if that takes longer than `patience_seconds`.
+        """
         seconds = meter.wait(units)
         if not seconds:
             return

@@ -498,5 +498,5 @@ class HubConnection(asyncio.Protocol):
 
 
 async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:
-    """Start to listen, and return the server, which the caller must keep."""
+    """Start listening, and return the server. The caller must keep a reference to it."""
     return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *place)

@@ -133,7 +133,7 @@ _WOULD = {
 
 
 def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
-    """Print every move, and return the exit, whose status is 1 if any move was refused."""
+    """Print every move. Return the exception that ends the command, with status 1 if a move was refused."""
     moves = tuple(moves)
     refused = sum(move.do == "refuse" for move in moves)
     if as_json:

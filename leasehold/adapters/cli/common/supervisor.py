@@ -30,7 +30,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.supervisor"))
 
 SUPERVISED = "LEASEHOLD_SUPERVISED"
-"""The environment variable of a process that must drain once its standard input ends."""
+"""If this environment variable is set, the process is supervised: it drains when its standard input ends."""
 
 LEAST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 60.0

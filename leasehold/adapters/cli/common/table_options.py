@@ -16,7 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., None])
 def table_options(*names: str) -> Callable[[Function], Function]:
     """Replace `**options: Unpack[TABLE]` of a command by parameters for these options, which Typer understands.
 
-    The parameters stand before those that are keyword-only. The command gets their values in `options`, by name.
+    The new parameters come before the command's keyword-only parameters. The command receives their values in
+    `options`, by name.
 
     Args:
         names: The options to have; none: all that commands have.

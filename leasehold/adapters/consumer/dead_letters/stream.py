@@ -28,7 +28,7 @@ class StreamSink:
         self._client, self._stream = client, stream
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
-        """Write the dead letter as a record, with the partition key of its own record."""
+        """Write the dead letter as a record, with the partition key of the record that failed."""
         # With this key, dead letters of one key stay in the order in which their records failed.
         self._put(dead_letter.line, dead_letter.record.partition_key or dead_letter.lease, None)
 

@@ -17,7 +17,7 @@ def record_of_event(event: EventData) -> Record:
     It accepts anything that a sender may have written. Otherwise reading would stop at this event forever.
 
     Raises:
-        SourceError: If the event has no valid sequence number, which the service assigns.
+        SourceError: If the event has no valid sequence number. The service assigns one to every event.
     """
     # Read the annotations directly, because the event's properties look them up one by one, and build a datetime.
     annotations = event.raw_amqp_message.annotations or {}

@@ -74,7 +74,8 @@ class UserRecord:
         data: The bytes passed to the producer.
         partition_key: None if the stream has none.
         explicit_hash_key: The string that the producer wrote, or None.
-        sub_sequence_number: The index in the aggregate, counting dropped records, from 0; 0 without an aggregate.
+        sub_sequence_number: The index in the aggregate, starting at 0. Dropped records are counted. It is 0 for records
+            that were not aggregated.
     """
 
     data: bytes

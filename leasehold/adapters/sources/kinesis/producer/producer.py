@@ -494,7 +494,7 @@ class Producer:
         Records without a result fail, and their number is logged as an error.
 
         Raises:
-            ProducerError: If the producer had stopped because of an error, or in another process than its own.
+            ProducerError: If an error had stopped the producer, or if this is not the process that created it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
