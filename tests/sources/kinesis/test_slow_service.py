@@ -271,7 +271,7 @@ def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
 def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     """Longer timeouts keep a producer from sending the same records again and again."""
     service = SlowService()
-    producer = KinesisPutClient(cast("Any", service.clients(limits=PUT_TIMEOUTS)), "orders")
+    producer = KinesisPutClient(cast("Any", service.clients(timeouts=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put(unit) for _ in range(4)] == [
