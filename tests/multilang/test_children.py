@@ -323,7 +323,7 @@ def test_no_child_is_started_once_all_is_closed() -> None:
 
     async def story() -> None:
         await children.close()
-        with pytest.raises(ChildNotStarted, match=r"^the daemon ends$"):
+        with pytest.raises(ChildNotStarted, match=r"^the daemon is shutting down$"):
             await children.begin("s", TRIM_HORIZON, _never)
 
     _run(children, story)
