@@ -81,7 +81,7 @@ def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
         told = []
         for form in ("plain", "compiled"):
             places, sizes = forms[form]["places"], (4, len(case.data) - 16)
-            found = places.placed(case.data, *sizes)
+            found = places.locate(case.data, *sizes)
             whole = found and places.LocatedRecords(case.data, *found, number="7", arrived=1.5)
             told.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
         assert told[0] == told[1], case.name
