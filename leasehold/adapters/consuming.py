@@ -342,7 +342,7 @@ def dead_letter_of(
 def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
     """Return the URL with only the options that identify the place, in a fixed order; none of them is a secret.
 
-    A file has its full path, because two groups may each have a file called `leases.db`.
+    A file is identified by its full path, because two groups may each have a file called `leases.db`.
     """
     if scheme == "sqlite" and (folder := _folder()) is not None:
         place = str(folder / place)

@@ -79,7 +79,7 @@ STAND_IN_SECONDS = 1.0
 """How much later each rank stands in than the one before it (C8). One is enough while it is alive."""
 
 LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
-"""How often the lookout lists the table (C5), and how often a worker that sees no other worker's lease does (C13)."""
+"""How often the lookout lists the table (C5). A worker that sees no leases of others lists it as often (C13)."""
 
 LATE_SECONDS = 1.5
 """How long after a renewal was due its owner is suspected (C5), since a request may stall or a process pause."""
@@ -284,7 +284,7 @@ def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
 
 
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
-    """Return releases of the expired leases if this worker is on duty (C6).
+    """Return a `Release` for each expired lease if this worker is the lookout (C6).
 
     Others can then claim these leases without having watched them. Under M12 nothing is freed, because a released lease
     waits for its owner's successor, and dead workers have none.

@@ -22,7 +22,10 @@ T = TypeVar("T")
 CellKind = Literal[
     "name", "text", "names", "worker", "count", "sequence", "hash key", "KB/s", "seconds", "flag", "notes"
 ]
-"""Names, and the names of workers if present, have at least one character. Hash keys are decimal strings."""
+"""Names have at least one character, as have the names of workers if a field contains one.
+
+Hash keys are decimal strings.
+"""
 
 
 @frozen
@@ -265,7 +268,7 @@ def valid_lease(row: Lease | Malformed) -> Lease:
 
 
 def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
-    """Return a listing of these rows, sorted by key. None, for a row that is not a lease, is ignored."""
+    """Return a listing of these rows, sorted by key. Rows that are not leases are passed as None, and left out."""
     ordered = sorted((row for row in rows if row is not None), key=attrgetter("key"))
     leases = tuple(row for row in ordered if isinstance(row, Lease))
     return Listing(leases, tuple(row for row in ordered if isinstance(row, Malformed)))

@@ -223,7 +223,7 @@ def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[
         where: What the URL is, for the error.
 
     Raises:
-        ValueError: If there is a session but the URL is not one of AWS.
+        ValueError: If a session is passed and the URL is not for AWS.
     """
     if session is not None and scheme.extra != "aws":
         raise ValueError(f"{where}: a session of boto3's has the credentials of AWS, and this URL is none of AWS")

@@ -73,7 +73,7 @@ def in_order(graph: Graph) -> tuple[int, ...]:
 
 
 def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
-    """Return a circle of states that a fleet may follow forever, or () if there is none."""
+    """Return a cycle of states in which a fleet may stay forever, or () if there is none."""
     on_cycles = set(range(len(graph.states))) - set(ordered)
     before: dict[int, int] = {}
     for number in on_cycles & set(range(len(graph.steps))):

@@ -219,7 +219,7 @@ def dev_services(
 
     Raises:
         ValueError: A folder is given, but hubs and tables are kept in memory.
-        ServiceError: A stand-in cannot be had.
+        ServiceError: A stand-in cannot be installed or started.
     """
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]
     others = [stream for stream in streams if stream.kind != "eventhubs"]

@@ -1,4 +1,4 @@
-"""The limits that a run must keep, and the breaches of them."""
+"""Defines the limits of a run, and the breaches that the judge reports."""
 
 import math
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ from leasehold_lab.judge.run import JudgedRun, ReaderChange, alive_at
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
-"""Incidents that may keep a shard from being read ("gone" is not one: a process that is gone was told to leave)."""
+"""Incidents that may keep a shard from being read. "gone" is not among them: such a process has drained first."""
 
 
 @frozen
@@ -132,7 +132,7 @@ class Explanations:
         return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - covered)
 
     def breaches(self) -> Iterator[Breach]:
-        """Yield the wait of each shard that is least explained, and every repetition that no fault explains."""
+        """Yield, for each shard, the wait with the weakest explanation, and each repetition without one."""
         if self._limits.wait_seconds == math.inf:
             return
         worst: dict[str, RecordWait] = {}

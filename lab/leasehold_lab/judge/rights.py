@@ -79,7 +79,8 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
         if not write.done or before is None or after is None or write.verb == "delete":
             continue
         previous = last.get(write.key)
-        # Only claims and releases are judged: a steal may take a held lease, and a gift is made by the owner.
+        # Only claims and releases are checked. A steal may take a lease that is held, and a hand-off is written by the
+        # owner.
         if (
             write.verb in {"claim", "release"}
             and previous is not None

@@ -182,7 +182,7 @@ class JudgedRun:
         return frozenset(shards)
 
     def unaware(self, process: str, shard: str, t: float) -> bool:
-        """Whether a process could not know at `t` that this shard's lease was unfinished (L13).
+        """Whether, as far as a process could know at `t`, this shard's lease was finished (L13).
 
         That is so if an operator had deleted its row, and the process first read the table after that or within a
         lease before it. To such a process a missing row means a finished lease.

@@ -184,7 +184,7 @@ def calls() -> st.SearchStrategy[str]:
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
-    """Draw histories that earlier reads of a table may have left, about these owners."""
+    """Draw histories about these owners, as a worker has them after several reads of the table."""
     holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
     pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
     seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))

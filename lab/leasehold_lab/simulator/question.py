@@ -1,6 +1,6 @@
 """A question to the simulator and its answer: one fleet, one seed, one outcome.
 
-`on_this_machine` and `on_spark` answer a question for many seeds. `forecast_of` runs a scenario and returns what a
+`on_this_machine` and `on_spark` run a simulation for many seeds. `forecast_of` runs a scenario and returns what a
 change does to a fleet.
 """
 

@@ -58,7 +58,7 @@ class Suspects:
     """Records up to and including `end` that failed together.
 
     Attributes:
-        end: The order of the last record's position.
+        end: The position of the last record, as a value that can be compared.
         attempts: How often the records have been dispatched.
     """
 

@@ -12,7 +12,7 @@ There are four marks, each a position of the shard, and one invariant:
                   reader went.
     delivered     The end of the records that a consumer was given.
     acknowledged  The end of the records that the consumer has finished with. A plain handler acknowledges by returning,
-                  Spark by committing, and a consumer that checkpoints by itself by its checkpoint. No other position is
+                  Spark by committing, and a self-checkpointing handler by its checkpoint. No other position is
                   ever stored.
     committed     The checkpoint of the lease.
 

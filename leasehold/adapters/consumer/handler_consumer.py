@@ -1,4 +1,4 @@
-"""Has a handler process the records of a held shard, one batch at a time.
+"""Gives the records of a held shard to a handler, one batch at a time.
 
 `HandlerConsumer` is the consumer of a `LeaseReader` for every handler: a plain function in threads, an `async def`
 function on the event loop, the iterator of `leasehold.read`, and a handler that checkpoints by itself, such as that of
@@ -110,7 +110,7 @@ def first_after(batch: Batch, piece: Delivery) -> float | None:
 
 
 def first_untried(piece: Delivery) -> Delivery:
-    """Return the first record as a batch for the dead letter, without the attempt that is not made."""
+    """Return the first record as a batch for the dead letter. Its attempt is not counted: the handler is not called."""
     first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
     return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
 

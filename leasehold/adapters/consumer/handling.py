@@ -508,7 +508,7 @@ class Handling:
         if self.max_age_seconds < math.inf and self.dead_letter is None:
             raise ValueError("max_age_seconds: old records go to the dead letter, and there is none: set `dead_letter`")
         if self.final_checkpoint is not None and self.max_records is not None:
-            # The next part would be dispatched although the handler has not checkpointed the previous one.
+            # Otherwise the next part would be dispatched before the handler has checkpointed this one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
         if self.final_checkpoint is not None and self.linger_seconds:
             raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")

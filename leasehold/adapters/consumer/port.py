@@ -8,7 +8,8 @@ It holds a `ConsumerPort`, which takes the records:
     AcknowledgingConsumer   gives batches to a user's `ShardConsumer`, which acknowledges them later
     ShardPrefetcher         buffers rows ahead of Spark, which acknowledges them by a commit
 
-Both of them work on the same `HeldShard`. A consumer never calls its reader. It returns what is to be done next.
+The reader and the consumer work on the same `HeldShard`. A consumer never calls its reader. Its methods return what the
+reader is to do next.
 """
 
 from abc import ABC, abstractmethod

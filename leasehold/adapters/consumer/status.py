@@ -221,7 +221,7 @@ class LeaseWatch:
     def stands(self) -> float:
         """For how many seconds the position has not moved."""
         since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
-        # Counted from the first look that showed this position; earlier times are unknown.
+        # Counted from the first read of the table in which the lease had this position. Earlier times are unknown.
         return since[-1] - since[0] if since else 0.0
 
     @property

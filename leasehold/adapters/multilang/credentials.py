@@ -1,4 +1,4 @@
-"""Turns the credentials of a `.properties` file, which are classes of Java's SDK, into boto3 sessions.
+"""Makes boto3 sessions from the credentials in a `.properties` file, which names classes of the AWS SDK for Java.
 
     Name[|argument…][|key=value…]
 

@@ -271,7 +271,7 @@ class Sliceable(Protocol):
     """A source that knows when a shard's records up to a time are complete."""
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return the last record of the shard, or None while records may still arrive with a time before `until`.
+        """Return the last record of the shard, or None while records that arrived before `until` may still appear.
 
         Args:
             lease: The lease of the shard.

@@ -200,7 +200,8 @@ def encode(offset: Offset) -> dict[str, Any]:
     optional: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
     optional |= {"i": offset.incarnation} if offset.incarnation else {}
     optional |= {"t": offset.tasks} if offset.tasks else {}
-    # Few ranges stay readable, so that one can see in a checkpointLocation where a query is.
+    # If there are only a few ranges, they are stored as plain text, so that people can see in a checkpointLocation how
+    # far a query has come.
     if len(offset.ranges) < PACKED_FROM:
         return {
             "v": READABLE_VERSION,

@@ -102,8 +102,8 @@ class Handoffs:
             requested, self._asked = tuple(self._asked.values()), {}
         for lease in requested:
             try:
-                # Otherwise the owner would give the lease to a worker that has left, and it would stay unread until it
-                # is taken back.
+                # Otherwise the owner would give the lease to a worker that has left. The shard would stay unread until
+                # the owner takes the lease back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
                 log.warning("lease %s: the request for it stands until its owner overrules it: %s", lease.key, fault)

@@ -299,8 +299,8 @@ class Holding:
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
         self._origin.check()
         with self._lock:
-            # A lost reply causes one rejection, and a next owner that registers in the meantime another, so retry a few
-            # times.
+            # A lost reply causes one rejection. If a next owner registers meanwhile, that causes another, so retry a
+            # few times.
             for _ in range(ATTEMPTS):
                 if self.lost.is_set():
                     return ended and self._ended

@@ -190,7 +190,7 @@ class Progress:
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def resting(self, now: float, long: float) -> bool:
-        """Return whether the lease is put aside, or has been available again for at most `long` seconds."""
+        """Return whether the lease is left to other workers, or was until no more than `long` seconds ago."""
         return self.aside is not None and now <= self.aside + long
 
     def overdue(self, idle: float) -> bool:
@@ -371,9 +371,9 @@ class ProgressMeter:
         """Note a read before its batch is handled. Without a response it does not count as a read (rule 3).
 
         Args:
-            batch: The batch, with the earlier records that are held and not delivered.
-            now: The time by the clock of this meter.
-            waits: Why its records wait, if they are not to be delivered yet.
+            batch: The batch, including earlier records that were not delivered yet.
+            now: The time by the worker's clock.
+            waits: If the records are not to be delivered yet, why.
         """
         if batch.answered:
             with self._lock:
@@ -444,8 +444,8 @@ class ProgressMeter:
         """Note that a part of a batch is done: its handler has checkpointed it, or the batch was dispatched in parts.
 
         Args:
-            now: The time by the clock of this meter.
-            first: When the first record of the rest arrived, in seconds since 1970; None if unknown.
+            now: The time by the worker's clock.
+            first: When the first record arrived that is not done, in seconds since 1970; None if unknown.
         """
         with self._lock:
             if first is not None:

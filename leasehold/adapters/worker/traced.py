@@ -150,7 +150,7 @@ class TracedSpans(WorkerSpans):
 
 
 class TracedStore(PassingStore):
-    """A store that makes a span of each call to the service."""
+    """A store that records a span for each call to the service."""
 
     def __init__(self, store: Store, spans: TracedSpans) -> None:
         super().__init__(store)

@@ -118,7 +118,7 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take a partition if below the share rounded down, or at it once no worker is below it (E4).
+    """Take a partition if below the share rounded down, or if exactly at it and no worker is below it (E4).
 
     Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
     share takes from owners that hold one more, so that no state is stuck.

@@ -60,7 +60,7 @@ from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
 ALTERNATES = 3
-"""How many further leases a newcomer names, to try if another worker was faster (M5)."""
+"""How many alternatives a newcomer chooses in addition. It tries them if another worker takes its first choice (M5)."""
 
 
 def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:

@@ -96,7 +96,7 @@ class Tickets(Protocol):
 
 
 class SyncPrimitives(Protocol):
-    """The clock, locks and queues of a scheduler, with which a store waits."""
+    """The clock, locks and queues that a store uses to wait. They belong to a scheduler."""
 
     def clock(self) -> float:
         """Return monotonic seconds."""

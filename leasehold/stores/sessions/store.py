@@ -628,7 +628,7 @@ def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
 
 
 def _passed_row(joint: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
-    """Return the row after the lease has passed to this session, or to none (""), with the next epoch."""
+    """Return the row with the next epoch and this session as owner. If `session` is "", the lease has no owner."""
     epoch = max(joint.row.lease.epoch + 1, epoch)
     lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
     return evolve(joint.row, lease=lease, stamps=restamped(joint, after.annotations), session=session, next_owners="")

@@ -17,7 +17,7 @@ from proton import Message
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, DATA = 0x70, 0x71, 0x72, 0x75
 DESCRIBED = b"\x00\x53"
-"""The beginning of a described value of AMQP whose descriptor is a small number."""
+"""The first bytes of an AMQP described type whose descriptor is a `smallulong`."""
 
 SECTIONS = range(0x70, 0x79)
 ENVELOPE = (HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, 0x73, 0x74)

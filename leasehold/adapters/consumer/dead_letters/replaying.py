@@ -194,7 +194,7 @@ def replay_stream(
         DeadLetterError: A dead letter could neither be handled nor put back, or a signal ended the replay early.
         SystemExit: The handler has raised it.
         KeyboardInterrupt: The handler has raised it.
-        WorkerError: As for `run`, like StoreError and SourceError.
+        WorkerError: As for `run`. So are StoreError and SourceError.
     """
     began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, tell)
     runner = Runner(worker, Handling(calls.handle))

@@ -108,7 +108,7 @@ class FolderSink:
                     raise
                 unfinished.replace(file)  # a dead letter of this name is of the same record
             unfinished.unlink(missing_ok=True)
-            # The name must be on disk, too, because a file without one is lost.
+            # The directory entry must be on disk, too. Otherwise the file would be lost in a power failure.
             self._keep()
         except OSError as fault:
             with suppress(OSError):

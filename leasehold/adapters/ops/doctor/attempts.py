@@ -108,7 +108,7 @@ class RightAttempt:
 
 @frozen
 class RightsTrial:
-    """The rights on a store or on one stream, and how to try them.
+    """The permissions on a store or a stream, and the requests that show whether they are granted.
 
     Attributes:
         name: The name in messages, including the one about its clock.

@@ -1,4 +1,4 @@
-"""Tries the rights of a worker on a lease table in DynamoDB."""
+"""Checks the permissions of a worker on a lease table in DynamoDB."""
 
 from collections.abc import Mapping
 from functools import partial

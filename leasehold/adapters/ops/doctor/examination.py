@@ -115,7 +115,7 @@ def gap_seconds(config: Config) -> float:
 
 
 def gap_finding(config: Config) -> Finding:
-    """Return the longest time that a shard is unread after a crash, as a finding."""
+    """Return a finding: the longest time that a shard stays unread after a crash."""
     sentence = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
     parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
@@ -414,7 +414,7 @@ def _recognise(results: _Results, url: str, listing: Listing) -> None:
 
 
 def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
-    """Return the list price, in which prices that the user gave replace the listed ones."""
+    """Return the price list, with the prices that the user passed in place of the listed ones."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
         return listed

@@ -208,7 +208,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
 
 
 EXPLAINED_MAX = 500
-"""The most leases, the worst first, whose story is in a saved page."""
+"""The maximum number of leases that are explained in a saved page. Those with the worst status come first."""
 
 
 def saved_page(watchers: Sequence[TableWatcher]) -> str:

@@ -377,7 +377,7 @@ class TableWatcher:
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
     def explain_all(self, keys: Iterable[str]) -> dict[str, Any]:
-        """Return what `explain` returns of each of these leases, and of each worker, by kind and name."""
+        """Return the output of `explain` for each of these leases and workers. The keys are the kind and the name."""
         table = self.seen.table
         if table is None:
             return {"lease": {}, "worker": {}}

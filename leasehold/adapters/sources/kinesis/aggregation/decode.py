@@ -166,7 +166,9 @@ def deaggregate(
 def locate_records(
     data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
 ) -> "LocatedRecords | None":
-    """Return all user records of an aggregate, located but not copied, if `deaggregate` would drop none of them.
+    """Return the places of all user records of an aggregate, without copying them.
+
+    Return None if `deaggregate` would drop a record.
 
     Args:
         data: The data of the Kinesis record.

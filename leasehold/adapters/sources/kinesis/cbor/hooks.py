@@ -372,7 +372,10 @@ class CborHooks:
             response_dict["body"] = InitialResponse()
 
     def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
-        """Return 0, the seconds to wait, if the request must be made again in JSON; None leaves it to boto3."""
+        """Return 0, the seconds to wait before the request is repeated in JSON.
+
+        If boto3 is to decide about a retry, return None.
+        """
         if response is None:
             return None
         http, parsed = response
