@@ -103,7 +103,7 @@ def live_keys(
 ) -> frozenset[str]:
     """Return the keys of the leases whose owner renewed within `still_seconds`.
 
-    Waits for `seconds`, unless the ages of the rows already show that no owner has renewed them.
+    Waits for `still_seconds`, unless the ages of the rows already show that no owner has renewed them.
     """
     (keys,) = live_keys_of_each([(store, leases)], still_seconds, pause)
     return keys
