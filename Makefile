@@ -113,6 +113,7 @@ chaos-spark: $(READY) #: kill, steal, split and block under applications of Spar
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0 --pyspark '' --pyspark 4.1 --executors
 	$(BIN)/python tests/integration/spark_copies.py
 	$(BIN)/python tests/integration/spark_blocked.py
+	$(BIN)/pytest -q -n 0 -m '' tests/docs/spark_page.py
 
 dist: $(READY) #: build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here
 	$(BIN)/python tests/releasing.py dist

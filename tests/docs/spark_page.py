@@ -1,4 +1,4 @@
-"""A user types the programs of docs/spark.md, on each version of PySpark that the page names."""
+"""A user types the programs of docs/spark.md, on each version of PySpark that the page names (`make chaos-spark`)."""
 
 import json
 import os
@@ -21,14 +21,7 @@ from standins.spark import SOON, pyspark_path
 from leasehold.adapters.spark.pipeline import START_ATTEMPTS, START_TIMEOUT
 from leasehold.adapters.toolchain import ServiceError, java_home
 
-pytestmark = [
-    pytest.mark.more,
-    pytest.mark.spark,
-    pytest.mark.services,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(3000),
-]
+pytestmark = pytest.mark.timeout(3000)
 
 PAGE = "docs/spark.md"
 DEV = "leasehold dev orders=4 --rate 50"
