@@ -29,14 +29,16 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased  # noqa: PLC0415
+    from leasehold.adapters.spark.leased_source import LeasedSource  # noqa: PLC0415
 
     # The cores of all executors that have registered by now. A client of Spark Connect cannot see them.
     cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
-    attributes = {"known": cores | driver_address(spark)}
-    # Classes created here are pickled by value, with these attributes, for Spark's other processes.
-    spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), attributes))
-    spark.dataSource.register(type("DynamoLeasedHere", (DynamoLeased,), attributes))
-    spark.dataSource.register(type("EventHubsLeasedHere", (EventHubsLeased,), attributes))
+    session_options = cores | driver_address(spark)
+    for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
+        # A class created here is pickled by value, with its attributes, for Spark's other processes.
+        for_session: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
+        for_session.session_options = session_options
+        spark.dataSource.register(for_session)
 
 
 def driver_address(spark: "SparkSession") -> dict[str, str]:
