@@ -21,7 +21,7 @@ from convergence_rows import asking
 from lookout_deaths import OURS, Death, Fleet, unread
 from store_traffic import measured
 
-from leasehold.adapters.worker import worker
+from leasehold.adapters.worker import table_view
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer import lookout as schedule
 from leasehold.balancer.lookout import lookout_ranks, scaled
@@ -45,13 +45,13 @@ def _to(**values: object) -> tuple[Change, ...]:
 
 NO_WARNINGS = _to(WARNED_SECONDS=0.0)
 NO_EXACT_LOOK: tuple[Change, ...] = (
-    (schedule, "_until_judged", lambda _census, _me, config: scaled(schedule.LOOK_SECONDS, config)),
+    (schedule, "_seconds_to_next_listing", lambda _census, _me, config: scaled(schedule.LOOK_SECONDS, config)),
 )
 NO_STAND_IN = _to(SILENT_SECONDS=math.inf, LOOKS_SILENT_SECONDS=math.inf)
 NO_EARLY_LISTING = _to(EARLY_SECONDS=math.inf)
 NO_LAST_RESORT = _to(LAST_RESORT_SECONDS=math.inf)
-NO_ABDICATION: tuple[Change, ...] = ((schedule, "_abdication", lambda *_: ()),)
-LISTINGS: tuple[Change, ...] = ((worker, "first_watch", lambda *_: Watch()),)
+NO_ABDICATION: tuple[Change, ...] = ((schedule, "_last_bulletin", lambda *_: ()),)
+LISTINGS: tuple[Change, ...] = ((table_view, "first_watch", lambda *_: Watch()),)
 
 ABLATIONS: dict[str, tuple[Change, ...]] = {
     "as it is": (),
