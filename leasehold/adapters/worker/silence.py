@@ -52,37 +52,41 @@ class SilentLease:
 
 
 @define
+class _Rest:
+    """The time for which leases are left to other workers. The next rest is twice as long.
+
+    Attributes:
+        seconds: How long the next rest takes.
+        until: When the last rest ends.
+    """
+
+    seconds: float
+    until: float = -math.inf
+
+    def begin(self, now: float) -> float:
+        """Begin a rest; return how long it takes."""
+        seconds, self.seconds = self.seconds, min(2 * self.seconds, REST_SECONDS_MOST)
+        self.until = now + seconds
+        return seconds
+
+
+@define
 class _StreamState:
     """What is known of one stream.
 
     Attributes:
-        rest_seconds: How long the next rest takes.
-        rests_until: Until when its leases are left to other workers.
+        rest: The rest from the stream.
         trial_due: When the next lease may be released as a trial.
         checkpoints: The checkpoints of other owners when this worker first saw the table after it got no response.
         read_by: Another owner that has read the stream since.
         silent_at: When it was last found not to respond.
     """
 
-    rest_seconds: float
-    rests_until: float = -math.inf
+    rest: _Rest
     trial_due: float = -math.inf
     checkpoints: dict[str, tuple[str, tuple[int, int, int]]] | None = None
     read_by: str = ""
     silent_at: float = -math.inf
-
-
-@define
-class _ShardState:
-    """What is known of one shard that does not respond, although its stream does.
-
-    Attributes:
-        rest_seconds: How long the next rest takes.
-        rests_until: Until when its lease is left to other workers.
-    """
-
-    rest_seconds: float
-    rests_until: float = -math.inf
 
 
 class StreamSilence:
@@ -96,7 +100,7 @@ class StreamSilence:
     def __init__(self, me: str, config: Config) -> None:
         self._me, self._lease_seconds = me, config.lease_seconds
         self._streams: dict[str, _StreamState] = {}
-        self._shards: dict[str, _ShardState] = {}
+        self._shards: dict[str, _Rest] = {}
         self._next = -math.inf
 
     @property
@@ -124,8 +128,8 @@ class StreamSilence:
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that take a lease while this worker rests from it or its stream (D5)."""
-        resting = {name for name, stream in self._streams.items() if now < stream.rests_until}
-        shards = {key for key, shard in self._shards.items() if now < shard.rests_until}
+        resting = {name for name, stream in self._streams.items() if now < stream.rest.until}
+        shards = {key for key, rest in self._shards.items() if now < rest.until}
         return tuple(action for action in actions if not self._left_to_others(action, resting, shards))
 
     def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
@@ -151,9 +155,9 @@ class StreamSilence:
             stream = self._stream(name)
             since = silences.get(name)
             if since is None:
-                if any(holding.progress.heard > stream.rests_until for holding in held):
+                if any(holding.progress.heard > stream.rest.until for holding in held):
                     # There was a response since the last rest, so the next one is short again.
-                    stream.rest_seconds, stream.trial_due = REST * self._lease_seconds, -math.inf
+                    stream.rest.seconds, stream.trial_due = REST * self._lease_seconds, -math.inf
                 stream.checkpoints, stream.read_by = None, ""
                 continue
             if stream.silent_at == now:
@@ -196,7 +200,7 @@ class StreamSilence:
     def _of_stream(  # noqa: PLR0917  one call
         self, stream: _StreamState, name: str, leases: Collection[Lease], held: list[Holding], since: float, now: float
     ) -> list[SilentLease]:
-        if now < stream.rests_until:
+        if now < stream.rest.until:
             return []
         silence = f"the stream has not responded to this worker for {now - since:.0f} s"
         annotated = [*self._annotated(name, leases, held, since, now)]
@@ -208,8 +212,8 @@ class StreamSilence:
         else:  # D4
             left = [min(held, key=lambda holding: holding.key)]
             why = f"{silence}; another worker may try it"
-        rest, stream.rest_seconds = stream.rest_seconds, min(2 * stream.rest_seconds, REST_SECONDS_MOST)
-        stream.rests_until, stream.trial_due = now + rest, now + 2 * rest
+        rest = stream.rest.begin(now)
+        stream.trial_due = now + 2 * rest
         log.warning(
             "%s; releasing %s, leaving its leases to others for %.0f s: check this worker's connection to the stream",
             why,
@@ -220,7 +224,7 @@ class StreamSilence:
         return [SilentLease(holding, self._lease_seconds) for holding in left]
 
     def _stream(self, name: str) -> _StreamState:
-        return self._streams.setdefault(name, _StreamState(REST * self._lease_seconds))
+        return self._streams.setdefault(name, _StreamState(_Rest(REST * self._lease_seconds)))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
         """Return, for each stream that does not respond, since when it has not, and record these streams as silent."""
@@ -246,15 +250,13 @@ class StreamSilence:
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
             return since + max(self._lease_seconds, 2 * progress.waited)
-        shard = self._shards.get(holding.key)
+        rest = self._shards.get(holding.key)
         # If no worker gets a response, each of them keeps the lease for longer every time.
-        return since + max(TRIAL * self._lease_seconds, shard.rest_seconds if shard else 0.0)
+        return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
     def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
         """Return the lease of a shard that does not respond, to be given to the owner that has the fewest leases."""
-        shard = self._shards.setdefault(holding.key, _ShardState(REST * self._lease_seconds))
-        rest, shard.rest_seconds = shard.rest_seconds, min(2 * shard.rest_seconds, REST_SECONDS_MOST)
-        shard.rests_until = now + rest
+        rest = self._shards.setdefault(holding.key, _Rest(REST * self._lease_seconds)).begin(now)
         others = Counter(
             lease.owner
             for lease in leases
