@@ -11,8 +11,9 @@ from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
+from leasehold.adapters.consumer.batch_consumer import MEMORY_SECONDS
 from leasehold.adapters.consumer.dispatcher import Dispatcher
-from leasehold.adapters.consumer.handler_consumer import MEMORY_SECONDS, HandlerConsumer
+from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, LeaseReader
 from leasehold.adapters.consumer.lifecycle import end

@@ -12,24 +12,23 @@ from `acknowledged` are checkpointed, so a crash repeats whatever it has not fin
 import logging
 from collections.abc import Callable
 
+from leasehold.adapters.consumer.batch_consumer import BatchConsumer
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, Happening, OpenConsumer, ShardConsumer
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Next, Ready
+from leasehold.adapters.consumer.port import GiveUp, HeldShard, Next, Ready
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
 LOOK_SECONDS = 0.25
 """How often to ask a consumer for room and for acknowledgements if it does not wake its reader."""
-MEMORY_SECONDS = 1.0
-"""When to ask for memory again if nothing wakes the reader sooner."""
 
 
 def acknowledging_reader(
@@ -65,7 +64,7 @@ def acknowledging_reader(
     return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
-class AcknowledgingConsumer(ConsumerPort):
+class AcknowledgingConsumer(BatchConsumer):
     """Gives the records of one held shard to a user's consumer.
 
     Args:
@@ -84,9 +83,8 @@ class AcknowledgingConsumer(ConsumerPort):
         memory: MemoryShare,
         dispatcher: Dispatcher,
     ) -> None:
-        self._shard, self._handling, self._opened, self._dispatcher = shard, handling, opened, dispatcher
-        self._holding, self._state, self._cursor = shard.holding, shard.state, shard.cursor
-        self._memory = memory
+        super().__init__(shard, handling, memory, dispatcher)
+        self._opened = opened
         self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, shard.worker.uniform)
         self._consumer: ShardConsumer | None = None
         self._last_taken: Position | None = None  # the end of the last batch that is not acknowledged completely
@@ -95,42 +93,24 @@ class AcknowledgingConsumer(ConsumerPort):
 
     # Beginning and leaving
 
-    def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
-        """Begin at this position, and open the consumer."""
-        self._cursor.pinned_at(start)
-        self._shard.pull.open()
+    def _open(self) -> None:
+        super()._open()
         self._consumer = self._consumer or self._opened()
-        self._state.began()
-        self._dispatcher.notify("observer", self._handling.observer, "initialize", self._holding)
-
-    def releasing(self) -> None:
-        """Free the memory."""
-        self._memory.clear()
 
     def leave(self, happening: Happening) -> None:
         """Close the shard's reader and the consumer."""
-        self._memory.clear()
-        if happening == "lease-lost" and self._holding.released:
-            happening = "stopped"  # the worker released it without this reader (D6)
-        try:
-            self._shard.pull.close()
-        except Exception as fault:  # noqa: BLE001  whatever closing raises, the lease is left
-            log.warning("shard %s: its reader could not be closed: %s", self._holding.key, said(fault))
+        happening = self._close(happening)
         if self._consumer is not None:
             self._dispatcher.notify("consumer", self._consumer.close, happening)
-        self._dispatcher.notify("observer", self._handling.observer, happening, self._holding)
+        self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
 
     # Each step
 
     def poll(self, now: float) -> Ready | Next:
         """Acknowledge what the consumer has finished with, and return whether it may be given more."""
-        holding, memory, consumer = self._holding, self._memory, self._consumer
+        holding, memory, consumer = self.holding, self._memory, self._consumer
         lost, leaving = holding.lost.is_set(), holding.releasing
-        if memory.batch is not None:
-            memory.take_up()
-        if memory.dropped:
-            memory.dropped = False
-            self._shard.pull.drop()
+        self._take_up()
         if lost or consumer is None:
             return Ready()
         if self._broken:  # it is to be released without asking the consumer
@@ -145,7 +125,8 @@ class AcknowledgingConsumer(ConsumerPort):
             return self._failed("say what is done", error)
         if self._withdrawing and not leaving:
             # The consumer may have dropped what it had, and the lease stays here after all (rule 3).
-            self._forget()
+            self._begin_again()
+            self._last_taken = None
         self._withdrawing = leaving
         look_seconds = None  # if nothing is awaited, a quiet shard costs no step but its reads
         if leaving or memory.batch is not None or self._last_taken is not None:
@@ -171,55 +152,21 @@ class AcknowledgingConsumer(ConsumerPort):
             # The source may have dropped records after the last one, and the shard may have ended.
             self._last_taken = None
             self._cursor.consumer_acknowledged(self._cursor.delivered)
-            self._holding.progress.done(now)
-
-    def _forget(self) -> None:
-        """Read again what was taken and not acknowledged."""
-        self._memory.clear()
-        self._cursor.consumer_gone()
-        self._last_taken = None
-        self._shard.pull.drop()
+            self.holding.progress.done(now)
 
     # Records
 
-    def admit(self, now: float) -> float | None:
-        """Ask for memory; return None, or when to ask again."""
-        if self._memory.ask():
-            return None
-        self._holding.progress.failed("batches of other shards take all the memory there is for them", now)
-        self._holding.progress.not_awaited()
-        self._holding.throughput.rest(now)
-        return now + MEMORY_SECONDS
-
-    def keep(self, batch: Batch) -> None:
-        """Keep this batch in memory, then move the cursor's `read`."""
-        self._memory.hold(batch)
-        self._cursor.batch_read(batch.reached, batch.children)
-
-    def read_failed(self) -> None:
-        """Free the memory again."""
-        self._memory.clear()
-
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Offer this batch."""
-        holding = self._holding
-        self._state.batch_read(batch, now, self._shard.worker.config.renew_seconds)
-        holding.throughput.add(batch.size, now)
-        holding.progress.read(batch, now)
-        if holding.progress.left:
-            return now
-        self._dispatcher.notify("measure", self._handling.measure, holding, batch)
-        return self.offer(now)
+        return self.offer(now) if self._note_read(batch, batch, now) else now
 
     def offer(self, now: float) -> Next:
         """Offer the batch that is in memory."""
-        holding, cursor, batch, consumer = self._holding, self._cursor, self._memory.batch, self._consumer
+        holding, cursor, batch, consumer = self.holding, self._cursor, self._memory.batch, self._consumer
         if batch is None or consumer is None:
             self._shard.pull.drop()  # the rows are no longer in memory, so they are read again
             return now
-        if self._state.unconfirmed:
-            holding.renew()
-            self._state.lease_confirmed()
+        self._confirm_lease()
         if holding.lost.is_set() or holding.expired or holding.releasing:  # by now: the read may have taken long
             return now
         if batch.records:
@@ -248,21 +195,9 @@ class AcknowledgingConsumer(ConsumerPort):
             holding.progress.done(now)
         return now if batch.ended else self._state.rest_until_read()
 
-    def store(self, position: Position, now: float) -> bool:
-        """Write this checkpoint; return False if the lease is lost."""
-        if not self._holding.checkpoint(position, unless_releasing=True):
-            return False
-        self._state.checkpoint_stored(
-            None if self._holding.releasing else position,
-            now,
-            self._handling.checkpoint_seconds,
-            aligned=self._holding.grouped,
-        )
-        return True
-
     def _failed(self, what: str, error: Exception) -> GiveUp:
         # Only the type's name: the message of a user's exception may contain a record.
         why = f"its consumer could not {what}: it raised {type(error).__name__}"
-        log.warning("shard %s: %s", self._holding.key, why, exc_info=error)
+        log.warning("shard %s: %s", self.holding.key, why, exc_info=error)
         self._broken = why
         return GiveUp(why)

@@ -34,7 +34,8 @@ from typing import assert_never
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
-from leasehold.adapters.consumer.batch_window import BatchWindow, joined
+from leasehold.adapters.consumer.batch_consumer import BatchConsumer
+from leasehold.adapters.consumer.batch_window import BatchWindow
 from leasehold.adapters.consumer.dispatcher import (
     CallEnded,
     Dispatcher,
@@ -60,17 +61,13 @@ from leasehold.adapters.consumer.lifecycle import (
     end,
 )
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Relinquish
+from leasehold.adapters.consumer.port import GiveUp, HeldShard, Leave, Next, Ready, Relinquish
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
-from leasehold.balancer.model import Position
 from leasehold.errors import DeadLetterError, StoreError
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.reading"))
-
-MEMORY_SECONDS = 1.0
-"""When to ask for memory again if nothing wakes the reader sooner."""
 
 READY, WAITING = Ready(), Ready(free=False)
 
@@ -140,7 +137,7 @@ def handler_reader(
     return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
-class HandlerConsumer(ConsumerPort):
+class HandlerConsumer(BatchConsumer):
     """Has a handler process the records of one held shard.
 
     Args:
@@ -159,9 +156,8 @@ class HandlerConsumer(ConsumerPort):
         dispatcher: Dispatcher,
         wall: Callable[[], float],
     ) -> None:
-        self._shard, self._handling, self._dispatcher, self._wall = shard, handling, dispatcher, wall
-        self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
-        self._memory = memory
+        super().__init__(shard, handling, memory, dispatcher)
+        self._wall = wall
         self._attempts = Attempts(handling, shard.holding, shard.worker.uniform)
         self._window = BatchWindow(handling.linger_seconds, handling.max_records)
         self._call: tuple[HandlerCall, Called] | None = None
@@ -170,13 +166,8 @@ class HandlerConsumer(ConsumerPort):
         """Return what has ended since the last step, or `Ready`."""
         if self._call is not None:
             return self._look_after(*self._call, now)
-        memory = self._memory
-        if memory.batch is not None:
-            memory.take_up()
-        if memory.dropped:  # the batch waited for its next attempt, and other readers needed the memory
-            memory.dropped = False
+        if self._take_up():  # the batch waited for its next attempt, and other readers needed the memory
             self._window.close()
-            self._shard.pull.drop()
         return WAITING if self._lingers_until(now) > now else READY
 
     def _lingers_until(self, now: float) -> float:
@@ -191,52 +182,20 @@ class HandlerConsumer(ConsumerPort):
 
     # Reading
 
-    def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
-        """Begin at this position."""
-        # The row keeps LATEST until a record is done; `start` is the position that LATEST stands for (L5).
-        self._cursor.pinned_at(start)
-        # Must come before the observer is notified: a shard that cannot be opened has not begun.
-        self._shard.pull.open()
-        self._state.began()
-        self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
-
     def admit(self, now: float) -> float | None:
         """Ask for memory; return None, or when to ask again."""
-        if self._memory.batch is not None:  # records wait for more
-            if self._memory.ask_more():
-                return None
-            self._window.close()
-            return now
-        if self._memory.ask():
+        if self._memory.batch is None:
+            return super().admit(now)
+        if self._memory.ask_more():  # records wait for more
             return None
-        # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits it,
-        # not the stream.
-        self.holding.progress.failed("batches of other shards take all the memory there is for them", now)
-        self.holding.progress.not_awaited()
-        self.holding.throughput.rest(now)
-        return now + MEMORY_SECONDS
-
-    def keep(self, batch: Batch) -> None:
-        """Keep this batch in memory, then move the cursor's `read`."""
-        # In this order: a batch that could not be held must not count as read, otherwise it would not be read again.
-        self._memory.hold(joined(self._memory.batch, batch))
-        self._cursor.batch_read(batch.reached, batch.children)
-
-    def read_failed(self) -> None:
-        """Free the memory again."""
-        self._memory.clear()  # otherwise these bytes would be lost to the other readers forever
+        self._window.close()
+        return now
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Dispatch this batch, or have it wait for more."""
-        holding = self.holding
-        self._state.batch_read(batch, now, self._worker.config.renew_seconds)
-        holding.throughput.add(batch.size, now)
         held, until = self._memory.batch or batch, self._lingers_until(now)
-        holding.progress.read(held, now, self._window.why if until > now else "")
-        if holding.progress.left:
+        if not self._note_read(batch, held, now, self._window.why if until > now else ""):
             return now
-        # Must come before the records are dispatched, otherwise a handler that hangs would hide what was read.
-        self._dispatcher.notify("measure", self._handling.measure, holding, batch)
         return self._deliver(held, now) if until <= now else self._state.rest_until_read(until)
 
     # Dispatching
@@ -251,9 +210,7 @@ class HandlerConsumer(ConsumerPort):
     def _deliver(self, batch: Batch, now: float) -> Next:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
         holding = self.holding
-        if self._state.unconfirmed:  # rule 5: if this shows that the lease is lost, `Dispatcher` calls no handler
-            holding.renew()
-            self._state.lease_confirmed()
+        self._confirm_lease()  # rule 5: if this shows that the lease is lost, `Dispatcher` calls no handler
         if not batch.records:
             return self._passed(batch, now)
         limit = self._handling.max_records
@@ -352,20 +309,6 @@ class HandlerConsumer(ConsumerPort):
             return now
         return self._state.rest_until_read()
 
-    def store(self, position: Position, now: float) -> bool:
-        """Write this checkpoint; return False if the lease is lost."""
-        # If a next owner waits, one write will carry both the lease and the position, so nothing is written here.
-        if not self.holding.checkpoint(position, unless_releasing=True):
-            return False
-        self._state.checkpoint_stored(
-            # If the lease is to go, nothing was written: the hand-off or release will carry the position.
-            None if self.holding.releasing else position,
-            now,
-            self._handling.checkpoint_seconds,
-            aligned=self.holding.grouped,
-        )
-        return True
-
     def _stored(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
         if self.holding.lost.is_set():
@@ -414,12 +357,6 @@ class HandlerConsumer(ConsumerPort):
 
     # A handler that checkpoints by itself (rule 6)
 
-    def _begin_again(self) -> None:
-        """Read again what was delivered but not acknowledged: its batches are no longer in memory."""
-        self._memory.clear()
-        self._cursor.consumer_gone()
-        self._shard.pull.drop()
-
     def request_final(self, now: float, *, ended: bool) -> Next:
         """Call the handler for its final checkpoint."""
         holding, cursor, worker, ask = self.holding, self._cursor, self._worker, self._handling.final_checkpoint
@@ -462,10 +399,6 @@ class HandlerConsumer(ConsumerPort):
         """Let the lease go, to its next owner if it has one."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
-    def releasing(self) -> None:
-        """Free the memory."""
-        self._memory.clear()
-
     def leave(self, happening: Happening) -> None:
         """Close the shard's reader, free the memory and notify the observer."""
         late = happening == "lease-lost" and self._handling.late_checkpoints
@@ -477,14 +410,8 @@ class HandlerConsumer(ConsumerPort):
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
                 unstored = fault
-        self._memory.clear()
-        if happening == "lease-lost" and self.holding.released:
-            happening = "stopped"  # the worker released it without this reader (D6)
-        try:
-            # Must come before the observer is notified: a link that is still open would block the next owner.
-            self._shard.pull.close()
-        except Exception as fault:  # noqa: BLE001  whatever closing raises, the lease is left
-            log.warning("shard %s: its reader could not be closed: %s", self.holding.key, said(fault))
+        # Must come before the observer is notified: a link that is still open would block the next owner.
+        happening = self._close(happening)
         self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
         if unstored is not None:
             log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, unstored)

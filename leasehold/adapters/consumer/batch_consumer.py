@@ -1,0 +1,138 @@
+"""Holds one batch of a held shard in memory, for consumers that take batches.
+
+`HandlerConsumer` and `AcknowledgingConsumer` differ in how a batch is given away and acknowledged. How it comes into
+memory, how the checkpoint is written and how the shard is left is the same for both, and is here.
+"""
+
+import logging
+
+from leasehold.adapters.consumer.batch_window import joined
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Handling, Happening
+from leasehold.adapters.consumer.memory import MemoryShare
+from leasehold.adapters.consumer.port import ConsumerPort, HeldShard
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.balancer.model import Position
+from leasehold.stores.printable import escaped, said
+
+log = escaped(logging.getLogger("leasehold.reading"))
+
+MEMORY_SECONDS = 1.0
+"""When to ask for memory again if nothing wakes the reader sooner."""
+
+
+class BatchConsumer(ConsumerPort):
+    """A consumer with at most one batch in memory.
+
+    Args:
+        shard: The held shard.
+        handling: The limits and callbacks.
+        memory: The shard's share of the memory for batches.
+        dispatcher: Calls the user's functions.
+    """
+
+    def __init__(self, shard: HeldShard, handling: Handling, memory: MemoryShare, dispatcher: Dispatcher) -> None:
+        self._shard, self._handling, self._memory, self._dispatcher = shard, handling, memory, dispatcher
+        self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
+
+    def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
+        # The row keeps LATEST until a record is done; `start` is the position that LATEST stands for (L5).
+        self._cursor.pinned_at(start)
+        # Must come before the observer is notified: a shard that cannot be opened has not begun.
+        self._open()
+        self._state.began()
+        self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
+
+    def _open(self) -> None:
+        self._shard.pull.open()
+
+    # Reading
+
+    def admit(self, now: float) -> float | None:
+        if self._memory.ask():
+            return None
+        # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits it,
+        # not the stream.
+        self.holding.progress.failed("batches of other shards take all the memory there is for them", now)
+        self.holding.progress.not_awaited()
+        self.holding.throughput.rest(now)
+        return now + MEMORY_SECONDS
+
+    def keep(self, batch: Batch) -> None:
+        # In this order: a batch that could not be held must not count as read, otherwise it would not be read again.
+        self._memory.hold(joined(self._memory.batch, batch))
+        self._cursor.batch_read(batch.reached, batch.children)
+
+    def read_failed(self) -> None:
+        self._memory.clear()  # otherwise these bytes would be lost to the other readers forever
+
+    def _note_read(self, batch: Batch, held: Batch, now: float, waits: str = "") -> bool:
+        """Note what was read; return False if the worker has released the lease meanwhile.
+
+        Args:
+            batch: The batch that was read.
+            held: The batch in memory, which may contain records of earlier reads.
+            now: The time by the worker's clock.
+            waits: If the records are not to be delivered yet, why.
+        """
+        self._state.batch_read(batch, now, self._worker.config.renew_seconds)
+        self.holding.throughput.add(batch.size, now)
+        self.holding.progress.read(held, now, waits)
+        if self.holding.progress.left:
+            return False
+        # Must come before the records are given away, otherwise a consumer that hangs would hide what was read.
+        self._dispatcher.notify("measure", self._handling.measure, self.holding, batch)
+        return True
+
+    # The batch in memory
+
+    def _take_up(self) -> bool:
+        """Keep the batch from being dropped during this step; return whether it was dropped before."""
+        memory = self._memory
+        if memory.batch is not None:
+            memory.take_up()
+        if not memory.dropped:
+            return False
+        memory.dropped = False
+        self._shard.pull.drop()
+        return True
+
+    def _confirm_lease(self) -> None:
+        """Renew the lease if another process may have opened the source's link meanwhile."""
+        if self._state.unconfirmed:
+            self.holding.renew()
+            self._state.lease_confirmed()
+
+    def _begin_again(self) -> None:
+        """Read again what was delivered but not acknowledged: its batches are no longer in memory."""
+        self._memory.clear()
+        self._cursor.consumer_gone()
+        self._shard.pull.drop()
+
+    # Checkpoints, and leaving
+
+    def store(self, position: Position, now: float) -> bool:
+        # If a next owner waits, one write will carry both the lease and the position, so nothing is written here.
+        if not self.holding.checkpoint(position, unless_releasing=True):
+            return False
+        self._state.checkpoint_stored(
+            # If the lease is to go, nothing was written: the hand-off or release will carry the position.
+            None if self.holding.releasing else position,
+            now,
+            self._handling.checkpoint_seconds,
+            aligned=self.holding.grouped,
+        )
+        return True
+
+    def releasing(self) -> None:
+        self._memory.clear()
+
+    def _close(self, happening: Happening) -> Happening:
+        """Free the memory and close the shard's reader; return why it was left, which may differ from `happening`."""
+        self._memory.clear()
+        try:
+            self._shard.pull.close()
+        except Exception as fault:  # noqa: BLE001  whatever closing raises, the lease is left
+            log.warning("shard %s: its reader could not be closed: %s", self.holding.key, said(fault))
+        # The worker may have released the lease without this reader (D6).
+        return "stopped" if happening == "lease-lost" and self.holding.released else happening
