@@ -141,8 +141,9 @@ def test_parameters_of_the_front_door_are_rendered_one_by_one(site: Path) -> Non
 
 
 def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
-    """A longer list would not be read."""
-    assert 10 <= shown(site, "glossary").count("<tr>") - 1 <= 20
+    """A longer list would not be read; the second table, of other systems' words, is not counted."""
+    words, _, _ = shown(site, "glossary").partition("</table>")
+    assert 10 <= words.count("<tr>") - 1 <= 20
 
 
 def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:

@@ -172,8 +172,8 @@ def formatted(actions: Iterable[Action]) -> str:
 
 
 @frozen
-class Rest:
-    """A fleet at rest.
+class SettledFleet:
+    """A fleet in which nobody has anything left to do.
 
     Attributes:
         owners: The owner of each lease.
@@ -193,7 +193,7 @@ class Rest:
         return Counter(owner for owner in self.owners.values() if owner is not None)
 
 
-def settled(plan: Planner, fleet: SmallFleet) -> Rest:
+def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
     """Let workers plan and act in turn until nothing changes, however long they wait.
 
     Raises LawBroken for a fleet that does not come to rest.
@@ -225,7 +225,7 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
         if len(story) > passed:
             waited = 0.0
         elif waited:
-            return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, last)
+            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last)
         else:
             # Patience ends only by waiting, and all workers certainly wait only when none has anything to do.
             waited = WAIT_SECONDS
