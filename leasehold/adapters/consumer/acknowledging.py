@@ -1,12 +1,14 @@
-"""Lets a user's own consumer take the records of a held shard, and acknowledge them later.
+"""Gives the records of a held shard to a user's own consumer, which acknowledges them later.
 
-`AcknowledgingConsumer` stands between a `LeaseReader` and a `ShardConsumer`. Only positions that the consumer returns
-from `acknowledged` are checkpointed, so a crash repeats whatever it has not finished with.
+`AcknowledgingConsumer` connects a `LeaseReader` to a `ShardConsumer`. Only positions that the consumer returns from
+`acknowledged` are checkpointed, so all other records are delivered again after a crash.
 
-1. A batch that the consumer has no room for stays in memory and is offered again. No further one is read meanwhile.
-2. While the lease is to be released, nothing is offered. It is released once `withdraw` returns True.
-3. If the lease stays here after all, the records that were not acknowledged are read and offered again.
-4. An error of `offer` is repeated as often as that of a handler. An error of another method gives the lease up.
+1. If the consumer has no room for a batch, the batch stays in memory and is offered again. Until it is taken, no other
+   batch of the shard is read.
+2. Once the lease is to be released, no more batches are offered. The lease is released when `withdraw` returns True.
+3. If the lease is not released after all, the records that were not acknowledged are read and offered again.
+4. If `offer` raises, the batch is offered again, as often as a failed batch is given to a handler. If another method
+   raises, the lease is released.
 """
 
 import logging
@@ -28,7 +30,7 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.reading"))
 
 LOOK_SECONDS = 0.25
-"""How often to ask a consumer for room and for acknowledgements if it does not wake its reader."""
+"""How often to poll a consumer for room and acknowledgements if it does not wake its reader, in seconds."""
 
 
 def acknowledging_reader(
@@ -89,7 +91,7 @@ class AcknowledgingConsumer(BatchConsumer):
         self._consumer: ShardConsumer | None = None
         self._last_taken: Position | None = None  # the end of the last batch that is not acknowledged completely
         self._withdrawing = False
-        self._broken = ""  # why the consumer is not asked any more
+        self._broken = ""  # why the consumer is no longer called
 
     # Beginning and leaving
 
@@ -113,7 +115,7 @@ class AcknowledgingConsumer(BatchConsumer):
         self._take_up()
         if lost or consumer is None:
             return Ready()
-        if self._broken:  # it is to be released without asking the consumer
+        if self._broken:  # the lease is released without calling the consumer
             return Ready(free=False, room=False) if leaving else GiveUp(self._broken)
         finished = True
         try:
@@ -121,14 +123,14 @@ class AcknowledgingConsumer(BatchConsumer):
             if leaving:
                 finished = consumer.withdraw()
                 self._acknowledge(consumer.acknowledged(), now)
-        except Exception as error:  # noqa: BLE001  any exception: the consumer cannot go on
+        except Exception as error:  # noqa: BLE001  the consumer cannot continue after any exception
             return self._failed("say what is done", error)
         if self._withdrawing and not leaving:
-            # The consumer may have dropped what it had, and the lease stays here after all (rule 3).
+            # The lease is not released after all, and the consumer may already have dropped its records (rule 3).
             self._begin_again()
             self._last_taken = None
         self._withdrawing = leaving
-        look_seconds = None  # if nothing is awaited, a quiet shard costs no step but its reads
+        look_seconds = None  # poll only while something is awaited
         if leaving or memory.batch is not None or self._last_taken is not None:
             wait = self._state.rests_until - now
             look_seconds = min(LOOK_SECONDS, wait) if wait > 0 else LOOK_SECONDS
@@ -149,7 +151,8 @@ class AcknowledgingConsumer(BatchConsumer):
             return
         self._state.checkpointed(position)
         if self._last_taken is not None and position.order >= self._last_taken.order:
-            # The source may have dropped records after the last one, and the shard may have ended.
+            # Acknowledge everything that was delivered. This may end after the last record, because the source may have
+            # dropped later records, or the shard may have ended.
             self._last_taken = None
             self._cursor.consumer_acknowledged(self._cursor.delivered)
             self.holding.progress.done(now)
@@ -167,7 +170,7 @@ class AcknowledgingConsumer(BatchConsumer):
             self._shard.pull.drop()  # the rows are no longer in memory, so they are read again
             return now
         self._confirm_lease()
-        if holding.lost.is_set() or holding.expired or holding.releasing:  # by now: the read may have taken long
+        if holding.lost.is_set() or holding.expired or holding.releasing:  # since the step began
             return now
         if batch.records:
             read_to = batch.read_to or batch.records[-1].position
@@ -196,7 +199,7 @@ class AcknowledgingConsumer(BatchConsumer):
         return now if batch.ended else self._state.rest_until_read()
 
     def _failed(self, what: str, error: Exception) -> GiveUp:
-        # Only the type's name: the message of a user's exception may contain a record.
+        # Log only the exception's type, because the message of a user's exception may contain a record.
         why = f"its consumer could not {what}: it raised {type(error).__name__}"
         log.warning("shard %s: %s", self.holding.key, why, exc_info=error)
         self._broken = why

@@ -1,14 +1,14 @@
-"""Decides what follows a failed batch: another attempt, halves, the dead letter, or another worker.
+"""Decides what to do after a batch fails: try it again, split it, dead-letter a record, or release the lease.
 
 If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
-records that the handler has already checkpointed. What is left then is a batch of its own and has all its attempts.
-After the last attempt the shard stops here with a log line, and its lease is released. Another worker can then try,
-whose connections or disk may be in order. This worker does not take the lease again for `cooldown_seconds`.
+records that the handler has already checkpointed. The remaining records count as a new batch, with the full number of
+attempts. After the last attempt, the shard stops on this worker with a log line, and its lease is released, because
+another worker's connections or disk may work. This worker does not take the lease again for `cooldown_seconds`.
 
 Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
 down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one
-record. The shard continues after the record only if that call ends with None. Failures that are due to this worker
-(`NotAwaited`) never go to the dead letter.
+record. The shard continues after the record only if that call ends with None. If the worker itself caused the failure
+(`NotAwaited`), no record goes to the dead letter.
 """
 
 import logging
@@ -31,7 +31,7 @@ PlaceOrder = tuple[int, int, int]
 
 @frozen
 class TryAgain:
-    """The records are dispatched again after this wait, perhaps fewer of them."""
+    """The records, or only some of them, are dispatched again after this wait."""
 
     seconds: float
 
@@ -69,12 +69,12 @@ class Suspects:
 class Attempts:
     """Chooses which records of one lease are dispatched next after a fault.
 
-    The parts that are left to search are kept as positions, because the batch may be dropped to free memory and come
-    again with another end.
+    The parts that are still to be searched are stored as positions, not as records. The batch may be dropped to free
+    memory, and it may end elsewhere when it is read again.
 
     Attributes:
-        failing: Whether anything has failed, or a part was done, since a batch was last done. Until then a batch is
-            dispatched as it was read.
+        failing: Whether a batch has failed or was done in part since the last complete batch. If False, batches are
+            dispatched as they were read.
     """
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
@@ -88,7 +88,7 @@ class Attempts:
         """Return the records to dispatch now; none if the handler has checkpointed them all."""
         rest = self.rest(batch)
         while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
-            # This part is done; the part from which it was cut comes next.
+            # This part is done. The larger part that contains it is next.
             self._suspects.pop()
             if not self._suspects:
                 self._waits.reset()
@@ -120,13 +120,13 @@ class Attempts:
         if not self._suspects:
             wait, places = self._waits.next(), f"{records[0].sequence_number} to {records[-1].sequence_number}"
             where = f"records {places}, attempt {self._waits.faults} of {self._handling.attempts}"
-            if isinstance(error, Unhandled):  # made from a return value, so its own traceback says nothing
+            if isinstance(error, Unhandled):  # made from a return value, so its traceback is useless
                 why, trace = f"its handler failed on {where}: {error}", error.__cause__
-            else:  # only the name: the message of a user's exception may contain a record, or fail to format
+            else:  # not the message, which may contain a record, or fail to format
                 why, trace = f"its handler raised {type(error).__name__} on {where}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
-                # The handler got further, so the attempts count for the record at which it is now.
+                # The handler has made progress, so the attempts are counted again from the record that it has reached.
                 self._waits.reset()
                 return TryAgain(wait)
             if self._waits.faults < self._handling.attempts:
@@ -135,7 +135,7 @@ class Attempts:
                 return Hopeless(why)
         if isinstance(error, NotAwaited):
             return Hopeless(str(error))
-        # Records that failed together are tried in two halves: the first now, the second once the first is done.
+        # Try records that failed together in two halves, the first one now and the second one when the first is done.
         end = self._suspects.pop().end if self._suspects else records[-1].position.order
         self._suspects.append(Suspects(end, piece.attempts))
         if len(records) == 1 and letter is not None:
@@ -144,14 +144,14 @@ class Attempts:
         return TryAgain(0.0)
 
     def passed(self, end: Position) -> None:
-        """Note that everything up to this position is handled or dead-lettered, and more of the batch is left."""
+        """Note that a part of the batch, up to this position, is handled or dead-lettered."""
         self._passed, self.failing = end.order, True
-        if not self._suspects:  # the next part of a batch that is dispatched in parts begins with a fresh count
+        if not self._suspects:  # each part of a divided batch has its own attempts
             self._waits.reset()
 
     def done(self, batch: Batch) -> None:
         """Note that the whole batch is handled or dead-lettered."""
-        if batch.records:  # a dropped batch may be read again after an empty one
+        if batch.records:  # an empty batch may come before a dropped one is read again
             self._passed = None
             self._waits.reset()
             self.failing = bool(self._suspects)

@@ -2,9 +2,9 @@
 
 1. The window opens when the first record is held. It closes after `linger_seconds`, when the batch is full, at the end
    of the shard, or when other shards need the memory.
-2. Once a batch is dispatched, its records never wait again: a retry begins when it is due.
-3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, they are left to the
-   next owner, so a hand-off does not wait for the window.
+2. Once a batch has been dispatched, its records never wait for more again, not even before a retry.
+3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, the records are left
+   to the next owner, so a hand-off does not wait for the window.
 """
 
 import math
@@ -36,7 +36,7 @@ class BatchWindow:
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
     def until(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
-        """Return until when the held records are to wait, opening the window; minus infinity if they are not.
+        """Open the window if necessary; return when it closes, or minus infinity if records must not wait.
 
         Args:
             batch: The batch that is held, if there is one.
@@ -60,7 +60,7 @@ class BatchWindow:
 
 
 def joined(earlier: Batch | None, later: Batch) -> Batch:
-    """Return the records of both batches as one batch, with the later one's knowledge of the shard."""
+    """Return one batch with the records of both. Everything else about the shard is taken from the later batch."""
     if earlier is None:
         return later
     records = (*earlier.records, *later.records) if later.records else earlier.records

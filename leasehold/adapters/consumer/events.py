@@ -18,7 +18,7 @@ from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.worker.holding import Holding
 
 CLOSED_STATUS = 128 + signal.SIGPIPE
-"""The exit status of a program in a pipe whose reader has closed it."""
+"""The exit status of a program whose output pipe was closed by its reader."""
 
 
 @frozen
@@ -32,8 +32,8 @@ class NotTaken:
 class WholeLines:
     """Writes whole lines to a file that may reject writes for a while, as a full disk does.
 
-    If only a part of a line was written, the rest is written before anything else. A line is therefore never torn, and
-    no part of it is repeated. Only one thread may use this at a time.
+    If only a part of a line was written, the rest is written before anything else. A line is therefore never broken,
+    and no part of it is repeated. Only one thread may use an instance at a time.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -61,8 +61,8 @@ class WholeLines:
         except Exception as why:  # noqa: BLE001  likewise; a part may be written
             refused = why
         finally:
-            # The rest of a line that was partly written, now or in an earlier call, is kept here and written first the
-            # next time. The caller gets back only whole lines.
+            # Keep the rest of a line that was partly written, in this call or an earlier one, and write it first the
+            # next time. Return only whole lines to the caller.
             torn = pending[written - 1 : written] != b"\n" if written else bool(self._torn)
             self._torn = pending[written : pending.find(b"\n", written) + 1] if torn else b""
         return None if refused is None else NotTaken(pending[written + len(self._torn) :], refused)
@@ -74,9 +74,9 @@ class EventLines:
     `stream` is the stream's name, as in `Delivery.stream`.
 
     A record's line is written when its batch is dispatched, before the checkpoint. It never contains the data itself.
-    If `out` rejects a write (a full disk), the call raises what `out` raised, and its batch is dispatched again. Once
-    the reader of `out` has closed it, nothing more is written, and each call raises SystemExit, which drains and ends
-    the worker.
+    If writing to `out` fails, for example because the disk is full, the exception propagates and the batch is
+    dispatched again. If `out` is a pipe and its reader has closed it, nothing more is written, and each call raises
+    SystemExit, which drains and ends the worker.
     """
 
     def __init__(self, worker: str, out: TextIO, wall: Callable[[], float] = time.time) -> None:
@@ -97,7 +97,7 @@ class EventLines:
                 "sequence_number": record.sequence_number,
                 "sub_sequence_number": record.sub_sequence_number,
                 "partition_key": record.partition_key,
-                # Never the data itself: more people can read a log than a stream.
+                # Never write the data itself, because more people can read the log than the stream.
                 "sha1": hashlib.sha1(record.data, usedforsecurity=False).hexdigest(),
             }
             lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **token))
@@ -114,18 +114,18 @@ class EventLines:
         return json.dumps(line) + "\n"
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
-        """Write these lines; with `keep`, lines that were rejected are written with the next ones."""
+        """Write these lines. If `keep`, lines that could not be written are written with the next ones."""
         data, refused = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
                     refused = self._lines.write(self._kept + data)
                     unwritten = b"" if refused is None else refused.left
-                    # Records are dispatched again after a fault, but events of a shard would be lost.
+                    # Keep the events of a shard, which would be lost otherwise. Records are dispatched again anyway.
                     self._kept = unwritten if keep else unwritten[: max(0, len(unwritten) - len(data))]
                 except BrokenPipeError:
                     self._closed = True
-                    # Discard what is still buffered, otherwise Python would fail on it again at its exit.
+                    # Discard the data that is still buffered, so that Python does not try to write it again at exit.
                     with suppress(OSError):  # `out` has no file descriptor
                         file, null_device = self._out.fileno(), os.open(os.devnull, os.O_WRONLY)
                         os.dup2(null_device, file)
@@ -133,7 +133,7 @@ class EventLines:
         if self._closed:
             raise SystemExit(CLOSED_STATUS)
         if refused is not None and not keep:
-            raise refused.why  # the batch fails and is dispatched again
+            raise refused.why  # the batch fails, and is dispatched again
 
 
 FIELDS = ("lease", "rule", "outcome")
@@ -141,7 +141,7 @@ FIELDS = ("lease", "rule", "outcome")
 
 
 class JsonLines(logging.Formatter):
-    """Formats log records as JSON: at, level, logger, worker, message, and those of FIELDS that are present."""
+    """Formats log records as JSON objects with at, level, logger, worker, message and any of `FIELDS`."""
 
     def __init__(self, worker: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Calls and awaits handlers: in the caller's thread, in a few daemon threads, or on the worker's event loop.
 
-A few threads run at the same time, with replacements for those that are slow, up to a limit. The event loop has a
-thread of its own, which is started when it is first needed. If the system has no thread or descriptor left for it, that
-call fails, and the next one tries again. Nothing that is awaited can end the loop; only `close` does.
+The number of threads is limited. A thread whose handler is slow is replaced by another one, up to a second limit. The
+event loop has its own thread, which is started when it is first needed. If the system has no thread or file descriptor
+left for the loop, that call fails, and the next one tries again. A handler cannot end the loop; only `close` does.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ class HandlerExecutor(Protocol):
         """Remove the work; return False if it has begun."""
 
     def replace(self, work: Work) -> None:
-        """Start another thread if work waits, because this piece of work is slow."""
+        """Start another thread for waiting work, because the given work is slow."""
 
     def close(self) -> None:
         """Begin no more work."""
 
 
 class InlineExecutor:
-    """Calls handlers immediately in the caller's thread, for programs that call each step by themselves."""
+    """Calls handlers immediately in the caller's thread, for programs that call lease readers' steps themselves."""
 
     stuck = False
 
@@ -75,7 +75,7 @@ class ThreadExecutor:
     Args:
         usual: How many threads may run at the same time, not counting slow ones.
         most: How many threads may exist, including slow ones.
-        failed: Called with the exception that ends a thread. Work must not raise any.
+        failed: Called with an exception that ended a thread. Work is not supposed to raise any.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class ThreadExecutor:
             try:
                 self._add_thread()
             except RuntimeError:
-                # One thread is enough to go on, if slowly. Without any, no work would ever begin.
+                # If there is at least one thread, it will get to this work. Without a thread, the work would never
+                # begin.
                 if not self._threads:
                     self._queue.remove(work)
                     raise
@@ -116,11 +117,11 @@ class ThreadExecutor:
 
     def replace(self, work: Work) -> None:
         """Stop counting the thread of this work until the work returns, and start another thread if work waits."""
-        with self._changed, suppress(RuntimeError):  # if no thread can be started, go on with the present ones
+        with self._changed, suppress(RuntimeError):  # if no thread can be started, use the existing ones
             if work in self._busy:
                 self._slow.add(work)
                 self.stuck = len(self._slow) >= self._most
-                # Only for waiting work: with idle threads a slow handler delays nothing.
+                # If a thread is idle, the slow handler delays no other work.
                 if len(self._queue) > self._idle:
                     self._add_thread()
 
@@ -161,10 +162,10 @@ class ThreadExecutor:
                 if work in self._slow:
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
-                # While this thread was slow, another one may have been started in its place; then this one ends.
+                # If another thread was started while this one was slow, there may be too many now. Then this one ends.
                 surplus = self._threads > self._usual + len(self._slow)
                 self._threads -= surplus
-            del work  # otherwise its batch would stay in memory until the next work begins
+            del work  # otherwise, its batch would stay in memory until the next work begins
 
 
 def _log_end(fault: BaseException) -> None:
@@ -172,7 +173,7 @@ def _log_end(fault: BaseException) -> None:
 
 
 CLOSE_SECONDS = 5.0
-"""How long to wait for cancelled calls at the end. The thread is a daemon, so they cannot keep the process alive."""
+"""How long to wait for cancelled calls at the end. The loop's thread is a daemon and cannot keep the process alive."""
 
 WhenDone = Callable[[Exception | None], None]
 
@@ -210,11 +211,12 @@ class EventLoop:
             raised: BaseException | None = None
             try:
                 return fault_of(await awaitable)
-            except BaseException as error:  # noqa: BLE001  any exception fails the batch, and must not end the loop
+            except BaseException as error:  # noqa: BLE001  any exception fails the batch but must not end the loop
                 raised = error
                 return fault_from(error)
             finally:
-                # Must come before the loop goes on: a forked copy would take wake-ups from the pipe that both share.
+                # If the handler has forked, end the copy here. Its loop must not continue, because it shares a pipe
+                # with the original loop and would take wake-ups from it.
                 self._origin.end_copy(raised)
 
         def begin() -> None:
@@ -229,7 +231,7 @@ class EventLoop:
             with suppress(RuntimeError):  # the loop is closed, which has cancelled its tasks
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
-        # This runs in a handler's thread, from which no other method of the loop may be called.
+        # This runs in a handler's thread, from which only `call_soon_threadsafe` may be called.
         loop.call_soon_threadsafe(begin)
         return cancel
 
@@ -245,7 +247,7 @@ class EventLoop:
     def _started(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                # Wait under the lock, otherwise two callers would each start a loop, and one of them would be lost.
+                # Wait while holding the lock, so that two callers cannot each start a loop.
                 begun = SimpleQueue[AbstractEventLoop | BaseException]()
                 self._thread = spawn("leasehold-loop", lambda: self._serve(begun.put), self._end)
                 loop = begun.get()
@@ -271,6 +273,6 @@ class EventLoop:
                 try:
                     runner.run(until_closing())
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # A task that a handler has started passes these on to the loop, which would end with all other
-                    # tasks unfinished.
+                    # If a task that a handler has started raises one of these, asyncio passes it on to the loop and
+                    # stops it. Run the loop again, because other tasks are not finished.
                     self._end(error)

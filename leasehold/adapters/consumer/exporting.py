@@ -20,7 +20,7 @@ EXPORT_MS = 10_000
 
 
 class Meter(Protocol):
-    """The part of an OpenTelemetry meter that is used here, since the package is an extra."""
+    """The methods of an OpenTelemetry meter that are used here. The package itself is optional."""
 
     def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  a type of the extra
         """Create a counter."""
@@ -43,7 +43,8 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     """Yield a meter whose metrics this exporter sends until the end of the block, or None for `none`.
 
     Args:
-        name: The exporter; None: that of OTEL_METRICS_EXPORTER, or `none`.
+        name: The exporter's name. If None, the environment variable OTEL_METRICS_EXPORTER is used, with `none` as its
+            default.
 
     Raises:
         ValueError: There is no such exporter, or it cannot be started.
@@ -66,7 +67,7 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         exporter = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
     else:
         exporters = {entry.name: entry for entry in entry_points(group=GROUP)}
-        # Resolved as OpenTelemetry does, with its newer default protocol if none is set.
+        # Choose the protocol as OpenTelemetry does, with its newer default of HTTP if none is set.
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
@@ -91,5 +92,5 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     finally:
         try:
             provider.shutdown()  # sends the metrics since the last export
-        except Exception as foreign:  # noqa: BLE001  how the worker ended counts, whatever an exporter raises
+        except Exception as foreign:  # noqa: BLE001  an exporter must not hide how the worker ended
             log.warning("the last metrics were not exported: %s", said(foreign))
