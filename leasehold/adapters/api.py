@@ -4,10 +4,11 @@ A source is a URL or an object that implements the `Source` protocol; leases are
 those of `leasehold consume`, with the same names (`Options`), and the same code checks them. A wrong option raises
 ValueError with the message that the command prints. `consuming` opens and runs the worker for all of these functions.
 
-`read` gives batches to the iterating consumer. Its worker has no threads for handlers. A batch waits in `BatchQueue`
-until the consumer asks for the next one; only then do we check that the lease is still held and call the handler. The
-handler's call ends when the consumer asks again, which acknowledges the batch. If the consumer goes away, the call ends
-with `Withdrawn`, which acknowledges nothing. In this way every guarantee of `LeaseReader` holds for iterations, too.
+`read` returns an iterator over batches. Its worker has no threads for handlers. A batch waits in `BatchQueue` until the
+iterating program takes the next one. Only then do we check that the lease is still held, and call the handler, which
+passes the batch to the program. The call ends when the program takes another batch, which acknowledges this one. If the
+program stops iterating, the call ends with `Withdrawn`, and the batch is not acknowledged. All guarantees of
+`LeaseReader` therefore hold for iterations, too.
 """
 
 import asyncio
@@ -140,11 +141,11 @@ async def arun(
                     raise
                 background.stop()
                 while not ended.is_set():
-                    with suppress(asyncio.CancelledError):  # release the leases first, which has its own time limit
+                    with suppress(asyncio.CancelledError):  # first release the leases, which has a time limit
                         await ended.wait()
                 raise
     finally:
-        # Also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
+        # This is also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
         background.drain_by_exit()
     return background.result()
 
@@ -200,9 +201,9 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     Each step acknowledges the previous batch. `break` and exceptions do not acknowledge it: the leases are released,
     and the next reader gets that batch again. The batches of all shards come one at a time.
 
-    Only one thread or task may iterate. A step from another one raises RuntimeError while the first still has a batch
-    or waits for one, because the step would acknowledge a batch that is being handled. A step in a forked child raises
-    WorkerError.
+    Only one thread or task may iterate. While that thread or task has a batch or waits for one, a step by another one
+    raises RuntimeError, because it would acknowledge a batch that is still being handled. A step in a forked child
+    raises WorkerError.
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
@@ -319,7 +320,10 @@ class WorkerThread:
         return self._verdict
 
     def drain_by_exit(self) -> None:
-        """Stop the worker, and have the program wait at its exit until it has drained. In a forked child do nothing."""
+        """Stop the worker, and have the program wait at exit until the worker has drained.
+
+        In a forked child this does nothing.
+        """
         if not self.origin.left and not self._ended.is_set():
             self.stop()
             atexit.register(self._exit)
@@ -370,7 +374,7 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -
 
 
 class _LoopCalls:
-    """Calls functions of the user, and awaits their awaitables in this loop.
+    """Calls the user's functions, and awaits their awaitables in this loop.
 
     Once the loop is closed, a call ends with `Withdrawn`, because the records are not to blame.
     """
@@ -515,7 +519,7 @@ class BatchQueue:
 
 
 class _Iteration:
-    """The state of an iteration, to which its threads refer so that the iterator itself can be dropped."""
+    """The state of an iteration. Its threads refer to this object, so the iterator itself can be garbage-collected."""
 
     def __init__(self, settings: Consumption) -> None:
         self.waiting = BatchQueue()
@@ -622,7 +626,7 @@ class Batches:
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError if an option is wrong; the message names it."""
-        # A placeholder that passes the checks of handlers; `_Iteration` replaces it.
+        # The lambda is a placeholder that passes the checks of handlers. `_Iteration` replaces it.
         self._iteration = _Iteration(consumption(source, leases, lambda _batch: None, options))
         self._resumed = self._closed = False
         self._lock, self._consumer = Lock(), _Consumer()

@@ -112,7 +112,7 @@ class Consumption:
                             tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
                             store = SwapStore(tables, name_of(to))
                     except OutcomeUnknown as fault:
-                        # A running worker keeps trying; with `wait`, so does one that is starting.
+                        # A running worker would keep trying. With `wait`, a worker that is starting does, too.
                         if not self.options["wait"]:
                             raise
                         seconds = backoff.next()
@@ -154,7 +154,7 @@ class Consumption:
             SourceError: The stream cannot be used.
         """
         if not self.options["wait"]:
-            # A running worker keeps trying. Here the first error must end the start.
+            # A running worker would keep trying. Without `wait`, the first error must end the start.
             worker.source.shards()
             worker.store.list()
         metrics = self.options["metrics"]
@@ -259,7 +259,7 @@ def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
 
 
 def _as_mapped(source: str | Source, option: str) -> str | Source:
-    """Return the source as an event source mapping of AWS Lambda reads it, which does not split aggregates.
+    """Return the source as an event source mapping of AWS Lambda reads it, which is without splitting aggregates.
 
     Raises ValueError for a source that no mapping can read.
     """
@@ -284,7 +284,7 @@ _WORKERS = itertools.count(1)
 
 
 def worker_id() -> str:
-    """Return an id for a worker without one; each worker of a process gets its own."""
+    """Return an id for a worker that was not given one. It differs between the workers of a process."""
     number = next(_WORKERS)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
@@ -379,8 +379,8 @@ def _load(text: str) -> Callable[..., Any]:
     folder = _folder()
     here = str(folder)
     if folder is not None and here not in sys.path:
-        # Unlike `python -m`, a command does not import from the working folder. Must be added last, otherwise a file
-        # in it could shadow a library of the same name.
+        # Unlike `python -m`, a command does not import from the working folder. Add it last, so that a file in it
+        # cannot shadow a library of the same name.
         sys.path.append(here)
     try:
         loaded = getattr(importlib.import_module(module), name, None)

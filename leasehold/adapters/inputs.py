@@ -268,19 +268,19 @@ def configuration(found: dict[str, Any]) -> Config:
 
 
 HUB_LEASE_SECONDS = 120.0
-"""The seconds after which most official workers take over an ownership; Python's use the 180 of their own rules."""
+"""The seconds after which most official workers take over an ownership. Those in Python take 180, from their rules."""
 
 HUB_CYCLE_SECONDS = 30.0
 """How often most official workers read the ownerships, in seconds."""
 
 HUB_RENEW_SECONDS = 20.0
-"""How often to renew, because JavaScript's and Go's workers take ownerships after 60 s, whatever our settings are."""
+"""How often to renew. JavaScript's and Go's workers take over ownerships after 60 s, whatever our settings are."""
 
 
 def paced(config: Config, given: Container[str]) -> Config:
-    """Return the configuration for Event Hubs, in which the times that are not in `given` suit official workers.
+    """Return the configuration for Event Hubs, in which times that are not in `given` suit the official workers.
 
-    These may be in the same group, and are slow by design.
+    Official workers may be in the same group, and are slow by design.
     """
     seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
     usual = Config(rules=config.rules, lease_seconds=seconds)

@@ -1,9 +1,9 @@
-"""Reads the JSON document that asks for a plan, and writes the plan as JSON, without I/O.
+"""Parses JSON documents that describe a group, and formats the plan for it as JSON, without I/O.
 
-`JsonValue` parses a document field by field; every error message names the field by its path. `lease_json` and
-`shard_json` write leases and shards as `leasehold plan` reads them, without a lease's default values. `question` reads
-leases, shards, worker and configuration. `FORMS` contains, for each class, how its fields are written. Required values
-and defaults are defined by the classes themselves.
+`JsonValue` parses a document field by field, and every error message names the field by its path. `lease_json` and
+`shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default values.
+`question` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each class are written.
+Required values and defaults are defined by the classes themselves.
 """
 
 import json
@@ -130,7 +130,7 @@ class JsonValue:
         return self.found
 
     def decimal(self, most: int) -> int:
-        """Return an integer from a decimal string, which is used because JSON numbers may lose digits."""
+        """Return an integer from a decimal string, in which large integers keep all digits, unlike in JSON numbers."""
         text = self.text()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
             raise self.bad(f"a decimal string of at most {most}")
@@ -232,7 +232,7 @@ class PlanQuestion:
 
 
 def question(text: bytes, worker: str | None = None) -> PlanQuestion:
-    """Parse the JSON document that asks for a plan. Raises BadJsonField, naming the field.
+    """Parse the JSON document for which a plan is wanted. Raises BadJsonField, naming the field.
 
     Args:
         text: The document.
@@ -303,7 +303,7 @@ def _built(kind: Callable[..., T], fields: UnreadFields, *, last: bool = True, *
         kind: The class.
         fields: The written fields.
         last: Whether all fields must have been read afterwards.
-        made: Attributes that were made from several fields.
+        made: Attributes that are made from several fields.
     """
     forms = FORMS[kind]
     fields.asked.update(forms)
@@ -425,8 +425,8 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
     Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
     **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
-"""How the fields of each class are written. Not included are a lease's checkpoint and a configuration's rules and
-initial position, which are made from several fields, and the stream of a hole, which is optional."""
+"""How the fields of each class are written. A lease's checkpoint and a configuration's rules and initial position are
+not included, because they are made from several fields. Nor is the stream of a hole, which is optional."""
 
 
 def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
@@ -454,7 +454,7 @@ def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
 
 
 def action_json(action: Action) -> dict[str, Any]:
-    """Return the action as JSON; `from` is the owner that loses the lease, `to` the one that is to get it."""
+    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is the one that is to get it."""
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
         case Create(lease):

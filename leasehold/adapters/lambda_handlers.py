@@ -9,7 +9,7 @@ as done or failed, depending on what the function returns or raises.
    batch, fails the whole batch.
 3. An exception fails the whole batch. So does `SystemExit`, which on Lambda ends only the invocation.
 4. A process makes one call at a time (`Handling.most_calls`), as an execution environment does, because functions may
-   keep state between calls. `leasehold.adapters.lambda_processes` makes several, each in a process of its own.
+   keep state between calls. `leasehold.adapters.lambda_processes` makes concurrent calls, each in a process of its own.
 """
 
 import asyncio
@@ -221,7 +221,7 @@ class LambdaFunction:
         )
 
     def _enter_loop(self) -> None:
-        """Give the calling thread an event loop, as the main thread on Lambda has; the same one in each call."""
+        """Give the calling thread an event loop, as the main thread has on Lambda. All calls get the same loop."""
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, self._loop.close).atexit = False

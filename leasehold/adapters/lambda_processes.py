@@ -1,14 +1,14 @@
 """Calls a Lambda function for several keys of a batch at once, each call in a process of its own.
 
 `ParallelFunction` splits each batch by partition key, as the parallelization factor of an event source mapping does.
-Functions are seldom safe for several threads, and on Lambda, too, each concurrent call has a process of its own.
+Few functions are thread-safe, because on Lambda each concurrent call has a process of its own, too.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
 2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
    The records after it that have succeeded in another part are not repeated while this worker holds the lease.
 3. A process that ends during a call fails its part of the batch; the next call starts another process.
-4. A process ends with its worker, however that ends: its connection is then closed, and the process exits at once.
-   Until then it ignores SIGTERM, SIGINT and SIGHUP, because the worker waits for its call.
+4. However a worker ends, its processes end, too, because each process exits as soon as its connection is closed. Until
+   then it ignores SIGTERM, SIGINT and SIGHUP, because the worker waits for its call.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ serve(int(sys.argv[1]))
 """
 
 WATCH_SECONDS = 1.0
-"""How often to check for a process that has ended while its own child keeps the connection open."""
+"""How often to check whether a process has ended, which goes unnoticed if its own child keeps the connection open."""
 
 
 @frozen
@@ -69,7 +69,7 @@ class Reply:
 
     Attributes:
         failed: The index of the first record that failed; None if all succeeded.
-        why: Why it failed, without the text of an exception, which may contain a record.
+        why: Why the call failed, without the message of an exception, which may contain a record.
         trace: The traceback of the exception.
     """
 
@@ -126,7 +126,7 @@ class FunctionProcess:
         ours, theirs = Pipe()
         with theirs:
             words = [sys.executable, "-P", "-c", START, str(theirs.fileno())]
-            # Without the standard input, which may be the one by which a supervisor asks this worker to drain.
+            # Do not pass on the standard input, through which a supervisor may request this worker to drain.
             process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
         ours.send(self.setup)
         return process, ours
@@ -142,7 +142,7 @@ class ParallelFunction(LambdaFunction):
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # For each lease whose batch has failed: its fencing number, and the records that are not to be repeated.
+    # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
     _succeeded: dict[str, tuple[int | None, frozenset[PlaceOrder]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -154,7 +154,7 @@ class ParallelFunction(LambdaFunction):
         """Call the function for each part. Raises ReportedFailure."""
         epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PlaceOrder]()))
         if epoch != delivery.epoch:
-            succeeded = frozenset()  # the lease was away, and may have been set back
+            succeeded = frozenset()  # another worker had the lease, and it may have been reset
         parts = dict[FunctionProcess, list[Record]]()
         for record in delivery.records:
             if record.position.order not in succeeded:
@@ -211,14 +211,14 @@ class ParallelFunction(LambdaFunction):
 
 
 def _slot(key: str, slots: int) -> int:
-    # Not the MD5 by which Kinesis chooses a shard: that of all keys of a shard is within one range.
+    # Do not use MD5, by which Kinesis chooses shards. The MD5 hashes of all keys of one shard are in the same range.
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slots
 
 
 def serve(descriptor: int) -> None:
-    """Call the function for each `FunctionCall` that comes from this connection, and exit when it is closed."""
+    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed."""
     os.set_inheritable(descriptor, False)
-    # As the command's own lines. Lambda's runtime has a handler of log records, too.
+    # Format log lines as the command does. Lambda's runtime has a handler for log records, too.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
     setup: Setup = connection.recv()
@@ -227,7 +227,7 @@ def serve(descriptor: int) -> None:
         try:
             while True:
                 calls.put(connection.recv())
-        finally:  # the worker has ended, and no one waits for the call that may be running
+        finally:  # the worker has ended and no longer waits for a running call
             os._exit(0)
 
     spawn("leasehold-receive", receive, lambda _fault: None)

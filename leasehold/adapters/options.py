@@ -1,6 +1,6 @@
 """Declares the options of a worker and of a producer, each in one place: name, type, default, check, help and flag.
 
-`Options` and `ProduceOptions` are the tables. A field's annotation is the type in Python, and its `Option` says the
+`Options` and `ProduceOptions` are the tables. A field's annotation contains its type in Python and an `Option` with the
 rest. The functions of `leasehold` take a table as keyword arguments, commands make flags of it
 (`cli.common.table_options`), `checked` checks by it, and the reference page prints it.
 """
@@ -31,12 +31,12 @@ Seconds = float | str
 
 @frozen
 class Option:
-    """What there is to say of an option beside its type.
+    """The properties of an option besides its type.
 
     Attributes:
         help: What it does, as a sentence that begins with a verb.
         default: The value if it is left out; None if that is no value.
-        unset: What happens if it is left out, in words, where `default` does not say it.
+        unset: What happens if it is left out, in words, unless `default` shows it.
         limits: The limits of a duration, which every duration has.
         least: The least whole number.
         most: The largest whole number.

@@ -1,7 +1,7 @@
 """Detects forks, ends forked copies, and calls functions at the exit of a process.
 
-A fork copies every object, but only the thread that forked. A copy of a worker or producer must not wait for threads
-that it does not have, and must not write as the worker whose leases it seems to hold.
+A fork copies all objects, but only the thread that called it. A copy of a worker or producer must not wait for threads
+that it does not have. Nor must it write to the lease table as the worker that it is a copy of.
 """
 
 import atexit
@@ -69,8 +69,8 @@ class Origin:
     def end_copy(self, fault: BaseException | None) -> None:
         """In another process, end it as Python ends a program with this exception; otherwise do nothing.
 
-        A child that a handler has forked reaches this call when it leaves the handler. Nothing else runs in it, so it
-        would otherwise wait forever.
+        If a handler forks, the child reaches this call when it leaves the handler. Without this call it would wait
+        forever, because no other thread runs in it.
         """
         if self.left:
             _end_process(fault)

@@ -2,24 +2,24 @@
 
 `HandlerConsumer` is the consumer of a `LeaseReader` for every handler: a plain function in threads, an `async def`
 function on the event loop, the iterator of `leasehold.read`, and a handler that checkpoints by itself, such as that of
-a child process. Which of them it is, only the executor behind the `Dispatcher` and the `Handling` know.
+a child process. Only the `Handling` and the dispatcher's executor distinguish these kinds of handlers.
 
 `batch_read` and `offer` dispatch a batch through `Dispatcher.begin`. While the handler runs, `poll` only checks on it.
-When the handler ends, `_passed` acknowledges the batch, or `_failed` decides what comes next. The reader's state
-decides about everything else, and knows the marks, the waits and the faults.
+When the handler ends, `_passed` acknowledges the batch, or `_failed` decides what to do next. All other decisions are
+made by the reader's state, which tracks positions, waits and faults.
 
-1. At most one batch is held. A slow handler therefore slows only its own shard, and memory stays bounded. With
-   `linger_seconds` a batch may be that of several reads (`consumer/batch_window.py`).
+1. At most one batch is held. A slow handler therefore slows only its own shard, and memory is limited. With
+   `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
 2. Nothing here sleeps or waits for a handler.
 3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
    (`max_age_seconds`) is dispatched to the dead letter, never dropped.
-4. A batch that is dropped to free memory is read again from `acknowledged`, and one that fails is delivered again from
-   there, so no record is skipped.
-5. If another process could have opened the source's link for longer than a renewal interval, the batch is dispatched
-   only after a renewal has confirmed that the lease is still ours.
-6. A handler that checkpoints by itself has finished with everything up to the lease's checkpoint. When it returns,
-   nothing more counts as finished. After a fault its shard is read again from the checkpoint. It is called once more
-   before the lease is released.
+4. If a batch is dropped to free memory, its records are read again from `acknowledged`. If a batch fails, they are
+   delivered again from there. So no record is skipped.
+5. If the connection to the source was open to other processes for longer than a renewal interval, the batch is
+   dispatched only after a renewal has confirmed that the lease is still ours.
+6. If a handler checkpoints by itself, only the records up to the lease's checkpoint are done, even after the handler
+   has returned. After a fault, its shard is read again from the checkpoint. Before the lease is released, the handler
+   is called for a final checkpoint.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -91,7 +91,7 @@ class DeadLetterCalled:
 
 @frozen
 class FinalCheckpointCalled:
-    """A self-checkpointing handler was asked for its final checkpoint: its lease is to go, or its shard has `ended`."""
+    """A self-checkpointing handler was called for its final checkpoint, before a release or at the end of its shard."""
 
     ended: bool
 
@@ -107,7 +107,10 @@ def first_after(batch: Batch, piece: Delivery) -> float | None:
 
 
 def first_untried(piece: Delivery) -> Delivery:
-    """Return the first record as a batch for the dead letter. Its attempt is not counted: the handler is not called."""
+    """Return the first record as a batch for the dead letter.
+
+    No attempt is counted, because the handler is not called.
+    """
     first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
     return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
 
@@ -129,7 +132,7 @@ def handler_reader(
         handling: The handler and its policy.
         memory: The budget shared with the worker's other readers; unlimited by default.
         dispatcher: Calls the handler; by default the handler is called immediately, in the caller's thread.
-        wall: The clock by which records are too old, in seconds since 1970.
+        wall: The clock that determines the age of records, in seconds since 1970.
     """
     shard = HeldShard(worker, holding, "returns" if handling.final_checkpoint is None else "checkpoints")
     share = (memory or MemoryBudget()).share(holding.key)
@@ -145,7 +148,7 @@ class HandlerConsumer(BatchConsumer):
         handling: The handler and its policy.
         memory: The shard's share of the memory for batches.
         dispatcher: Calls the handler.
-        wall: The clock by which records are too old, in seconds since 1970.
+        wall: The clock that determines the age of records, in seconds since 1970.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class HandlerConsumer(BatchConsumer):
         """Return what has ended since the last step, or `Ready`."""
         if self._call is not None:
             return self._look_after(*self._call, now)
-        if self._take_up():  # the batch waited for its next attempt, and other readers needed the memory
+        if self._take_up():  # other readers needed the memory of the waiting batch
             self._window.close()
         return WAITING if self._lingers_until(now) > now else READY
 
@@ -210,12 +213,12 @@ class HandlerConsumer(BatchConsumer):
     def _deliver(self, batch: Batch, now: float) -> Next:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
         holding = self.holding
-        self._confirm_lease()  # rule 5: if this shows that the lease is lost, `Dispatcher` calls no handler
+        self._confirm_lease()  # rule 5; if the lease turns out to be lost, `Dispatcher` calls no handler
         if not batch.records:
             return self._passed(batch, now)
         limit = self._handling.max_records
         if self._attempts.failing or (limit is not None and len(batch.records) > limit):
-            # With a dead letter, a failing batch is searched in parts, so that one bad record does not hold up others.
+            # With a dead letter, a failing batch is searched in parts, so that a bad record does not block the others.
             piece = self._attempts.piece(batch)
             if not piece.records:
                 return self._passed(batch, now)
@@ -223,7 +226,7 @@ class HandlerConsumer(BatchConsumer):
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
 
-        self._window.close()  # if it fails, it is repeated when that is due
+        self._window.close()  # retries do not wait for more records
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
             age = self._wall() - (piece.records[0].arrived or math.inf)
@@ -232,8 +235,8 @@ class HandlerConsumer(BatchConsumer):
                 return self._to_dead_letter(handling.dead_letter, first_untried(piece), batch, error, now)
 
         def call() -> object:
-            # Must be set as the handler begins, because the handler may checkpoint while it runs. A call that never
-            # begins has delivered nothing, and its batch stays next.
+            # Mark the records as delivered when the handler begins, because it may checkpoint while it runs. If the
+            # call never begins, nothing was delivered, and the batch is dispatched again.
             self._cursor.rows_delivered(piece.read_to)
             return self._handling.handler(piece)
 
@@ -262,7 +265,7 @@ class HandlerConsumer(BatchConsumer):
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
             return outcome.due
-        self._call = None  # must come first, otherwise this batch would stay in memory alongside the next one
+        self._call = None  # first, so that this batch does not stay in memory alongside the next one
         match outcome:
             case CallEnded(fault):
                 if fault is not None or not isinstance(called, BatchCalled):  # otherwise `_passed` records it
@@ -296,15 +299,15 @@ class HandlerConsumer(BatchConsumer):
             self.holding.progress.progressed(now, first_after(batch, piece))
             return now if self._stored(now) else Leave("lease-lost")
         self.holding.progress.done(now)
-        # Must come before the checkpoint, which may wait for the store: other readers may need the memory now.
+        # Free the memory before the checkpoint, which may wait for the store, because other readers may need it now.
         self._memory.clear()
         self._window.renew()
         if self._attempts.failing and self._state.past_failures:
-            # Batches that never failed must not end the attempts.
+            # Only now, because a batch that never failed must not reset the attempts of one that did.
             self._attempts.done(batch)
         if not self._stored(now):
             return Leave("lease-lost")
-        # The end of the shard and a hand-off are done by the next step, immediately: neither waits for the next read.
+        # The end of a shard and a hand-off do not wait for the next read, so the next step is due immediately.
         if batch.ended or self.holding.releasing:
             return now
         return self._state.rest_until_read()
@@ -317,19 +320,20 @@ class HandlerConsumer(BatchConsumer):
         return position is None or self.store(position, now)
 
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
-        # Records that the handler checkpointed before it raised are finished with and not delivered again.
+        # Records that the handler checkpointed before it raised are done, and are not delivered again.
         self._state.checkpointed(self.holding.lease.checkpoint)
         if self._state.kind == "checkpoints":
             self._state.consumer_failed(piece.records[-1].position)
             self._begin_again()
         if isinstance(error, Ending | Withdrawn):
             return self._ended(error, now)
-        # Only the type's name: the message of a user's exception may contain a record.
+        # Report only the exception's type, because the message of a user's exception may contain a record.
         attempt = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
         self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt}", now)
         match self._attempts.failed(piece, error):
             case TryAgain(seconds):
-                # Measured from now, not from when this step began: the handler may have taken long to fail.
+                # Measure the wait from now, not from the start of this step, because the handler may have taken long to
+                # fail.
                 return self._state.rest(self._worker.clock() + seconds)
             case Hopeless(why):
                 return GiveUp(why)
@@ -345,7 +349,7 @@ class HandlerConsumer(BatchConsumer):
             return self._ended(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
-            # Only the type's name of another exception: its message may contain a record.
+            # For other exceptions, report only the type, because the message may contain a record.
             why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
             self.holding.progress.dead_letter_failed(f"the dead letter did not take the record: {why}", now)
             return GiveUp(f"neither its handler nor the dead letter took {record}: {said(fault)}")
@@ -360,7 +364,7 @@ class HandlerConsumer(BatchConsumer):
     def request_final(self, now: float, *, ended: bool) -> Next:
         """Call the handler for its final checkpoint."""
         holding, cursor, worker, ask = self.holding, self._cursor, self._worker, self._handling.final_checkpoint
-        # The handler is about to checkpoint, and another worker may have taken the lease by now.
+        # Renew an expired lease before the handler checkpoints, because another worker may have taken it by now.
         if holding.expired:
             holding.renew()
 
@@ -377,8 +381,8 @@ class HandlerConsumer(BatchConsumer):
             return Leave("shard-ended")
         state.checkpointed(holding.lease.checkpoint)
         if ended or fault is not None:
-            # Even if the lease is to go: the next owner may withdraw its request, and the handler then has to start
-            # from the checkpoint.
+            # Do this even if the lease is to be released. If the next owner withdraws its request, the handler has to
+            # start from the checkpoint.
             self._begin_again()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended
@@ -396,7 +400,7 @@ class HandlerConsumer(BatchConsumer):
     # Ending
 
     def _ended(self, error: Ending | Withdrawn, now: float) -> Next:
-        """Let the lease go, to its next owner if it has one."""
+        """Release the lease, or give it to its next owner if it has one."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def leave(self, happening: Happening) -> None:
@@ -405,12 +409,12 @@ class HandlerConsumer(BatchConsumer):
         unstored: StoreError | None = None
         if late and (position := self._cursor.unstored) is not None:
             try:
-                # The checkpoint only moves forward, so this cannot harm the new owner. It spares the owner after that
-                # the records that were handled here.
+                # This cannot harm the new owner, because the checkpoint only moves forward. It spares a later owner the
+                # records that were already handled here.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
                 unstored = fault
-        # Must come before the observer is notified: a link that is still open would block the next owner.
+        # Close the reader before notifying the observer, because an open connection would block the next owner.
         happening = self._close(happening)
         self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
         if unstored is not None:

@@ -1,13 +1,13 @@
-"""Defines the user's handler: how it is checked, the batches that it is given, and its time limits and retries.
+"""Defines how a user's handler is checked, what it is called with, and its time limits and retries.
 
 A handler or dead letter may be async, or return any other awaitable, which is awaited on the worker's one event loop.
 A handler that runs longer than `slow_seconds` is logged and counted, and again each time that duration has doubled.
-After `handler_seconds` its lease is released as after the last attempt. `consumer/attempts.py` decides what follows a
-fault.
+After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py` decides what to
+do after a fault.
 
 1. A batch is done when its handler has returned None, or an awaitable that ended with None.
 2. Any other result fails the batch, so a checkpoint never covers a record that the handler has not finished with.
-3. A user's callable is checked once when it is given, and its result after each call.
+3. A user's callable is checked once, when it is passed in. Its result is checked after each call.
 
 `by_key` splits a batch by partition key and runs the keys concurrently. The records of one key stay in order.
 
@@ -110,7 +110,8 @@ def fault_from(error: BaseException) -> Exception:
 
 
 CHECKPOINT_SECONDS = 1.0
-"""A checkpoint after every batch, five per second, would cost five times as many writes to the table as KCL makes."""
+"""The default time between checkpoints. Checkpointing every batch, about five times per second, would write to the
+table five times as often as the KCL does."""
 
 
 class HeldLease(Protocol):
@@ -153,7 +154,7 @@ class Delivery:
         read_to: The position up to which the batch extends, at or after its last record.
         behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
         attempts: How often this worker has tried a batch that begins with the first record, including this time.
-        in_parts: How many of these attempts were made in a part of the batch, to find the record that fails.
+        in_parts: How many of these attempts were made with only a part of the batch, to find the record that fails.
 
     Examples:
         >>> from leasehold import Delivery
@@ -203,8 +204,8 @@ class Delivery:
     def stream(self) -> str:
         """The stream's name.
 
-        For an event hub it includes namespace and consumer group. If a worker reads several Kinesis streams, it is
-        `account:name:creationEpoch`.
+        For an event hub, the name includes the namespace and the consumer group. If a worker reads several Kinesis
+        streams, the name is `account:name:creationEpoch`.
         """
         return self._holding.stream
 
@@ -217,14 +218,14 @@ class Delivery:
     def epoch(self) -> int | None:
         """The fencing number, which grows with each owner of this lease and never falls.
 
-        `reset` and `copy-leases` do not lower it either. It is None in the blobs of the Azure SDKs, whose official
-        workers do not count owners.
+        `reset` and `copy-leases` do not lower it either. It is None in the Azure SDKs' blob layout, because the
+        official workers do not count owners.
         """
         return self._holding.fence
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was lost meanwhile, so that another worker will process these records, too."""
+        """Whether the lease was lost, in which case another worker will process these records, too."""
         return self._holding.lost.is_set()
 
     def checkpoint(self, record: Record | None = None) -> bool:
@@ -261,7 +262,7 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 @frozen
 class FinalCheckpoint:
-    """A self-checkpointing handler's last chance to checkpoint: its lease is to go, or its shard has no more records.
+    """The last chance for a self-checkpointing handler to checkpoint, before a release or at the end of its shard.
 
     Attributes:
         ended: Whether the shard has no more records.
@@ -297,7 +298,7 @@ class FinalCheckpoint:
             StoreError: A write failed; try again.
             SourceUnavailable: The stream does not respond; try again.
         """
-        # No worker reads a finished lease, so the shard's later records would be skipped.
+        # No worker reads a shard whose lease is finished, so its later records would be skipped.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -317,8 +318,8 @@ class Assignment:
         shard: The source's own id of the shard.
         stream: The stream's name.
         epoch: The fencing number, as in `Delivery`.
-        wake: Call this, from any thread, after an acknowledgement or once there is room again. The worker then looks at
-            the consumer immediately instead of within a quarter of a second.
+        wake: Call this, from any thread, after an acknowledgement or when there is room again. The worker then polls
+            the consumer immediately, instead of within a quarter of a second.
 
     Examples:
         >>> from leasehold.adapters import Assignment
@@ -336,9 +337,9 @@ class Assignment:
 class ShardConsumer(Protocol):
     """Takes the records of one shard, and acknowledges them whenever it has finished with them.
 
-    For consumers that put records into a queue, a pipeline or a buffer, and know only later that they are done. The
-    worker calls these methods one at a time, in threads of its own, so they must return soon and not wait. Only
-    acknowledged records are checkpointed. Whatever is not acknowledged when a worker ends is delivered again.
+    Implement this to put records into a queue, a pipeline or a buffer, and to acknowledge them later, when they are
+    done. The worker calls these methods one at a time, in threads of its own, so they must return soon and not wait.
+    Only acknowledged records are checkpointed. Whatever is not acknowledged when a worker ends is delivered again.
 
     Examples:
         >>> from queue import Full, Queue
@@ -381,8 +382,8 @@ class ShardConsumer(Protocol):
     def offer(self, batch: Delivery) -> bool:
         """Take this batch; return False if there is no room for it now, so that it is offered again later.
 
-        If this raises, the batch is offered again after a wait, `attempts` times in total. Then the shard is left to
-        other workers.
+        If this raises, the batch is offered again after a wait, up to `attempts` times in total. Then the shard is left
+        to other workers.
         """
 
     def acknowledged(self) -> Position | None:
@@ -393,14 +394,14 @@ class ShardConsumer(Protocol):
         """
 
     def withdraw(self) -> bool:
-        """Finish or drop what was taken, because the lease is to go; return whether that is done.
+        """Finish or drop the batches that were taken, because the lease is to be released; return whether that is done.
 
-        Called again until it returns True. Then the lease goes, with the acknowledged position. If it stays here after
-        all, `offer` gets the records again that were not acknowledged.
+        This is called again until it returns True. The lease is then released with the acknowledged position. If the
+        lease is not released after all, the records that were not acknowledged are offered again.
         """
 
     def close(self, happening: Happening) -> None:
-        """Forget the shard, for this reason. What is acknowledged from now on has no effect."""
+        """Forget the shard, for this reason. Later acknowledgements have no effect."""
 
 
 OpenConsumer = Callable[[Assignment], ShardConsumer]
@@ -413,7 +414,7 @@ Slowness = Callable[[Holding, float], None]
 """Called each time a slow handler is logged, with the seconds for which it has been running."""
 
 DeadLettered = Callable[[Holding, Exception], None]
-"""Called when the dead letter has taken a record, with the error for which it went there."""
+"""Called after a record was dead-lettered, with the error with which it failed."""
 
 
 @frozen
@@ -424,11 +425,11 @@ class Handling:
 
     Attributes:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
-        attempts: How many times to try a batch before its shard stops. They are counted anew for the rest of a batch
-            of which the handler has checkpointed records.
+        attempts: How many times to try a batch before its shard stops. If the handler has checkpointed some of the
+            batch's records, the attempts at the remaining ones are counted from the start.
         max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
-        linger_seconds: How long the first record of a batch waits for more, until the batch has `max_records` records
-            or 6 MiB; 0: not at all.
+        linger_seconds: How long the first record of a batch waits for more, unless the batch reaches `max_records`
+            records or 6 MiB; 0: not at all.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
         cooldown_seconds: How long a stopped shard's lease is left to other workers.
@@ -446,9 +447,9 @@ class Handling:
         most_calls: The most concurrent calls of the handler, including slow ones; None: as many as there are threads.
         slow: Called each time a handler is logged as slow.
         dead_lettered: Called each time the dead letter has taken a record.
-        final_checkpoint: Called before a lease goes and at the end of a shard, if the handler checkpoints by itself. A
-            batch is then not done when the handler returns, and after a fault reading starts again at the checkpoint.
-            It cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
+        final_checkpoint: Set this if the handler checkpoints by itself. It is called before a lease is released and at
+            the end of a shard. A batch is then not done when the handler returns, and after a fault reading starts
+            again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
         consumer: Makes the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:
@@ -560,7 +561,7 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
         finally:
             handling.dead_lettered(holding, error)
 
-    # Saves a call per batch if the user has set no callback, as is usual.
+    # Save a call per batch if the user has not set a callback, which is the usual case.
     has_default_measure = handling.measure is fields(Handling).measure.default
     return evolve(
         handling,

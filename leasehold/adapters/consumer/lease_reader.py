@@ -1,13 +1,14 @@
-"""Reads the shard of one held lease, step by step, for whichever consumer takes its records.
+"""Reads the shard of one held lease, step by step, and passes its records to a consumer.
 
-How a record travels: `Schedule` calls `LeaseReader.step` when it is due. The reader polls its consumer
-(`ConsumerPort.poll`) and asks the state (`consumer/reader_state.py`) what to do next. It opens and reads the shard
-(`ShardPull`), and has the consumer keep what was read (`keep`) and take it (`offer`). The consumer moves the marks
-`delivered` and `acknowledged`, and the state then orders the checkpoint (`store`).
+`Schedule` calls `LeaseReader.step` when it is due. The reader polls its consumer (`ConsumerPort.poll`) and gets its
+next order from the state (`consumer/reader_state.py`). It opens and reads the shard (`ShardPull`) and passes the batch
+to the consumer, which keeps it (`keep`) and later takes its records (`offer`). The consumer moves the marks `delivered`
+and `acknowledged`, and the state then orders the checkpoint (`store`).
 
 1. A step reads at most once, and never waits for a consumer. It returns the time of the next call, or infinity once
    nothing is left to do.
-2. A fault of a step is handled here, once, for every consumer: wait and try again, or let the lease go.
+2. Faults of a step are handled here for all kinds of consumers, either by trying again after a wait or by releasing the
+   lease.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -48,7 +49,7 @@ class LeaseReader:
     Args:
         shard: The held shard.
         consumer: Takes its records.
-        cooldown_seconds: How long this worker does not take the lease again after it could not be read here.
+        cooldown_seconds: How long this worker leaves the lease to others after failing to read it.
     """
 
     def __init__(self, shard: HeldShard, consumer: ConsumerPort, cooldown_seconds: float) -> None:
@@ -105,8 +106,7 @@ class LeaseReader:
             case AwaitEvent():
                 if ready.look_seconds is not None:
                     return now + ready.look_seconds
-                # An expired lease is renewed or dropped within moments. Until then another worker might own the
-                # records.
+                # An expired lease is renewed or dropped within moments. Until then, another worker might own it.
                 return now + EXPIRED_SECONDS if holding.expired else self._state.rests_until
             case StoreCheckpoint(to):
                 return self._go_on(now) if consumer.store(to, now) else self._leave("lease-lost")
@@ -115,7 +115,7 @@ class LeaseReader:
             case RequestFinalCheckpoint(ended):
                 return self._follow(consumer.request_final(now, ended=ended), now)
             case ReleaseAt(at):
-                # If the next owner withdrew its request, the lease stays here and reading goes on immediately.
+                # If the next owner has withdrawn its request, the lease stays here and reading continues immediately.
                 return self._leave("stopped") if holding.release(at) else now
             case EndShard(children):
                 if not end(holding, children, worker, self._shard.cursor.acknowledged.token):
@@ -131,7 +131,7 @@ class LeaseReader:
         """Once the parents are done, begin at the consumer's or the lease's position."""
         lease = self.holding.lease
         parents = self._worker.parents(lease)
-        # L12: a key's earlier records are in the parent, so reading the child alongside it would break their order.
+        # L12: a key's earlier records are in the parent, so reading the child at the same time would break their order.
         if not readable(lease, parents):
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
@@ -156,7 +156,7 @@ class LeaseReader:
         return self._follow(consumer.batch_read(batch, now), now)
 
     def _follow(self, next_: Next, now: float) -> float:
-        """Do what follows a piece of the consumer's work; return when to call again."""
+        """Carry out what a method of the consumer returned; return when to call again."""
         match next_:
             case float() | int():
                 return next_
@@ -178,9 +178,9 @@ class LeaseReader:
         return due
 
     def _give_up(self, why: str, now: float) -> float:
-        # Leave the lease to other workers for a while: the fault may be in this worker's connections or disk.
+        # Leave the lease to other workers for a while, because the fault may be in this worker's connections or disk.
         seconds = self._cooldown_seconds
-        # Must come before the release, otherwise the worker's next turn might take the lease right back.
+        # Exclude the lease before releasing it. Otherwise, the worker's next turn might take it right back.
         self._worker.exclude(self.holding.key, seconds)
         self._worker.hurry()
         due = self._release(now)

@@ -1,11 +1,11 @@
-"""Reads all leases that one worker holds, and gives back those that cannot be read here.
+"""Reads all leases that one worker holds, and releases those that it cannot read.
 
 The worker calls `LeaseReaders.begin` with each lease that it has taken. This creates a `LeaseReader` and puts its step
 on the `Schedule`.
 
-1. A lease that is taken while the worker drains is released by its reader's first step.
-2. If the step of a reader has raised a few times in a row, or once while its lease is to be released anyway, the lease
-   is released and this worker does not take it again for a while: a lease must not be held without being read.
+1. If a lease is taken while the worker drains, its reader's first step releases it.
+2. If the step of a reader raises a few times in a row, or once while its lease is to be released anyway, the lease is
+   released, because it must not be held without being read. This worker does not take it again for a while.
 """
 
 import logging
@@ -96,10 +96,10 @@ class LeaseReaders:
         """
         try:
             if not self.taking:
-                # A lease reader is still created, which releases the lease.
+                # Still create a lease reader, whose first step releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
-                # If annotations are not free, each would cost a write and look like a renewal to other workers (C14).
+                # Unless annotations are free, each one costs a write and looks like a renewal to other workers (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open is not None:
                 step = self._open(self._worker, holding, self._handling)
@@ -107,7 +107,7 @@ class LeaseReaders:
                 step = self._reader(holding).step
                 holding.progress.awaited(self._scheduler.clock())
             self.schedule.add(holding.key, step, partial(self._instead, holding))
-        except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
+        except BaseException as fault:  # noqa: BLE001  otherwise, the lease would be held but not read
             self._failed(fault)
 
     def _reader(self, holding: Holding) -> LeaseReader:
@@ -147,7 +147,7 @@ class LeaseReaders:
         def let_go(_now: float) -> float:
             if holding.lost.is_set():
                 return math.inf
-            # Must come before the release, otherwise this worker might take the lease right back and fail again.
+            # Exclude the lease before releasing it. Otherwise, this worker might take it right back and fail again.
             self._worker.exclude(holding.key, EXCLUDED_SECONDS)
             holding.ask_release()
             try:
@@ -156,7 +156,7 @@ class LeaseReaders:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
-            # If it was not released, its next owner withdrew its request, and the lease is still to go.
+            # If the lease was not released, its next owner has withdrawn its request. The lease must still be released.
             due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
             return due

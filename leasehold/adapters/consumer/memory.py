@@ -10,7 +10,7 @@ PAGE_BYTES = 10 * 2**20
 """The size of the largest response that Kinesis returns. The first read of a shard may be that large."""
 
 READING_FACTOR = 4
-"""How much memory a response takes at most while it is parsed, as a multiple of its payload; measured with CBOR."""
+"""The most memory that a response takes while it is parsed, as a multiple of its payload; measured with CBOR."""
 
 RECORD_BYTES = 300
 """The most bytes that a record takes in addition to its payload; measured for plain and for aggregated records."""
@@ -21,17 +21,18 @@ LEAST_BYTES = 2**16
 class MemoryBudget:
     """The memory for the batches of one worker, over all its shards. A lease reader asks before it reads.
 
-    Requests are served in order. A lease reader without memory waits in line and holds nothing, so no two can wait for
-    each other. If nothing else is held, the first in line is admitted whatever it requests, so a batch larger than the
-    whole budget is held alone. If others need memory, batches that wait for another attempt of their handler are
-    dropped, the one with the longest wait first. Their lease readers read them again.
+    Requests are served in order. A lease reader that waits for memory holds none, so two of them cannot wait for each
+    other. If no memory is in use, the first request is granted whatever its size, so a batch that is larger than the
+    whole budget can be held alone. If other readers need memory, batches that wait for another attempt of their handler
+    are dropped, beginning with the one that has the longest wait. Their lease readers read them again.
 
     Args:
         most_bytes: The limit for batches that are read and not done yet, and for responses being read.
         wake: Called, from any thread, with the key of a lease reader that may read now.
 
     Attributes:
-        taken: The bytes of each admitted share. This and the following are only for shares, under `lock`.
+        taken: The bytes of each admitted share. Only shares may use this and the following attributes, while holding
+            `lock`.
         used: The sum of `taken`.
         waiting: The bytes that other shares have requested, in order.
         idle: When each batch that may be dropped is needed again.
@@ -51,18 +52,18 @@ class MemoryBudget:
     def admit(self, *, but: "MemoryShare | None" = None) -> list[str]:
         """Admit waiting shares as far as there is memory.
 
-        Returns the keys of the lease readers to wake once the lock is released, without that of `but`.
+        Returns the keys of the lease readers to wake once the lock is released, except that of `but`.
         """
         admitted: list[str] = []
         while self.waiting:
             share, size = next(iter(self.waiting.items()))
             while self.idle and self.taken and self.used + size > self.most:
-                # Drop the one whose next attempt is furthest off, which leaves the most time to read it again.
+                # Drop the batch whose next attempt is due last, which leaves the most time to read it again.
                 last = max(self.idle, key=self.idle.__getitem__)
                 last.drop()
                 self.set(last, None)
             if self.taken and self.used + size > self.most:
-                break  # keep the order, otherwise a large request could wait forever
+                break  # keep the order, so that a large request does not wait forever
             del self.waiting[share]
             self.set(share, size)
             if share is not but:
@@ -82,7 +83,8 @@ class MemoryShare:
     """The share of one lease reader in the budget, with at most one batch.
 
     Attributes:
-        expected_bytes: The bytes to request before a read, which follow the sizes of the batches and decrease slowly.
+        expected_bytes: The bytes to request before a read. The number follows the sizes of previous batches, and
+            decreases slowly.
         batch: The held batch, or None.
         dropped: Whether a batch was dropped. The lease reader resets this.
     """
@@ -104,7 +106,7 @@ class MemoryShare:
                 budget.waiting.setdefault(self, size)
             admitted = budget.admit(but=self)
             granted = self in budget.taken
-        for key in admitted:  # must be outside the lock: a lease reader that is woken may ask immediately
+        for key in admitted:  # outside the lock, because a woken reader may call `ask` immediately
             budget.wake(key)
         return granted
 
@@ -128,7 +130,7 @@ class MemoryShare:
         self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, LEAST_BYTES)
         self.batch = batch
         with budget.lock:
-            # Taken even if it is more than was requested, because the bytes are in memory already.
+            # Count the batch even if it is larger than requested, because it is already in memory.
             budget.set(self, size)
             admitted = budget.admit() if budget.waiting else []
         for key in admitted:
@@ -152,7 +154,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Drop the batch, because other lease readers need its memory. Called by the budget."""
-        self.dropped = True  # must come first, so that a reader that finds no batch knows why
+        self.dropped = True  # first, so that a reader that finds no batch knows why
         self.batch = None
 
     def clear(self) -> None:

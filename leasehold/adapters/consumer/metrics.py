@@ -1,9 +1,9 @@
 """Reports the metrics for alarms on a fleet to OpenTelemetry; the program chooses the exporter.
 
 The names are those of kcl-rust, except for the lag of the whole application. Only workers that have read the table
-recently export figures of the table. Under `minimal` most workers read it seldom, and an outdated view could set off
-alarms or keep them silent. Finished leases and closed shards do not count, otherwise every reshard would look like a
-loss.
+recently export figures about the table. With `minimal`, most workers seldom read it, and outdated figures could raise
+false alarms or suppress real ones. Finished leases and closed shards are not counted. Otherwise, every reshard would
+look like a loss.
 """
 
 import time
@@ -33,7 +33,8 @@ from leasehold.balancer.model import Lease
 SCOPE = "leasehold"
 
 FRESH_CYCLES = 2.0
-"""A worker exports figures of the table if it has read it within this many `cycle_seconds`, as the lookout has (C5)."""
+"""A worker exports figures about the table only if it has read the table within this many `cycle_seconds`. The lookout
+always has (C5)."""
 
 
 class WorkerMetrics:
@@ -46,7 +47,7 @@ class WorkerMetrics:
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        # Cached for as long as a lease is held, because batches come many times per second.
+        # Labels are cached while a lease is held, because batches arrive many times per second.
         self._held: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
@@ -82,7 +83,7 @@ class WorkerMetrics:
 
     def unclaimed_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases that have no living owner."""
-        # By the same limit as the rules, after which any worker may claim the lease.
+        # Use the limit of the rules, after which any worker may claim the lease.
         dead = self._worker.config.lease_seconds
         return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
 
@@ -116,7 +117,7 @@ class WorkerMetrics:
 
     def contradictions(self) -> Iterable[Observation]:
         """Return the number of contradictions between listing, table and memory that this worker sees (L14)."""
-        # A rejected write can show an owner a contradiction that no listing shows.
+        # A rejected write can reveal a contradiction to a lease's owner that no listing shows.
         held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observed(len(self._worker.discovery.contradictions) + held)
 
@@ -153,10 +154,11 @@ class WorkerMetrics:
         rows, now, held = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
         lease_seconds = self._worker.config.lease_seconds
         lags = lags_of(rows, now, lease_seconds)
-        # Only several looks together show whether a lease keeps falling behind.
+        # Whether a lease keeps falling behind can only be seen in several reads of the table.
         self._window = self._window.after(self._worker.clock(), rows, lags)
         statuses = statuses_of(rows, lags, now, lease_seconds, self._window)
-        # If annotations are not free, each worker knows only about its own leases, so leave out what is unknown.
+        # Unless annotations are free, each worker knows only its own leases, so leave out the others with unknown
+        # status.
         reported = self._worker.store.capabilities.free_annotations
         return {key: status for key, status in statuses.items() if reported or key in held or status.word != "UNKNOWN"}
 
@@ -177,8 +179,8 @@ class WorkerMetrics:
         return [*(seen | own).values()]
 
     def _read_at(self) -> float:
-        """Return when this worker last read the table, in seconds since 1970, for which time rows are judged."""
-        # If rows were judged for the present, workers that read the table seldom would take each other for dead.
+        """Return when this worker last read the table, in seconds since 1970. Rows are judged as of that time."""
+        # If rows were judged as of now, workers that seldom read the table would consider each other dead.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.table.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:
@@ -191,7 +193,7 @@ class WorkerMetrics:
         )
 
     def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
-        # Otherwise workers that read the table long ago would report outdated figures next to current ones.
+        # Without this check, workers that read the table long ago would report outdated figures next to current ones.
         return self._observed(number()) if self._fresh() else ()
 
     def _observed(self, number: float) -> Iterable[Observation]:
@@ -240,7 +242,7 @@ class _Instruments:
             (WorkerMetrics.lease_lag_is_lower_bound, "1", "1 if the lease's lag is a lower bound."),
         )
         for gauge, unit, meaning in gauges:
-            # The gauge is bound as a default value, otherwise every callback would use the last one of the loop.
+            # Bind the gauge as a default value, so that each callback does not use the last gauge of the loop.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:
@@ -255,7 +257,7 @@ _making = Lock()
 
 def _instruments(meter: Meter) -> _Instruments:
     with _making:
-        # Must be under the lock, otherwise two workers could each create instruments, and one set would be lost.
+        # Hold the lock, so that two workers cannot each create a set of instruments.
         if meter not in _made:
             _made[meter] = _Instruments(meter)
         return _made[meter]
@@ -263,5 +265,5 @@ def _instruments(meter: Meter) -> _Instruments:
 
 @cache
 def _own_meter() -> Meter:
-    # Cached, because each call creates a meter, which OpenTelemetry keeps if the program has set no provider.
+    # Cache the meter. Each call would create another one, which OpenTelemetry keeps if the program has set no provider.
     return get_meter(SCOPE)

@@ -27,8 +27,8 @@ class Signal:
     def wait(self, until: float = math.inf) -> bool:
         """Wait for the signal, at most until this time, and reset it; return whether it was set."""
         was_set = self._queue.get(until) is not None
-        # A `set` just before this line adds nothing to the queue. That is safe: the caller checks what changed only
-        # after this call.
+        # A `set` just before this line adds nothing to the queue. That is safe, because the caller checks what has
+        # changed only after this call.
         self._given = False
         return was_set
 
@@ -41,7 +41,7 @@ class Pool:
         size: How many tasks may run at the same time.
         name: The name of the tasks.
         failed: Called with the exception if a task cannot be started or if work raises.
-        keep: How many idle tasks may wait for work before further ones end; None: as many as `size`.
+        keep: The number of tasks to keep when there is no work; further ones end. None: as many as `size`.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Pool:
             self._size = size if self._size else 0  # a closed pool stays closed
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queue this work, or do it in the caller if not even one task can be started."""
+        """Queue this work, or run it in the caller's task if no task can be started."""
         with self._lock:
             self._load += 1
-            # Must be counted before the task begins, otherwise two callers would start one too many.
+            # Count the task before it begins, so that two callers cannot start one too many.
             add_task = self._tasks < min(self._load, self._size)
             self._tasks += add_task
         fault: RuntimeError | None = None
@@ -110,7 +110,7 @@ class Pool:
         return [answers[place] for place in range(len(work))]
 
     def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Apply the function to each item without waiting: a request may stall for as long as its client waits."""
+        """Apply the function to each item without waiting, because a request may stall until its timeout."""
 
         def alone(item: T) -> None:
             try:
@@ -136,11 +136,12 @@ class Pool:
             while (work := self._work.get()) is not _END:
                 try:
                     work()
-                except BaseException as fault:  # noqa: BLE001  this task must go on serving the queue
+                except BaseException as fault:  # noqa: BLE001  this task must continue to serve the queue
                     self._failed(fault)
                 with self._lock:
                     self._load -= 1
-                    # End if the remaining tasks suffice for the work there is. Once closed, every task is waited for.
+                    # End this task if the others suffice for the queued work. After `close`, which waits for all tasks,
+                    # this task continues until it gets `_END`.
                     keep = self._size if self._keep is None else self._keep
                     counted = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
                     self._tasks -= not counted

@@ -1,9 +1,9 @@
 """Decides what the reader of one held lease does next, without I/O, a clock or a thread: events in, orders out.
 
-`ReaderState` decides about the reading of one lease, from the wait for its parents to its release. The `LeaseReader`
-carries out what it orders, and reports what happened. Its core
-is the `Cursor` with the four marks, `committed <= acknowledged <= delivered <= read`, and the cursor's table of orders
-decides once reading has begun. `ReaderState` adds what depends on time, on faults and on the kind of consumer:
+A `ReaderState` covers one lease, from the wait for its parents to its release. The `LeaseReader` carries out its orders
+and reports what happened. At its core is the `Cursor` with its four marks, `committed <= acknowledged <= delivered <=
+read`, whose table of orders applies once reading has begun. `ReaderState` adds the rules that depend on time, on faults
+and on the kind of consumer:
 
     state                what is ordered                       entered by                    left by
     waits for parents    BeginReading, when due                the claim; parents_pending    began
@@ -13,7 +13,7 @@ decides once reading has begun. `ReaderState` adds what depends on time, on faul
     final checkpoint     RequestFinalCheckpoint                a release; the delivered end  a withdrawn request
     is gone              LeaveShard                            a lost lease
 
-The consumer's kind says how it acknowledges:
+The kind of consumer determines how it acknowledges:
 
     returns       A plain handler acknowledges by returning. Between two calls nothing is delivered and unacknowledged.
     checkpoints   A handler that checkpoints by itself has finished with everything up to the lease's checkpoint, and is
@@ -30,7 +30,7 @@ Waits and faults:
     rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
     checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
 
-No event but `began` and those of the cursor moves a mark, so every position that is stored was acknowledged.
+Only the events of the cursor move its marks, so every position that is stored was acknowledged.
 """
 
 import math
@@ -63,7 +63,7 @@ class BeginReading:
 
 @frozen
 class RequestFinalCheckpoint:
-    """Ask the consumer for its final checkpoint: the lease is to go, or everything up to the shard's end was read."""
+    """Request the consumer's final checkpoint, because the lease is to be released or the shard was read to its end."""
 
     ended: bool
 
@@ -85,8 +85,8 @@ class ReaderState:
         rests_until: Until when nothing is read or delivered.
         checkpoint_due: When the next checkpoint may be written.
         final_requested: Whether the consumer was asked for its final checkpoint, or cannot be asked.
-        unconfirmed: Whether the lease must be renewed before anything is delivered, because another process could have
-            held the source's link meanwhile.
+        unconfirmed: Whether the lease must be renewed before records are delivered, because another process may have
+            been connected to the source in the meantime.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class ReaderState:
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
-        # Reset only by a response. If every step reset it, steps that send no request would make the retries endless.
+        # Only a response resets these. If every step did, steps that send no request would make the retries endless.
         self._rejections, self._rejected = Rejections(), Backoff(*REJECTED_WAITS, uniform)
-        # For consumers that checkpoint by themselves: the furthest position that failed, and the growing pauses between
-        # requests for the final checkpoint.
+        # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
+        # between requests for the final checkpoint.
         self._failed_at, self._ends = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
 
     # Orders
@@ -120,7 +120,7 @@ class ReaderState:
         room: bool = True,
         working: bool = False,
     ) -> ReaderOrder:
-        """Return what to do next, while the consumer waits for an order.
+        """Return the next order, while the consumer waits for one.
 
         Args:
             now: The time by the worker's clock.
@@ -130,7 +130,8 @@ class ReaderState:
             expired: Whether the lease has expired by our own clock.
             free: Whether the consumer can take rows now.
             room: Whether more may be read.
-            working: If the consumer commits: whether its next commit is waited for before the lease goes.
+            working: Whether to wait for the next commit before the lease is released; for consumers of kind "commits"
+                only.
         """
         cursor = self.cursor
         if self.kind == "returns":
@@ -145,8 +146,8 @@ class ReaderState:
                     self.final_requested = leaving  # ask again only if the next owner withdraws its request
                     return ReleaseAt(cursor.storable)
         elif leaving and not lost:
-            # The end of the shard, once committed, is written by this owner. Rows that no commit is awaited of are left
-            # to the next owner, although they are delivered.
+            # If the end of the shard is committed, this owner writes it before the lease is released. Delivered rows
+            # for which no commit is expected are left to the next owner.
             if not (working or cursor.acknowledged.ended):
                 return ReleaseAt(cursor.storable)
             leaving = False
@@ -165,7 +166,7 @@ class ReaderState:
 
     def parents_pending(self) -> float:
         """Note that a parent is not done; return how long to wait before asking again."""
-        # The waits grow because a parent may take hours and each check reads rows of the table.
+        # The waits grow, because a parent may take hours and each check reads rows of the table.
         wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
         return wait
 
@@ -176,14 +177,15 @@ class ReaderState:
     # Events of reading
 
     def batch_read(self, batch: Batch, now: float, renew_seconds: float) -> None:
-        """Note what a read brought, after its rows were kept and the cursor was told."""
+        """Note the result of a read, after its rows were kept and the cursor was updated."""
         self.answered(batch)
         self._read_due = now + batch.wait_seconds
-        # While another process could hold the link, it could hold the lease, too. Only a renewal can rule that out.
+        # While another process could be connected to the source, it could also hold the lease. Only a renewal can rule
+        # that out.
         self.unconfirmed = self.unconfirmed or batch.unlinked_seconds > renew_seconds
 
     def answered(self, batch: Batch) -> None:
-        """Note that the source has responded, if it has: rejections before that are of the past."""
+        """Forget earlier rejections if the source has responded."""
         if batch.answered and not batch.fault:
             self._rejections.reset()
             self._rejected.reset()
@@ -204,7 +206,7 @@ class ReaderState:
     def step_done(self) -> None:
         """Note that a step had no fault."""
         if self._faults.faults:
-            # Only after a step that succeeded, so that the waits grow for as long as the service fails.
+            # Reset the waits only after a step that succeeded, so that they grow for as long as the service fails.
             self._faults.reset()
 
     def rest(self, until: float) -> float:
@@ -223,7 +225,7 @@ class ReaderState:
 
         Args:
             batch: The batch.
-            piece_to: Up to where the piece was read; None for the rest of the batch.
+            piece_to: The position at which the piece ends; None for the rest of the batch.
 
         Returns:
             Whether the whole batch is done.
@@ -232,7 +234,7 @@ class ReaderState:
         if piece_to is not None and end is not None and piece_to.order < end.order:
             cursor.consumer_acknowledged(piece_to)
             return False
-        # The source may have dropped records after the last one; these are finished with, too.
+        # The source may have dropped records after the last one. These are done, too.
         cursor.rows_delivered(cursor.read)
         if self.kind == "returns":
             # When a plain handler returns, it has finished with the whole batch.
@@ -247,12 +249,12 @@ class ReaderState:
             self.cursor.consumer_acknowledged(checkpoint)
 
     def consumer_failed(self, at: Position) -> None:
-        """Note that the consumer failed on records up to `at`, and is to get them again."""
+        """Note that the consumer failed on records up to `at`, which are to be delivered again."""
         self._failed_at = max(self._failed_at, at.order)
 
     @property
     def past_failures(self) -> bool:
-        """Whether everything that has failed was delivered.
+        """Whether all records that failed have been delivered again.
 
         When a shard is read again from its checkpoint, batches that never failed come first.
         """

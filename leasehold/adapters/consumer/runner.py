@@ -3,7 +3,7 @@
 A worker's `renew` and `turn` each have a task of their own, with a pool for the writes that they make. The steps of
 lease readers are called by the `Schedule` (`consumer/schedule.py`) of `LeaseReaders` (`consumer/lease_readers.py`).
 
-To stop is to drain: the running batches are finished and checkpointed, and their leases are released. If a task ends or
+To stop, a worker drains: it finishes and checkpoints the running batches and releases their leases. If a task ends or
 cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. In
 a process of its own (`run`), the first termination signal drains (SIGTERM, SIGINT, and SIGHUP unless it is ignored, as
 under nohup). A second one ends the process immediately, and its leases expire.
@@ -40,14 +40,14 @@ RENEWERS = 10
 RENEWERS_MOST = 3 * WRITERS
 """The maximum number of renewals at the same time.
 
-Clients of stores keep only a few more connections than this, so more renewals would have to wait.
+The stores' clients keep only a few more connections than this, so more renewals would have to wait.
 """
 ACTORS_KEPT = 4
-"""Idle writers that are kept for the next burst of work; the others end and are started again when needed."""
+"""The idle writers to keep for the next burst of work. The others end, and are started again when needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
-"""How long a drain waits for calls of the source. Their results would not be used."""
+"""How long a drain waits for running requests to the source, whose results are no longer needed."""
 READABLE = (WorkerError, StoreError, SourceError)
 """Faults whose message explains the cause to a user."""
 
@@ -62,9 +62,10 @@ class Runner:
         writers: How many leases may be claimed at the same time. Ten may be renewed at the same time, or up to three
             times `writers` if the worker holds more leases than it could otherwise renew in time.
         meter: Where metrics go, if OpenTelemetry is installed; None: to the program's own provider.
-        drain_seconds: The time limit for finishing the running batches and releasing. Leases left then expire.
-        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A larger batch
-            is read while nothing else is held.
+        drain_seconds: The time limit for finishing the running batches and releasing the leases. Leases that are not
+            released by then expire.
+        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A batch larger
+            than this is read only while no other batch is held.
         begin: Makes the step for a lease that the worker has taken; None: its shard is read.
         executor: Where handlers are called; None: in threads, as many as `readers`.
         wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
@@ -102,7 +103,8 @@ class Runner:
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
         self._renewing, self._failed, self._said_late = True, False, False
         self._writers = writers
-        # Two pools: a renewal queued after a hundred claims would be late, and one that stalls must not delay a claim.
+        # Use two pools. A renewal that is queued after a hundred claims would be late, and one that stalls must not
+        # delay a claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
         self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=ACTORS_KEPT)
         self._lease_readers = LeaseReaders(
@@ -125,7 +127,7 @@ class Runner:
     def run(self) -> None:
         """Run until `stop` is called; return once all leases are released or left to expire.
 
-        If the worker cannot go on, the leases are released in the same way before the reason is raised.
+        If the worker cannot continue, the leases are released in the same way before the error is raised.
 
         Raises:
             WorkerError: The worker cannot go on.
@@ -145,7 +147,7 @@ class Runner:
             try:
                 tasks[name] = self._task(name, work)
             except RuntimeError as fault:
-                # Both tasks are needed: leases that are taken but not renewed would soon be lost.
+                # Both tasks are needed, because leases that are taken but not renewed would soon be lost.
                 self._fail(fault)
                 break
         (end,) = self._ends.get()
@@ -166,7 +168,7 @@ class Runner:
         elif not drained:
             log.error("not everything came to its end within %g s", self._drain_seconds)
         closed = [part.close(until) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
-        # Must come last: a step that still runs may look up how its handler ended.
+        # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
         if drained and not all(closed):
             log.warning("everything is released; a request of this worker still waits for its answer")
@@ -190,7 +192,7 @@ class Runner:
             finally:
                 queue.put(name)
 
-        # Without this task leases would be held but not read, so its failure ends the run.
+        # If this task fails, end the run, because leases must not be held without being read and renewed.
         self._scheduler.start(f"leasehold-{name}", run, self._fail)
         return queue
 
@@ -259,8 +261,8 @@ class Runner:
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether that was done in time."""
-        # First stop further turns and wake the task that waits for the next one, then ask for all held leases, which
-        # are released while the last turn ends.
+        # First stop further turns and wake the task that waits for the next one. Then have all held leases released,
+        # which happens while the last turn ends.
         calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.taking = False
         self._turn_sooner.set()
@@ -268,8 +270,8 @@ class Runner:
         turned = "turn" not in tasks or tasks["turn"].get(calls_end) is not None
         if not turned and not self.worker.discovery.calling:
             turned = tasks["turn"].get(until) is not None
-        # Requests for leases are withdrawn in a separate task, because the store might not respond. A turn that waits
-        # for the stream has made none meanwhile, and makes none once the worker is closed.
+        # Withdraw this worker's requests for leases in a separate task, because the store might not respond. A turn
+        # that is waiting for the stream makes no requests in the meantime, nor once the worker is closed.
         try:
             closed = (turned or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
                 until
@@ -278,7 +280,7 @@ class Runner:
             # No thread is left, so withdraw them here, although a store that does not respond then delays the end.
             self.worker.close()
             closed = True
-        # Again, because the last turn may have taken leases meanwhile. Only now can no more be added.
+        # Release leases again, because the last turn may have taken some in the meantime. No more can be added now.
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
         if not schedule.drain(calls_end):

@@ -3,8 +3,8 @@
 Every step returns when to call it next, so a thousand shards do not need a thousand threads.
 
 1. A step never runs twice at the same time.
-2. A successor under the same key begins only when its predecessor is over, so a lease that was lost and taken again has
-   only one handler running.
+2. If a lease is lost and taken again, its new step begins only when the previous one is over, so that only one handler
+   runs for it.
 3. A step that raises is called again, after growing pauses.
 """
 
@@ -34,13 +34,13 @@ class ScheduledStep:
 
     Attributes:
         step: The step to call.
-        instead: Called after each fault with the number of consecutive faults; returns a step that replaces this one
-            from now on, or None.
+        instead: Called after each fault with the number of consecutive faults. Returns a step to use in place of this
+            one from then on, or None.
         due: When to call the step.
         running: Whether the step is running.
         woken: Whether it was woken since it was last begun.
         faults: How many times in a row it has raised.
-        abandoned: Whether no one waits for its current run to end.
+        abandoned: Whether a drain no longer waits for its current run to end.
         successor: The step that begins once this one is over.
     """
 
@@ -102,13 +102,13 @@ ScheduleMessage = StepAdded | StepWoken | StepReturned | StepAbandoned | DrainAs
 class Schedule:
     """Calls each step when it is due.
 
-    One task (`_dispatch`) owns the state, and all others send it messages. No locks are needed, and a wake-up that
-    arrives while a step runs is not missed: whether it is queued before or after the step's return, it counts.
+    One task (`_dispatch`) owns the state, and all others send it messages, so no locks are needed. A wake-up that
+    arrives while a step runs is never missed, whether it is queued before or after the step's return.
 
     Args:
         tasks: How many steps may run at the same time.
         scheduler: Runs the tasks and provides the clock.
-        failed: Called if no task can be started or scheduling raised, because steps might then never be called.
+        failed: Called if no task can be started or if scheduling raises, because steps might then never be called.
     """
 
     def __init__(self, tasks: int, scheduler: Scheduler, failed: Callable[[BaseException], None]) -> None:
@@ -132,11 +132,11 @@ class Schedule:
         self._messages.put(StepWoken(key))
 
     def abandon(self, key: str) -> None:
-        """Do not wait for the current run of this step, if it is running. Another task takes the place of its task."""
+        """Stop waiting for the current run of this step, if there is one, and start another task in its place."""
         self._messages.put(StepAbandoned(key))
 
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until no step is left but abandoned ones; return False if that is not the case in time."""
+        """Wait until only abandoned steps are left; return False if that is not the case in time."""
         drained = self._scheduler.queue()
         self._messages.put(DrainAsked(drained))
         return drained.get(until) is not None
@@ -148,7 +148,7 @@ class Schedule:
         ended = self._over.get(until) is not None
         if self._abandoned:
             until = min(until, self._scheduler.clock())
-        return self._pool.close(until) and ended  # its tasks are to end even if that is later
+        return self._pool.close(until) and ended  # its tasks must end, even if that is later
 
     def _dispatch(self) -> None:
         heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf
@@ -164,7 +164,7 @@ class Schedule:
                     # A step whose due time changed leaves its former entry in the heap, which is ignored here.
                     if step is not None and step.due == due and not step.running:
                         self._pool.submit(partial(self._run, key, step))
-                        # Must come after `submit`: if that raises, the step is not marked as running and can be woken.
+                        # Mark the step as running only after `submit`. If that raises, the step can be woken again.
                         step.running, step.woken = True, False
             except self._scheduler.fatal:
                 raise
@@ -182,7 +182,8 @@ class Schedule:
                 if step.abandoned:
                     step.abandoned = False
                     self._lend(-1)
-                # A step that is over is not called again, even if it was woken meanwhile: its lease is left.
+                # A step that is over is not called again, even if it was woken while it ran, because its lease is no
+                # longer held.
                 if due < math.inf:
                     # If it was woken while running, it may have missed the change, so it is called again.
                     step.due = -math.inf if step.woken else due
@@ -198,7 +199,7 @@ class Schedule:
                     if present is None:
                         present = self._steps[key] = message.added
                     else:
-                        present.successor = message.added  # the present step, woken below, might wait for hours
+                        present.successor = message.added  # the present step may not be due for hours, so wake it
                 if present is not None:
                     present.woken, present.due = True, -math.inf
                     heapq.heappush(self._heap, (present.due, key))
@@ -214,7 +215,7 @@ class Schedule:
             case _ as never:
                 assert_never(never)
         if all(step.abandoned for step in self._steps.values()):
-            # Checked after every message, because any step may be the last one that a drain waits for.
+            # Check this after every message, because any step may be the last one that a drain waits for.
             while self._drains:
                 self._drains.pop().put(True)
 
@@ -230,7 +231,8 @@ class Schedule:
             due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
             scheduled.faults += 1
             if scheduled.instead is not None and (replacement := scheduled.instead(scheduled.faults)) is not None:
-                # Permanently: a step that failed this often is not called for this lease again.
+                # Replace the step permanently, so that a step that failed this often is not called again for this
+                # lease.
                 scheduled.step, scheduled.instead, due = replacement, None, clock()
             self._messages.put(StepReturned(key, due))
             self._scheduler.unforeseen(key, fault)

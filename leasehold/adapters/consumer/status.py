@@ -1,11 +1,11 @@
 """Computes how far behind each lease is, and the status of a lease and of a group, as one word and one sentence.
 
-`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. There is no threshold
-to set. As in LinkedIn's Burrow, a lease is judged by what happened over a window of time.
+`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. No thresholds have to
+be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a window of time.
 
-1. A status is OK only if a row, or our own observation, shows it.
-2. If the status cannot be known, it is UNKNOWN, which does not count as OK.
-3. What counts as too long depends on `lease_seconds` and on how often leases are read and annotated
+1. A status is OK only if a row of the table, or our own observation, shows that it is.
+2. If the status cannot be determined, it is UNKNOWN, which does not count as OK.
+3. Time limits follow from `lease_seconds` and from how often leases are read and annotated
    (`worker/progress.py:patience`).
 
 `MEANINGS` lists the words, the worst last.
@@ -47,9 +47,9 @@ class LeaseLag:
         seconds: An upper bound of the seconds behind the tip of the shard, unless `at_least`; None if unknown.
         events: The same as a number of events, if the stream counts them (Event Hubs).
         end: Whether the tip was reached, and recently.
-        age: For how many seconds the last record that is done had been in the stream when its owner wrote this.
+        age: How long ago the last handled record had arrived when the owner wrote this, in seconds.
         host: The machine of the owner that wrote this.
-        moves: How often the lease has moved from one worker to another, as far as our workers saw.
+        moves: How often the lease has moved from one worker to another, as far as our workers noticed.
         at_least: Whether `seconds` is a lower bound, because the stream has not responded since.
     """
 
@@ -73,7 +73,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     Args:
         lease: The lease.
         now: The time in seconds since 1970.
-        limit: After this many seconds without a renewal an owner counts as dead.
+        limit: The number of seconds without a renewal after which an owner counts as dead.
     """
     progress = progress_of(lease)
     # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
@@ -108,7 +108,7 @@ class FleetLag:
     Attributes:
         most: The seconds of the lease that is furthest behind; None if no lag is known.
         total: The seconds of all leases together.
-        at_least: Whether the seconds of any lease are a lower bound, and therefore both of these.
+        at_least: Whether `most` and `total` are lower bounds, because the lag of some lease is one.
     """
 
     most: float | None
@@ -195,25 +195,26 @@ class Status:
 
 @frozen
 class LeaseWatch:
-    """What was observed of one lease over a window of time, for rows without annotations of their progress.
+    """The observations of one lease over a window of time, for rows whose owners do not annotate their progress.
 
     Attributes:
         samples: The time, position and lag at each look of the last `STEPS` steps.
-        former: When the last annotation was written whose writer did not own the lease when we saw it. If that worker
-            takes the lease again, the annotation does not describe this new ownership.
+        former: When the last annotation of a former owner was written. If that worker takes the lease again, the
+            annotation does not describe the new ownership.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
     former: float | None = None
 
     def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
-        """Return the window after one more look."""
+        """Return the window with one more look."""
         behind = lag.seconds if lag.events is None else float(lag.events)
         samples = tuple(sample for sample in self.samples if at - sample[0] <= STEPS * STEP_SECONDS)
-        # Looks may come many times per second. Those that show nothing new share one sample, to bound the window.
+        # There may be many looks per second. Those that show nothing new share one sample, which limits the window's
+        # size.
         close = len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and at - samples[-2][0] < 1.0
         progress = progress_of(lease)
-        # An annotation whose writer no longer owns the lease stays outdated even if that worker owns the lease again.
+        # The annotation of a former owner stays outdated, even if that worker owns the lease again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
         return LeaseWatch((*(samples[:-1] if close else samples), (at, lease.checkpoint.order, behind)), former)
 
@@ -237,14 +238,14 @@ class LeaseWatch:
 
 @frozen
 class GroupWatch:
-    """What was observed of all leases of a table over a window of time."""
+    """The observations of all leases of a table over a window of time."""
 
     leases: Mapping[str, LeaseWatch] = Factory(dict)
     began: float = math.inf
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window after one more look, at this time of a monotonic clock."""
+        """Return the window with one more look, at this time of a monotonic clock."""
         seen = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
@@ -311,27 +312,27 @@ def status_of(
         lease_seconds: The setting of the owner, if the row does not contain it.
         watched: For how many seconds the table was watched. `lease.idle` was measured during that time.
         watch: What was observed of this lease.
-        waits: Whether a parent is not done, before which the lease is not read (L12).
+        waits: Whether a parent is not done yet, so that the lease must not be read (L12).
         contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
     """
     if contradiction or lease.ended:
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
     long = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
-    # It must not be read yet, so this is no fault; otherwise every split would raise an alarm.
+    # The shard must not be read yet, so this is not a fault. Otherwise, every split would raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
-    # For how long, at least, it has not been renewed, by our observation or by its last annotation.
+    # The least time for which the lease has not been renewed, according to our observation or its last annotation.
     alone = lease.idle if lease.idle < math.inf else 0.0
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
         alone = max(alone, now - progress.at)  # only if its version did not move while we watched
     recent = progress is not None and now - progress.at <= long
-    # A fault matters more than a missing owner: a worker that could not handle the lease leaves it to others for a
-    # while.
+    # A fault takes precedence over a missing owner, because a worker that could not handle the lease leaves it to
+    # others for a while.
     if progress is not None and progress.resting(now, long) and (lease.owner is None or not recent):
         who = f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         return Status("STALLED", f"{_stood(progress, now)}{who}")
-    # Must come before the annotation's own status: whatever that is, no worker reads the lease now.
+    # Check this before the annotation's own status, which is outdated if no worker reads the lease.
     if alone > long or (lease.owner is None and not recent):
         return _lone(lease, progress, alone, long, watched)
     own = progress is not None and progress.owner == lease.owner and progress.at != watch.former
@@ -346,7 +347,7 @@ def status_of(
     late = LATE * (progress.lease or lease_seconds)
     unrenewed = late <= lease.idle < math.inf or (alone >= late and watched >= min(late, CONFIRM_SECONDS))
     if status.ok and lease.owner is not None and unrenewed:
-        # Its owner may be dead. Until another worker takes the lease, or the owner renews it, neither is known.
+        # The owner may be dead. This is unknown until it renews the lease, or another worker takes the lease.
         return Status(
             "UNKNOWN",
             f"{lease.owner} owns it and has not renewed it for {alone:.0f} s; a living owner does within {late:.0f} s",
@@ -361,14 +362,14 @@ def status_of(
 
 
 def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched: float) -> bool:
-    """Return whether no further look is needed to know that an OK lease has a living owner.
+    """Return whether an OK lease is known to have a living owner without a further look at the table.
 
     Checkpoints renew a lease without a new annotation. So if the annotation is older than a renewal, a single look
     cannot distinguish a busy owner from a dead one. A second look shows whether the row has changed.
 
     Args:
         lease: The lease.
-        status: Its status by the looks until now.
+        status: Its status according to the looks so far.
         now: The time in seconds since 1970.
         lease_seconds: The setting of the owner, if the row does not contain it.
         watched: For how many seconds the table was watched.
@@ -400,9 +401,9 @@ def _told(progress: Progress, now: float, long: float) -> Status:
     if stands <= long:
         if progress.grows:
             return Status("BEHIND", f"{_behind(progress)}, and all the time further for two minutes")
-        # `excused` is the owner's reason for not reading now, for example that it waits for the parents.
+        # `excused` is the owner's reason for not reading now, for example that the parents are not done.
         return Status("OK", progress.excused or _behind(progress))
-    # Must come before the fault: a handler that never returns is the cause, whatever failed before.
+    # Check this before the fault. If a handler never returns, it is the cause, whatever failed before.
     if work is not None and now - work > long:
         return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
     if progress.cause:
@@ -431,11 +432,11 @@ def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long
     """Return the status of a lease without our annotation (another library's), according to what was observed."""
     waiting = lag.seconds if lag.events is None else float(lag.events)
     how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
-    # Must come first: the position of a shard at its tip does not move because no records arrive.
+    # Check this first. Once a shard was read to its tip, its position does not move until more records arrive.
     if waiting == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
-        # It works but does not keep up, which differs from not moving.
+        # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
         return Status("BEHIND", f"{how}, and all the time further for two minutes")
     if waiting is not None and watch.stands > long:
         return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
@@ -459,7 +460,7 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
         return Status("UNKNOWN", f"the table cannot be read: {trouble}")
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
-    # One shard that is not read is a fault of the group, no matter how many others are.
+    # One shard that is not read is a fault of the group, no matter how many others are read.
     worst = max(statuses.values(), key=lambda each: each.number)
     keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:

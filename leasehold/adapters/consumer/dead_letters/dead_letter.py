@@ -14,7 +14,7 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
 TEXT_MOST = 2000
-"""How many characters of an error message a dead letter keeps, because the size of stream records is limited."""
+"""The most characters of an error message that a dead letter keeps. The size of stream records is limited."""
 
 WHOLE_MOST = 1 << 53
 """Every JSON parser reads integers below this exactly."""
@@ -28,7 +28,7 @@ class BadDeadLetter(Exception):
 
 @frozen
 class DeadLetterEntry:
-    """A record that no attempt could handle.
+    """A record whose handler kept failing.
 
     Attributes:
         table: The URL of the lease table with the options that identify it; "" if unknown.
@@ -38,11 +38,11 @@ class DeadLetterEntry:
         record: The record itself.
         error: The type of the exception that its handler raised.
         text: The exception's message, cut after `TEXT_MOST` characters.
-        attempts: How often the whole batch had been dispatched.
+        attempts: How many times the whole batch had been dispatched.
         worker: The worker that wrote the dead letter.
         time_ms: When it was written, in milliseconds since 1970.
         source: The URL of the stream with the options that identify it; "" if unknown.
-        alone: How often the record was dispatched alone, while its batch was searched and by each replay.
+        alone: How many times the record was dispatched on its own, by the search of its batch and by replays.
     """
 
     table: str
@@ -60,14 +60,15 @@ class DeadLetterEntry:
 
     @property
     def name(self) -> str:
-        """The name, which is unique to the record: if it is dead-lettered twice, there is still one dead letter.
+        """The name, which is unique to the record, so that a record cannot have two dead letters.
 
-        The digest includes the record's content, because unidentified groups and streams may share shard ids and
-        sequence numbers, in emulators or after a stream was recreated.
+        The digest includes the record's content, because shard ids and sequence numbers may not be unique if the URLs
+        of table and stream are unknown, for example in emulators or after a stream was recreated.
         """
         record = self.record
         digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
-        # Must be valid as a file and object name. The digest distinguishes shards that become equal here.
+        # The name must be valid for files and objects. If two shard ids become equal here, the digest distinguishes
+        # them.
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
         return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
 
@@ -95,7 +96,7 @@ class DeadLetterEntry:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
-            # Without the part of the token about rows that Spark wrote, which does not belong to the record.
+            # Leave out the part of the token about rows that Spark wrote, which does not belong to the record.
             "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
@@ -123,7 +124,7 @@ def dead_letter_for(
         source: The URL of the stream with the options that identify it.
         now: The time in seconds since 1970.
     """
-    # The handler's own exception, not its wrapper, because it is what has to be fixed.
+    # Name the handler's own exception instead of its wrapper, because that is what has to be fixed.
     cause = error.__cause__ if isinstance(error, Unhandled) and error.__cause__ is not None else error
     return DeadLetterEntry(
         table=table,
@@ -133,7 +134,8 @@ def dead_letter_for(
         record=delivery.records[0],
         error=type(cause).__name__,
         text=text_of(cause, TEXT_MOST),
-        # Counted separately: a record that failed alone is at fault, while a failed batch only contains one that is.
+        # Count these separately. If a record failed on its own, it is at fault, while a failed batch merely contains
+        # such a record.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,
@@ -168,7 +170,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         raise BadDeadLetter("data: it is not base64") from None
-    # Dead letters are sorted by it, and `isdigit` alone accepts the digits of other scripts, too.
+    # Dead letters are sorted by this number, and `isdigit` alone would also accept the digits of other scripts.
     if not (number.isascii() and number.isdigit()):
         raise BadDeadLetter("sequence_number: it wants a decimal number, as a text")
     record = Record(
@@ -204,7 +206,7 @@ def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDE
     # In Python a bool is an int.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
         raise BadDeadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
-    # Python parses integers of any length, which may not fit where they are stored.
+    # Python parses integers of any length, but the places where these are stored have limits.
     if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
         raise BadDeadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
     return value

@@ -3,15 +3,16 @@
 In a folder or bucket they are replayed in the order of their records:
 
 - A dead letter is removed only after its handler is done with it, so a killed process loses none.
-- If its handler fails again, or the dead letter cannot be read, it stays unchanged and the next one follows.
+- If its handler fails again, or the dead letter cannot be read, it stays unchanged, and the next one is replayed.
 
-In a stream they are replayed under leases of the replay's own:
+In a stream they are replayed with leases that belong to the replay:
 
-1. The checkpoint moves past a dead letter only after its handler is done with it, or after the stream has accepted it
-   again.
+1. The checkpoint moves past a dead letter only after its handler is done with it, or after it was put back into the
+   stream.
 2. A dead letter that fails again is put back at the end of the stream, with the attempt counted. A record that is not a
    dead letter is skipped.
-3. A shard ends at its tip, or before the first dead letter that this replay has put back, so none is replayed twice.
+3. A shard ends at its tip, or before the first dead letter that this replay has put back. So no dead letter is replayed
+   twice.
 """
 
 import asyncio
@@ -73,15 +74,15 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> Rep
         tell: Called with each dead letter that stays, and the reason.
 
     Raises:
-        DeadLetterError: They cannot be listed, one cannot be removed, or `deliver` raised it. Those that were handled
-            by then have been removed.
+        DeadLetterError: The dead letters cannot be listed, one cannot be removed, or `deliver` raised it. Those that
+            were handled before have been removed.
     """
     names = dead_letters.names()
     places = sorted(place for place in map(place_of, names) if place is not None)
     verdict = ReplayVerdict()
     for name in sorted(set(names) - {place[-1] for place in places}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
-        # Left alone, because the folder may contain other files.
+        # Leave such files alone, because they may not be ours.
         tell(name, "it is named as no letter is")
     for *_, name in places:
         try:
@@ -97,7 +98,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> Rep
             tell(name, said(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
-        # Only now: if the process is killed before this line, the dead letter is replayed again.
+        # Remove it only now. If the process is killed before this line, the dead letter is replayed again.
         dead_letters.remove(name)
         verdict = evolve(verdict, done=verdict.done + 1)
     return verdict
@@ -172,10 +173,10 @@ class DeadLetterHolding:
 
 
 OVER_SECONDS = 1.0
-"""The pause between two reads of a shard that is over, whose row must go on showing that it is."""
+"""The pause between two reads of a shard that is over. Reading continues so that its row keeps showing this."""
 
 UNKNOWN_SECONDS = 0.001
-"""The least lag of a read with records, because more may have arrived after them."""
+"""The least lag to report for a read that returned records, because more may have arrived after them."""
 
 
 def replay_stream(
@@ -194,7 +195,9 @@ def replay_stream(
         DeadLetterError: A dead letter could neither be handled nor put back, or a signal ended the replay early.
         SystemExit: The handler has raised it.
         KeyboardInterrupt: The handler has raised it.
-        WorkerError: As for `run`. So are StoreError and SourceError.
+        WorkerError: The worker cannot continue.
+        StoreError: The lease table cannot be used.
+        SourceError: The stream cannot be used.
     """
     began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, tell)
     runner = Runner(worker, Handling(calls.handle))
@@ -210,14 +213,14 @@ def replay_stream(
 
 
 def _over(lease: Lease, began: float) -> bool:
-    """Return whether the shard has ended, or its owner has reported since we began that nothing is left to replay."""
+    """Return whether the shard has ended, or its owner has reported since `began` that nothing is left to replay."""
     progress = progress_of(lease)
     fresh = progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
     return lease.ended or fresh
 
 
 class _DeadLetterCalls:
-    """Replays the dead letters of batches, one at a time over all shards, and counts the outcomes."""
+    """Replays the dead letters in batches, one at a time over all shards, and counts the outcomes."""
 
     def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell) -> None:
         self._me, self._letters, self._deliver, self._tell = me, dead_letters, deliver, tell
@@ -230,8 +233,8 @@ class _DeadLetterCalls:
         for record in batch.records:
             with self._lock:
                 verdict = self._handed(record)
-                # Must be counted after the checkpoint is stored, otherwise one that another owner replays again would
-                # be counted twice.
+                # Count the dead letter only after the checkpoint is stored. Otherwise, it would be counted twice if
+                # another owner replays it again.
                 if not batch.checkpoint(record):  # the new owner counts it
                     return
                 self.verdict = verdict
@@ -242,7 +245,7 @@ class _DeadLetterCalls:
             dead_letter = dead_letter_from(record.data)
             if (fault := self._deliver(dead_letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
-            # Must come before the checkpoint that follows, otherwise the dead letter could be lost (rule 2).
+            # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
             self._letters.put(failed_again(dead_letter, fault, worker=self._me, now=time.time()))
         except BadDeadLetter as bad:
             self._tell(name, f"it is no letter: {bad}")
@@ -285,7 +288,7 @@ class DeadLetterReader:
                     break
         if first_own is None:  # only a read that returns no records shows that nothing is left
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
-        # From there on all dead letters have failed in this replay; to read on would never end (rule 3).
+        # All dead letters from here on have already failed in this replay, so reading further would never end (rule 3).
         self._over, records = True, batch.records[:first_own]
         read_to = records[-1].position if records else None
         return evolve(batch, records=records, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)

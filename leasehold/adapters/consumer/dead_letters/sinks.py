@@ -1,4 +1,4 @@
-"""Opens the sinks of dead letters by URL.
+"""Opens sinks, in which dead letters are stored, by URL.
 
 file://folder                            one file per dead letter; file:///folder is absolute
 s3://bucket/prefix?region=…&endpoint=…   one object per dead letter
@@ -95,7 +95,7 @@ class FolderSink:
             with unfinished.open("wb") as writing:
                 writing.write(dead_letter.line)
                 writing.flush()
-                # The record is checkpointed as soon as this returns, so the dead letter must survive a power failure.
+                # The record is checkpointed as soon as `put` returns, so the dead letter must survive a power failure.
                 os.fsync(writing.fileno())
             try:
                 # A link fails if the name exists; a rename would overwrite the existing dead letter.
@@ -113,7 +113,7 @@ class FolderSink:
         except OSError as fault:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-            # Not the whole text, which names the unfinished file.
+            # The whole message would name the unfinished file.
             raise DeadLetterError(f"no letter could be written: {fault.strerror or fault}") from fault
 
     def names(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class FolderSink:
         """Remove the file durably."""
         try:
             (self._folder / name).unlink(missing_ok=True)
-            # Otherwise the file may reappear after a power failure, and its record be replayed again.
+            # Otherwise, the file might reappear after a power failure, and its record would be replayed again.
             self._keep()
         except OSError as fault:
             raise DeadLetterError(f"a letter could not be removed: {fault}") from fault
@@ -162,13 +162,13 @@ STREAMS = frozenset({"kinesis"})
 
 
 def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> FolderSink:
-    """Open the folder of this name; if `create`, create it if necessary. Raises ValueError and DeadLetterError."""
+    """Open the folder of this name, creating it first if `create` is true. Raises ValueError and DeadLetterError."""
     if not place:
         raise ValueError("letters URL: it names no folder; write file://folder or file:///folder")
     try:
         if create:
             Path(place).mkdir(parents=True, exist_ok=True)
-        # A misspelled name must not look like a folder without dead letters.
+        # If the name is misspelled, it must not look like a folder without dead letters.
         elif not Path(place).is_dir():
             raise DeadLetterError(f"there is no folder {place!r}")
     except OSError as fault:

@@ -22,7 +22,7 @@ TRIES = 5
 
 
 class StreamSink:
-    """A stream to which records are written one after another, each acknowledged before `put` returns."""
+    """A stream to which records are written one after another. The service confirms each one before `put` returns."""
 
     def __init__(self, client: "KinesisClient", stream: str) -> None:
         self._client, self._stream = client, stream
@@ -42,11 +42,11 @@ class StreamSink:
         self._client.close()
 
     def missing(self) -> bool:
-        """Return whether the service says that there is no such stream; False if we may not ask."""
+        """Return whether the stream is known not to exist; False if we lack the permission to check."""
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
-            # The permission to write does not imply the one to describe the stream, so other errors prove nothing.
+            # A user who may write to the stream may lack the permission to describe it, so other errors prove nothing.
             return code_of(error) == "ResourceNotFoundException"
         return False
 
