@@ -52,7 +52,7 @@ log = escaped(logging.getLogger("leasehold.runner"))
 def run(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker until a signal ends it: SIGTERM and Ctrl-C finish the running batches and release the leases.
+    """Run a worker until SIGTERM or Ctrl-C, which have it finish the running batches and release its leases.
 
     Outside the main thread no signals are handled. `worker` and `arun` can be stopped from outside.
 
@@ -198,8 +198,9 @@ def worker(
 def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options]) -> "Batches":
     """Iterate over the batches of a worker's shards with `for` or `async for`.
 
-    Each step acknowledges the previous batch. `break` and exceptions do not acknowledge it: the leases are released,
-    and the next reader gets that batch again. The batches of all shards come one at a time.
+    Each step acknowledges the previous batch. If the loop is left by `break` or an exception, the current batch is not
+    acknowledged. The leases are then released, and the next reader gets that batch again. The batches of all shards are
+    returned one at a time.
 
     Only one thread or task may iterate. While that thread or task has a batch or waits for one, a step by another one
     raises RuntimeError, because it would acknowledge a batch that is still being handled. A step in a forked child
@@ -296,7 +297,7 @@ class WorkerThread:
         return self._settings.me
 
     def stop(self) -> None:
-        """Have the worker finish the running batches, checkpoint and release, without waiting for that."""
+        """Have the worker finish the running batches, checkpoint and release its leases, and return immediately."""
         self.origin.check()
         self._stopping.set()
         if self._runner is not None:
@@ -455,7 +456,7 @@ def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], Non
 
 
 class BatchQueue:
-    """The executor of an iteration, in which a handler is called only when the consumer takes the next batch."""
+    """The executor of an iteration, which calls a handler only when the consumer takes the next batch."""
 
     stuck = False
 
@@ -574,7 +575,7 @@ class _Iteration:
         self.finish(Withdrawn("its consumer takes no more batches"))
 
     def drop(self) -> None:
-        """Leave, and wait until the leases are released, unless in an event loop, which must not be blocked."""
+        """Leave, and wait until the leases are released. Do not wait in an event loop, which must not be blocked."""
         if self.origin.left:
             return
         self.leave()
@@ -618,10 +619,10 @@ class _Consumer:
 class Batches:
     """An iterator over the batches of a worker's shards, one at a time, as `read` returns it.
 
-    The first step starts the worker. Each further step acknowledges the previous batch. `close`, the end of a `with`
-    block, `break` and exceptions do not acknowledge it: the leases are released, and the batch is read again. `stop`
-    ends the iteration cleanly: the last step, which ends the loop, acknowledges the last batch. A new `for` over the
-    same object starts with the batch that is not acknowledged yet.
+    The first step starts the worker. Each further step acknowledges the previous batch. After `close`, the end of a
+    `with` block, `break` or an exception, the current batch is not acknowledged. The leases are then released, and the
+    batch is read again. `stop` ends the iteration cleanly, so that the last step, which ends the loop, acknowledges the
+    last batch. A new `for` over the same object starts with the batch that is not acknowledged yet.
     """
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
@@ -658,7 +659,7 @@ class Batches:
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Let only one thread or task step; raise RuntimeError in another while the first may be handling a batch."""
+        """Raise RuntimeError if another thread or task may be handling a batch of this iteration."""
         self._iteration.origin.check()
         me = _Consumer.current()
         with self._lock:

@@ -68,10 +68,10 @@ class Consumption:
         me: The worker's id.
         config: The configuration of the rules.
         handling: The handler and its policy.
-        cut: The slice to read; None: read without end.
-        function: The Lambda function that handles the records; None: the handler is no Lambda function.
+        cut: The slice to read; None to read without end.
+        function: The Lambda function that handles the records, or None if the handler is not one.
         options: All options by name, with defaults for those that were not given, and durations as seconds.
-        sessions: The boto3 sessions with the credentials of source, leases and `to`; None: those of the URLs.
+        sessions: The boto3 sessions with the credentials of source, leases and `to`; by default those of the URLs.
     """
 
     source: str | Source
@@ -86,7 +86,7 @@ class Consumption:
 
     @contextmanager
     def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
-        """Open whatever is given by URL, yield the worker, and close it again.
+        """Open the store and the source that are given as URLs, yield the worker, and close them again.
 
         Args:
             stopping: Set this to end the wait for a store that does not respond.
@@ -259,7 +259,7 @@ def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
 
 
 def _as_mapped(source: str | Source, option: str) -> str | Source:
-    """Return the source as an event source mapping of AWS Lambda reads it, which is without splitting aggregates.
+    """Return the source with aggregates left whole, as an event source mapping of AWS Lambda reads it.
 
     Raises ValueError for a source that no mapping can read.
     """
@@ -340,7 +340,7 @@ def dead_letter_of(
 
 
 def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
-    """Return the URL with only the options that identify the place, in a fixed order; none of them is a secret.
+    """Return the URL with only its identifying options, in a fixed order. None of these options is a secret.
 
     A file is identified by its full path, because two groups may each have a file called `leases.db`.
     """
@@ -351,10 +351,10 @@ def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
-"""Files whose frames in a traceback come before the user's file."""
+"""Files of Python's import system, whose frames come before the user's file in a traceback."""
 
 LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-"""Files whose frames in a traceback come after the user's file."""
+"""Files of libraries, whose frames come after the user's file in a traceback."""
 
 
 def load(text: str) -> Callable[..., Any]:

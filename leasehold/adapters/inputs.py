@@ -171,7 +171,7 @@ _OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": 
 
 
 def named(text: str) -> str | None:
-    """Return the sentinel of this name, in any case and with - for _, or None if there is none."""
+    """Return the sentinel of this name, or None if there is none. Case does not matter, and `-` may stand for `_`."""
     name = text.strip().upper().replace("-", "_")
     name = _OTHER_NAMES.get(name, name)
     return name if name in SENTINELS else None
@@ -182,7 +182,7 @@ EARLIEST_MS, LATEST_MS = 10**11, 10**13
 
 
 def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
-    """Return this time, unless it is probably not in milliseconds since 1970.
+    """Return this time if it is plausible as milliseconds since 1970.
 
     0 stands for the beginning.
 
@@ -236,7 +236,7 @@ def start(text: str, now: float, field: str) -> Position:
 def settings(
     given: dict[str, Any], more: Sequence[str] | Mapping[str, object], option: str = "--set"
 ) -> dict[str, Any]:
-    """Combine settings into one mapping, without those in `given` that are None.
+    """Combine settings into one mapping, leaving out those in `given` that are None.
 
     Args:
         given: Settings by name.

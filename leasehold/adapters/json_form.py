@@ -81,7 +81,7 @@ class JsonValue:
     found: Any
 
     def bad(self, wanted: str) -> BadJsonField:
-        """Return the error that the value is not what was expected."""
+        """Return the error for a value that is not of the wanted kind."""
         try:
             shown = json.dumps(self.found, default=str)
         except RecursionError:  # it was parsed a few stack frames further out
@@ -160,7 +160,7 @@ class UnreadFields:
     Attributes:
         prefix: The path of the object, with a dot at its end.
         unread: The values of the fields.
-        asked: The names of fields that may be present.
+        asked: The names of the fields that are allowed.
     """
 
     prefix: str

@@ -95,7 +95,7 @@ class FunctionProcess:
         return self._running is None or self._running[0].poll() is not None
 
     def begin(self, call: FunctionCall) -> Connection:
-        """Begin this call; return the connection on which its reply will come. Raises OSError."""
+        """Begin this call and return the connection on which the reply will be received. Raises OSError."""
         if self._running is None or self.ended:
             self.end()
             self._running = self._started()
@@ -104,7 +104,7 @@ class FunctionProcess:
         return connection
 
     def reply(self) -> Reply:
-        """Return the reply that has come, or the failure of a process that has ended."""
+        """Return the reply that was received, or a failure if the process has ended."""
         try:
             if self._running is not None and self._running[1].poll():
                 reply: Reply = self._running[1].recv()

@@ -1,8 +1,8 @@
 """Declares the options of a worker and of a producer, each in one place: name, type, default, check, help and flag.
 
 `Options` and `ProduceOptions` are the tables. A field's annotation contains its type in Python and an `Option` with the
-rest. The functions of `leasehold` take a table as keyword arguments, commands make flags of it
-(`cli.common.table_options`), `checked` checks by it, and the reference page prints it.
+rest. A table defines the keyword arguments of the functions of `leasehold` and the flags of the commands
+(`cli.common.table_options`). `checked` checks values against it, and the reference page lists it.
 """
 
 import logging

@@ -17,14 +17,14 @@ _process = object()
 
 
 def current_process() -> object:
-    """Return an object that identifies this process. After a fork, the child has another one."""
+    """Return an object that identifies this process. After a fork, the child has a different object."""
     return _process
 
 
 def call_at_exit(call: Callable[[], object]) -> None:
-    """Call this at the normal exit of the calling process, but not in its forked children.
+    """Register a function to call at the normal exit of this process, but not of its forked children.
 
-    It also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
+    This also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
     """
     here = _process
 
@@ -67,7 +67,7 @@ class Origin:
             )
 
     def end_copy(self, fault: BaseException | None) -> None:
-        """In another process, end it as Python ends a program with this exception; otherwise do nothing.
+        """If this is another process, end it in the way in which Python ends a program with this exception.
 
         If a handler forks, the child reaches this call when it leaves the handler. Without this call it would wait
         forever, because no other thread runs in it.

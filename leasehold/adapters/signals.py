@@ -1,9 +1,9 @@
 """Sets signal handlers that a forked child does not inherit.
 
-Our handlers act on this process: they drain its worker or end a wait. A child created by `multiprocessing` or `os.fork`
-lacks the threads for that. With our handlers it would ignore `Process.terminate()`, and `with Pool()` would wait
-forever. With the wakeup descriptor of an event loop it would also pass its signals on to its parent. A child therefore
-gets the handlers that the program had before.
+Our handlers drain the worker of this process or end a wait. A child created by `multiprocessing` or `os.fork` lacks the
+threads for that. With our handlers it would ignore `Process.terminate()`, and `with Pool()` would wait forever. With
+the wakeup descriptor of an event loop it would also pass its signals on to its parent. A child therefore gets the
+handlers that the program had before.
 """
 
 import os
@@ -45,7 +45,8 @@ def forget_loop_handler(number: int) -> None:
 
 
 def _block() -> None:
-    # Otherwise a signal that arrives in the child before its handlers are restored would be lost.
+    # Block these signals during the fork. Otherwise, a signal that arrives in the child before its handlers are
+    # restored would be lost.
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _before) if _before else None
 
 

@@ -93,7 +93,7 @@ class ThreadQueue:
     """A queue between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        # The `put` of this class may be called in a signal handler; that of other queues could deadlock there.
+        # `SimpleQueue.put` may be called in a signal handler, where the `put` of other queues could deadlock.
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._clock, self.put = clock, self._items.put
 

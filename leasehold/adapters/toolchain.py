@@ -39,7 +39,7 @@ def cache_folder(*, shared: bool = False) -> Path:
 
 
 def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
-    """Return the cache folder `name`, which the first process to call this fills while the others wait.
+    """Return the cache folder `name`. The first process that calls this fills the folder while others wait.
 
     Args:
         name: The folder's name.
@@ -83,7 +83,7 @@ def java_home() -> Path:
 
 
 def _wrapped(runtime: Path) -> Path:
-    """Return a home whose `java` runs that of the runtime without the argument for the missing module."""
+    """Return a Java home whose `java` runs the runtime's, but drops the argument for the missing module."""
 
     def write(folder: Path) -> None:
         java = folder / "bin" / "java"

@@ -67,7 +67,7 @@ class BatchConsumer(ConsumerPort):
         self._memory.clear()  # otherwise, these bytes would stay reserved forever
 
     def _note_read(self, batch: Batch, held: Batch, now: float, waits: str = "") -> bool:
-        """Note what was read; return False if the worker has released the lease meanwhile.
+        """Note what was read; return False if the worker has released the lease in the meantime.
 
         Args:
             batch: The batch that was read.
@@ -98,7 +98,7 @@ class BatchConsumer(ConsumerPort):
         return True
 
     def _confirm_lease(self) -> None:
-        """Renew the lease if another process may have opened the source's link meanwhile."""
+        """Renew the lease if another process may have been connected to the source in the meantime."""
         if self._state.unconfirmed:
             self.holding.renew()
             self._state.lease_confirmed()

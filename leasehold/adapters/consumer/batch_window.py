@@ -22,8 +22,8 @@ class BatchWindow:
     """The window of one shard.
 
     Args:
-        seconds: How long the first record of a batch waits for more; 0: not at all.
-        max_records: The number of records of a full batch; None: only the size counts.
+        seconds: How long the first record of a batch waits for more; 0 for no wait.
+        max_records: The number of records in a full batch; None if only the size counts.
     """
 
     def __init__(self, seconds: float, max_records: int | None) -> None:

@@ -162,7 +162,7 @@ class Cursor:
         self.delivered = self.read = start
 
     def pinned_at(self, start: Position) -> None:
-        """Resolve the lease's LATEST or time to this position: nothing before it is delivered."""
+        """Begin at the position to which the lease's LATEST or time was resolved. No earlier record is delivered."""
         # The lease keeps LATEST or the time until a record is done, and both lead to the same position after a crash.
         # In this process reading resumes at `start`, because LATEST would by then mean a later tip.
         self.acknowledged = self.delivered = self.read = start
@@ -185,7 +185,7 @@ class Cursor:
         self.reader_open = False
 
     def rows_dropped(self) -> None:
-        """Note that rows which were read and not delivered are no longer in memory."""
+        """Note that the rows that were read but not delivered are no longer in memory."""
         # The reader is past those rows, so another one has to read them again.
         self.read, self.reader_open = self.delivered, False
         self._check()
@@ -203,7 +203,8 @@ class Cursor:
         """
         if to.order > self.delivered.order:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
-        # An earlier position is valid: a handler may checkpoint early records late, and Spark may commit a batch again.
+        # An earlier position is valid, because a handler may checkpoint early records late, and Spark may commit a
+        # batch again.
         if to.order > self.acknowledged.order:
             self.acknowledged = to
             # Only `EndShard` stores SHARD_END, after the children's leases. Until then, a release stores a sequence

@@ -211,8 +211,8 @@ class Dispatcher:
             self._executor.replace(handler_call.work)  # other calls wait for its thread
             handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self.notify("slow", handling.slow, holding, seconds)
-        # If the lease is lost, still wait a while for the call to end. The checkpoint may then move
-        # (`late_checkpoints`), and this worker cannot read the shard again until the call has ended.
+        # Even if the lease is lost, wait a while for the call to end, because the checkpoint may still move
+        # (`late_checkpoints`), and because this worker cannot read the shard again until the call has ended.
         lost = holding.lost.is_set()
         if seconds >= limit or (seconds >= slow and lost):
             # Stop waiting for the call. It is cancelled if it is awaited; a thread cannot be cancelled.

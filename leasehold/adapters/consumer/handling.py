@@ -44,7 +44,7 @@ class Ending(Unhandled):
 
 
 class Withdrawn(Unhandled):
-    """A call whose consumer has stopped taking batches. Nothing failed; the lease's next owner handles the records."""
+    """A call whose consumer has stopped taking batches. This is not a failure: the next owner handles the records."""
 
 
 class TooOld(Unhandled):
@@ -56,7 +56,7 @@ class NotAwaited(Unhandled):
 
 
 def takes(*names: str) -> Callable[[Any, Any, Any], None]:
-    """Return an attrs validator: the field's value must accept these arguments and must not be a generator function.
+    """Return an attrs validator for callables that accept these arguments and are not generator functions.
 
     The validator raises ValueError, which names the field.
     """
@@ -87,7 +87,7 @@ def takes(*names: str) -> Callable[[Any, Any, Any], None]:
 
 
 def fault_of(answer: object) -> Unhandled | None:
-    """Return the fault in a handler's final result; None if the result is None, so that the batch is done."""
+    """Return why a handler's final result fails the batch, or None if the result is None and the batch is done."""
     if answer is None:
         return None
     if inspect.isgenerator(answer) or inspect.isasyncgen(answer):
@@ -100,7 +100,7 @@ def fault_of(answer: object) -> Unhandled | None:
 
 
 def fault_from(error: BaseException) -> Exception:
-    """Turn whatever was raised into an Exception for the retry policy."""
+    """Convert an error that was raised to an Exception for the retry policy."""
     if isinstance(error, Exception):
         return error
     kind = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
@@ -335,11 +335,12 @@ class Assignment:
 
 
 class ShardConsumer(Protocol):
-    """Takes the records of one shard, and acknowledges them whenever it has finished with them.
+    """Takes the records of one shard, and acknowledges them when it has finished with them.
 
     Implement this to put records into a queue, a pipeline or a buffer, and to acknowledge them later, when they are
     done. The worker calls these methods one at a time, in threads of its own, so they must return soon and not wait.
-    Only acknowledged records are checkpointed. Whatever is not acknowledged when a worker ends is delivered again.
+    Only acknowledged records are checkpointed. Records that are not acknowledged when a worker ends are delivered
+    again.
 
     Examples:
         >>> from queue import Full, Queue
@@ -427,24 +428,26 @@ class Handling:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
         attempts: How many times to try a batch before its shard stops. If the handler has checkpointed some of the
             batch's records, the attempts at the remaining ones are counted from the start.
-        max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
+        max_records: The most records in a batch, de-aggregated; by default as many as one read returns.
         linger_seconds: How long the first record of a batch waits for more, unless the batch reaches `max_records`
-            records or 6 MiB; 0: not at all.
+            records or 6 MiB; 0 for no wait.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
         cooldown_seconds: How long a stopped shard's lease is left to other workers.
-        dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.
+        dead_letter: Called with each record that keeps failing. Without it, no record is ever skipped.
         max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
-            instead of the handler, with `TooOld`; infinity: never. It needs a `dead_letter`.
-        checkpoint_seconds: The least time between two checkpoints of a shard; 0: after every batch. A hand-off, a stop,
-            the end of a shard and `Delivery.checkpoint` write immediately.
+            instead of the handler, with `TooOld`. This needs a `dead_letter`. There is no limit by default.
+        checkpoint_seconds: The least time between two checkpoints of a shard; 0 to checkpoint after every batch. A
+            hand-off, a stop, the end of a shard and `Delivery.checkpoint` write immediately.
         late_checkpoints: Whether to checkpoint what this worker has handled even after another worker has taken the
             lease, so that fewer records are handled twice.
         observer: Called when reading of a shard begins and stops.
         measure: Called with each batch that was read.
         slow_seconds: A handler that runs longer is logged and counted, and another thread takes its place.
-        handler_seconds: A handler that runs longer is given up, and its lease is released; infinity: never.
-        most_calls: The most concurrent calls of the handler, including slow ones; None: as many as there are threads.
+        handler_seconds: A handler that runs longer is given up, and its lease is released. There is no limit by
+            default.
+        most_calls: The most concurrent calls of the handler, including slow ones; by default as many as there are
+            threads.
         slow: Called each time a handler is logged as slow.
         dead_lettered: Called each time the dead letter has taken a record.
         final_checkpoint: Set this if the handler checkpoints by itself. It is called before a lease is released and at

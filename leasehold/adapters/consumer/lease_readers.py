@@ -47,9 +47,9 @@ class LeaseReaders:
         handling: The handler and its policy.
         readers: How many shards may be read at the same time.
         memory_bytes: The memory for records that are not handled yet, of all shards together.
-        open_reading: Makes the step for a lease; None: a `LeaseReader`.
-        executor: Where handlers are called; None: in threads.
-        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
+        open_reading: Makes the step for a lease; by default that of a `LeaseReader`.
+        executor: Calls the handlers; by default in threads.
+        wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
         failed: Called with a fault from which the worker cannot recover.
         end: Called with the reason if the worker must end.
 

@@ -38,7 +38,7 @@ class ReadingWorker(Protocol):
         """Read the table and list the shards at the worker's next turn."""
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
-        """Return the leases of this one's parents by key. Raises StoreError."""
+        """Return the leases of this lease's parents by key. Raises StoreError."""
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds."""

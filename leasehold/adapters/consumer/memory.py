@@ -19,7 +19,7 @@ LEAST_BYTES = 2**16
 
 
 class MemoryBudget:
-    """The memory for the batches of one worker, over all its shards. A lease reader asks before it reads.
+    """The memory for the batches of one worker, over all its shards. Lease readers request memory before they read.
 
     Requests are served in order. A lease reader that waits for memory holds none, so two of them cannot wait for each
     other. If no memory is in use, the first request is granted whatever its size, so a batch that is larger than the
@@ -98,7 +98,7 @@ class MemoryShare:
     def ask(self) -> bool:
         """Request memory for the next read, which may be as large as the previous ones; return whether it is granted.
 
-        If it is not, the share waits in line. Its lease reader is woken once the share is admitted.
+        If it is not, the share waits in line, and its lease reader is woken once the memory is granted.
         """
         budget, size = self._budget, self.expected_bytes
         with budget.lock:
@@ -113,7 +113,7 @@ class MemoryShare:
     def ask_more(self) -> bool:
         """Request memory for another read in addition to the held batch; return whether it is granted.
 
-        It never waits, so no two lease readers can wait for each other's batches.
+        This never waits, so two lease readers cannot wait for each other's batches.
         """
         budget = self._budget
         with budget.lock:

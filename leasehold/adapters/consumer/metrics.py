@@ -1,4 +1,4 @@
-"""Reports the metrics for alarms on a fleet to OpenTelemetry; the program chooses the exporter.
+"""Reports metrics of a fleet, for alarms, to OpenTelemetry. The program chooses the exporter.
 
 The names are those of kcl-rust, except for the lag of the whole application. Only workers that have read the table
 recently export figures about the table. With `minimal`, most workers seldom read it, and outdated figures could raise
@@ -42,7 +42,7 @@ class WorkerMetrics:
 
     Args:
         worker: The worker.
-        meter: Where to report; None: to the program's own provider.
+        meter: The meter to report to; by default that of the program's own provider.
     """
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
@@ -77,7 +77,7 @@ class WorkerMetrics:
         return self._of_table(lambda: len(self._leases()))
 
     def total_shards(self) -> Iterable[Observation]:
-        """Return the number of shards that were open when last listed; nothing before the first listing."""
+        """Return the number of shards that were open in the last listing, if there has been one."""
         shards = self._worker.discovery.open_shards
         return () if shards is None else self._observed(shards)
 
@@ -88,17 +88,17 @@ class WorkerMetrics:
         return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
 
     def lag_max(self) -> Iterable[Observation]:
-        """Return the lag in seconds of the lease that is furthest behind, over all workers; nothing if unknown."""
+        """Return the lag in seconds of the lease that is furthest behind, over all workers, unless it is unknown."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.most)
 
     def lag_sum(self) -> Iterable[Observation]:
-        """Return the total lag of all leases in seconds, over all workers; nothing if unknown."""
+        """Return the total lag of all leases in seconds, over all workers, unless it is unknown."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.total)
 
     def lag_is_lower_bound(self) -> Iterable[Observation]:
-        """Return 1 if `lag_max` and `lag_sum` are lower bounds, else 0; nothing if the lag is unknown."""
+        """Return 1 if `lag_max` and `lag_sum` are lower bounds, else 0, unless the lag is unknown."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(int(lag.at_least))
 
@@ -116,7 +116,7 @@ class WorkerMetrics:
         ]
 
     def contradictions(self) -> Iterable[Observation]:
-        """Return the number of contradictions between listing, table and memory that this worker sees (L14)."""
+        """Return the number of contradictions between listing, table and memory that this worker knows of (L14)."""
         # A rejected write can reveal a contradiction to a lease's owner that no listing shows.
         held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observed(len(self._worker.discovery.contradictions) + held)
@@ -130,7 +130,7 @@ class WorkerMetrics:
         return self._observed(self._worker.rows_remade)
 
     def millis_behind_latest(self) -> Iterable[Observation]:
-        """Return the lag of each lease held now, in milliseconds, which grows while the stream does not respond."""
+        """Return the lag of each held lease in milliseconds. The lag grows while the stream does not respond."""
         now = self._worker.clock()
         lags = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
         return [Observation(round(1000 * behind), self._series(lease)) for lease, behind in lags if behind is not None]
@@ -213,7 +213,7 @@ class _Instruments:
     """The instruments of one meter, shared by its workers, because OpenTelemetry keeps only the first of each name."""
 
     def __init__(self, meter: Meter) -> None:
-        # Weak references, because instruments outlive workers, and a worker that has ended must not be reported.
+        # Use weak references, because instruments outlive workers, and a worker that has ended must not be reported.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")

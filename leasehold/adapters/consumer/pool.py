@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class Signal:
-    """Ends the current wait, or the next one if no task waits yet."""
+    """A signal that ends the current wait, or the next one if no task waits yet."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._queue, self._given = scheduler.queue(), False
@@ -41,7 +41,7 @@ class Pool:
         size: How many tasks may run at the same time.
         name: The name of the tasks.
         failed: Called with the exception if a task cannot be started or if work raises.
-        keep: The number of tasks to keep when there is no work; further ones end. None: as many as `size`.
+        keep: The number of tasks to keep when there is no work; further ones end. The default is `size`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Pool:
             self._failed(fault)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return the results in the order of the items. Raises the first exception that occurred, once all are done."""
+        """Apply the function to all items and return the results in order. Once all are done, raise the first error."""
         work = list(items)
         if len(work) <= 1:
             return [function(item) for item in work]

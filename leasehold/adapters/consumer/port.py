@@ -1,7 +1,7 @@
 """Defines the interface between a lease reader and the consumer of its records.
 
-`LeaseReader` (`consumer/lease_reader.py`) reads the shard of one held lease and carries out what `ReaderState` orders.
-It holds a `ConsumerPort`, which takes the records:
+`LeaseReader` (`consumer/lease_reader.py`) reads the shard of one held lease and carries out the orders of
+`ReaderState`. It passes the records to a `ConsumerPort`, which is one of these:
 
     HandlerConsumer         calls a handler for each batch: in threads, on the event loop, for the iterator of `read`,
                             and for handlers that checkpoint by themselves, such as those of child processes
@@ -27,7 +27,7 @@ from leasehold.balancer.model import Position
 
 
 class HeldShard:
-    """The shard of one held lease, as its reader and its consumer share it.
+    """The shard of one held lease, shared by its reader and its consumer.
 
     Args:
         worker: The worker that holds the lease.
@@ -99,7 +99,7 @@ class ConsumerPort(ABC):
     # Beginning
 
     def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
-        """Return where to begin; None if the lease was lost meanwhile.
+        """Return the position at which to begin, or None if the lease was lost in the meantime.
 
         Args:
             stored: Returns the start according to the lease, or None if the lease was lost. It may write.
@@ -126,7 +126,7 @@ class ConsumerPort(ABC):
 
     @abstractmethod
     def admit(self, now: float) -> float | None:
-        """Make room for one read. Return None, or when to ask again."""
+        """Make room for one read. Return None, or when to try again."""
 
     @abstractmethod
     def keep(self, batch: Batch) -> None:
@@ -142,7 +142,7 @@ class ConsumerPort(ABC):
     # Records and checkpoints
 
     def offer(self, now: float) -> Next:
-        """Take the records after the cursor's `delivered`. Ordered only if the consumer was `free`."""
+        """Take the records after the cursor's `delivered`. This is called only if the consumer was `free`."""
         return now
 
     def request_final(self, now: float, *, ended: bool) -> Next:  # noqa: ARG002  for those that checkpoint by themselves

@@ -1,4 +1,4 @@
-"""Decides what the reader of one held lease does next, without I/O, a clock or a thread: events in, orders out.
+"""Decides what the reader of one held lease does next, turning events into orders without I/O, clocks or threads.
 
 A `ReaderState` covers one lease, from the wait for its parents to its release. The `LeaseReader` carries out its orders
 and reports what happened. At its core is the `Cursor` with its four marks, `committed <= acknowledged <= delivered <=
@@ -82,9 +82,9 @@ class ReaderState:
     Attributes:
         cursor: The four marks.
         begun: Whether the parents are done and a first reader was opened.
-        rests_until: Until when nothing is read or delivered.
+        rests_until: The time until which nothing is read or delivered.
         checkpoint_due: When the next checkpoint may be written.
-        final_requested: Whether the consumer was asked for its final checkpoint, or cannot be asked.
+        final_requested: Whether the consumer's final checkpoint was requested, or cannot be.
         unconfirmed: Whether the lease must be renewed before records are delivered, because another process may have
             been connected to the source in the meantime.
     """
@@ -200,7 +200,7 @@ class ReaderState:
 
     def rejected(self, fault: SourceError, now: float) -> float | None:
         """Note that the source rejected a request; return when to try again, or None if that will not help."""
-        # Only reading pauses: the lease can still be released in the meantime.
+        # Only reading pauses. The lease can still be released in the meantime.
         return self.rest(now + self._rejected.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:

@@ -61,14 +61,14 @@ class Runner:
         readers: How many shards may be read or handled at the same time.
         writers: How many leases may be claimed at the same time. Ten may be renewed at the same time, or up to three
             times `writers` if the worker holds more leases than it could otherwise renew in time.
-        meter: Where metrics go, if OpenTelemetry is installed; None: to the program's own provider.
+        meter: The meter for metrics, if OpenTelemetry is installed; by default that of the program's own provider.
         drain_seconds: The time limit for finishing the running batches and releasing the leases. Leases that are not
             released by then expire.
         memory_bytes: The memory for records that are read and not handled yet, of all shards together. A batch larger
             than this is read only while no other batch is held.
-        begin: Makes the step for a lease that the worker has taken; None: its shard is read.
-        executor: Where handlers are called; None: in threads, as many as `readers`.
-        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
+        begin: Makes the step for a lease that the worker has taken; by default one that reads the shard.
+        executor: Calls the handlers; by default in `readers` threads.
+        wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
 
     Examples:
         >>> from leasehold.adapters import Handling, Runner
@@ -130,7 +130,7 @@ class Runner:
         If the worker cannot continue, the leases are released in the same way before the error is raised.
 
         Raises:
-            WorkerError: The worker cannot go on.
+            WorkerError: The worker cannot continue.
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
             SystemExit: A handler has raised it.
@@ -154,7 +154,7 @@ class Runner:
         # One deadline for everything that follows, so that the waits don't add up.
         until = self._scheduler.clock() + self._drain_seconds
         drained = self._drain(tasks, until)
-        # Renewals continue until here, so that a slow batch does not lose its lease while the worker drains.
+        # Renewals continue until now, so that leases with slow batches are not lost while the worker drains.
         self._renewing = False
         # The task may be waiting for its next renewal; wake it so that it ends.
         self._renew_sooner.set()
@@ -176,7 +176,7 @@ class Runner:
             raise end
 
     def stop(self) -> None:
-        """Finish the running batches, checkpoint and release, so that `run` returns."""
+        """Finish the running batches, checkpoint and release the leases, so that `run` returns."""
         self._ends.put((None,))  # may run in a signal handler, where a queue is safe and a lock might deadlock
 
     def hurry(self, key: str) -> None:
@@ -238,7 +238,7 @@ class Runner:
                 sooner.wait(due)
 
     def _end(self, reason: BaseException) -> None:
-        """End the run because a handler raised SystemExit or KeyboardInterrupt, or because none can be called."""
+        """End the run because a handler raised SystemExit or KeyboardInterrupt, or because no handler can be called."""
         if isinstance(reason, SystemExit | KeyboardInterrupt):
             self._ends.put((reason,))
         else:
@@ -261,8 +261,8 @@ class Runner:
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether that was done in time."""
-        # First stop further turns and wake the task that waits for the next one. Then have all held leases released,
-        # which happens while the last turn ends.
+        # First stop further turns by waking the task that waits for the next one. Then have all held leases released,
+        # while the last turn ends.
         calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.taking = False
         self._turn_sooner.set()

@@ -20,7 +20,7 @@ from leasehold.adapters.consumer.pool import Pool
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 
 Step = Callable[[float], float]
-"""Does one bounded piece of work at this time; returns when to be called again, or infinity for never."""
+"""Does one bounded piece of work at this time. Returns when to call it again, or infinity for never."""
 
 FAULT_SECONDS = 5.0
 """The pause after an error in the schedule's own task."""
@@ -40,7 +40,7 @@ class ScheduledStep:
         running: Whether the step is running.
         woken: Whether it was woken since it was last begun.
         faults: How many times in a row it has raised.
-        abandoned: Whether a drain no longer waits for its current run to end.
+        abandoned: Whether a drain does not wait for the current run to end.
         successor: The step that begins once this one is over.
     """
 

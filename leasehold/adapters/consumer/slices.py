@@ -83,7 +83,7 @@ class Slice:
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
-        """Return the store, which must be empty or contain only leases of this slice; for errors see `own_table`."""
+        """Return the store for this slice. It must be empty or contain only leases of the slice; see `own_table`."""
         return own_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
@@ -285,7 +285,7 @@ def run_until(
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
-    """Return whether every lease is finished and no shard needs another one; False if that is unknown."""
+    """Return whether all leases are finished and no shard needs another one; False if that is unknown."""
     try:
         listing = worker.store.list()
         # A malformed row may be an unfinished lease. In an empty table, the leases have yet to be created.

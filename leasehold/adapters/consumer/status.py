@@ -36,7 +36,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 
 CONFIRM_SECONDS = 10.0
-"""How long to watch for a renewal, at most, before a lease counts as not renewed."""
+"""The longest time to watch for a renewal before a lease counts as not renewed."""
 
 
 @frozen
@@ -166,8 +166,8 @@ MEANINGS = {
 NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
 """The exit statuses of `leases --check`, and the values of metrics.
 
-OK is 0. The others are 3 to 8, and a worse status has a higher number. 1 and 2 keep their usual meaning: the store
-failed, or the command was used wrongly.
+OK is 0. The others are 3 to 8, and a worse status has a higher number. 1 and 2 keep their usual meanings, which are
+that the store failed or that the command was used wrongly.
 """
 
 
@@ -222,7 +222,7 @@ class LeaseWatch:
     def stands(self) -> float:
         """For how many seconds the position has not moved."""
         since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
-        # Counted from the first read of the table in which the lease had this position. Earlier times are unknown.
+        # Count from the first read of the table in which the lease had this position. Earlier times are unknown.
         return since[-1] - since[0] if since else 0.0
 
     @property
