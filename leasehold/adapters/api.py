@@ -28,7 +28,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.executors import HandlerExecutor, Work
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Withdrawn
-from leasehold.adapters.consumer.runner import Runner, endings
+from leasehold.adapters.consumer.runner import Runner, termination_signals
 from leasehold.adapters.consumer.slices import SliceVerdict
 from leasehold.adapters.consuming import Consumption, consumption
 from leasehold.adapters.options import Options, ProduceOptions
@@ -438,7 +438,7 @@ class _LoopCalls:
 def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
     """Stop on the termination signals that would otherwise end the process, if this loop can handle signals."""
     handled = []
-    for number in endings():
+    for number in termination_signals():
         if signal.getsignal(number) == signal.SIG_DFL:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
                 loop.add_signal_handler(number, stop)

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.consumer.handling import Delivery, Unhandled, takes
+from leasehold.adapters.consumer.handling import Delivery, Unhandled, accepts
 from leasehold.adapters.sources.protocol import Addressed, Record, Source
 from leasehold.adapters.threads import seconds
 from leasehold.stores.printable import did_you_mean
@@ -155,7 +155,7 @@ class LambdaFunction:
         clock: A monotonic clock, in seconds.
     """
 
-    function: Callable[[Any, Any], object] = field(validator=takes("event", "context"))
+    function: Callable[[Any, Any], object] = field(validator=accepts("event", "context"))
     settings: FunctionSettings
     handler_seconds: float
     clock: Callable[[], float] = seconds

@@ -15,7 +15,7 @@ from leasehold.adapters.cli import deaggregate, produce
 from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.consumer.dead_letters import sinks
-from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, place_of
+from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
@@ -99,7 +99,7 @@ def _of_event_hubs(told: object) -> None:
 def _letter(line: bytes) -> None:
     letter = dead_letter_from(line)
     assert dead_letter_from(letter.line) == letter
-    assert place_of(letter.name) is not None
+    assert sort_key_of(letter.name) is not None
 
 
 def _child_line(line: bytes) -> None:

@@ -44,7 +44,7 @@ class Watched:
             self.slow.append((holding.key, seconds))
 
         self.dispatcher = Dispatcher(
-            self.executor, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
+            self.executor, wake=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
         )
         self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 

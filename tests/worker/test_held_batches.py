@@ -182,7 +182,7 @@ def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_th
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
     harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
-    assert other.ask()
+    assert other.request()
     reading = harness.reading(budget)
     harness.steps(reading, 3)
     assert (harness.handed, woken) == ([], [])

@@ -44,7 +44,7 @@ class Hung:
 
     def __attrs_post_init__(self) -> None:
         self.harness.does = self.hang
-        self.dispatcher = Dispatcher(self.threads, again=lambda _key: self.ended.set())
+        self.dispatcher = Dispatcher(self.threads, wake=lambda _key: self.ended.set())
         self.reading = self.read()
 
     def read(self) -> LeaseReader:

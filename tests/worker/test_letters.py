@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from written_letters import letter
 
 from leasehold.adapters.cli.main import app
-from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, place_of
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, sort_key_of
 from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
 from leasehold.adapters.consumer.dead_letters.sinks import FolderSink, dead_letters, open_dead_letters
@@ -289,7 +289,7 @@ def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list
     """Write all, each a second time by another worker, and return what is there."""
     for entry in (*letters, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in letters)):
         sink.put(entry)
-    assert all(place_of(name) for name in sink.names())
+    assert all(sort_key_of(name) for name in sink.names())
     return [dead_letter_from(sink.get(name) or b"") for name in sink.names()]
 
 

@@ -15,7 +15,7 @@ from leasehold.adapters.consumer.batch_consumer import MEMORY_SECONDS
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, LeaseReader
+from leasehold.adapters.consumer.lease_reader import EXPIRED_CHECK_SECONDS, LeaseReader
 from leasehold.adapters.consumer.lifecycle import end
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
@@ -253,7 +253,7 @@ def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
     """Another worker may own the lease by now, and a loop would use up a processor."""
     harness = ReaderHarness()
     harness.clock.now += 11.0
-    assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_SECONDS
+    assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_CHECK_SECONDS
     assert harness.source.opened == []
 
 
@@ -291,7 +291,7 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
     reading = harness.reading()
     harness.steps(reading, 1)
     assert isinstance(reading.consumer, HandlerConsumer)
-    monkeypatch.setattr(reading.consumer._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
+    monkeypatch.setattr(reading.consumer._memory, "request", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0

@@ -299,7 +299,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
     budget = runner._lease_readers.memory  # noqa: SLF001  no reader is needed
     first, second = budget.share("first"), budget.share("second")
-    assert [first.ask(), second.ask()] == [True, False]
+    assert [first.request(), second.request()] == [True, False]
     first.clear()
     assert called == ["second"]
 
@@ -423,7 +423,7 @@ def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
     """The worker does not say that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  called in place of a step that raised
+    left = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
     assert left is not None
     assert left(0.0) == math.inf
     assert "cannot be read here" not in caplog.text

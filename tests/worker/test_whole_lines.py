@@ -63,7 +63,7 @@ def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[b
     for batch in batches:
         data = b"".join(batch)
         while (refused := lines.write(data)) is not None:
-            data = refused.left
+            data = refused.unwritten
     assert bytes(raw.written) == b"".join(line for batch in batches for line in batch)
 
 

@@ -26,7 +26,7 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
-PlaceOrder = tuple[int, int, int]
+PositionOrder = tuple[int, int, int]
 
 
 @frozen
@@ -37,7 +37,7 @@ class TryAgain:
 
 
 @frozen
-class Hopeless:
+class NoMoreAttempts:
     """The records cannot be handled here, for this reason."""
 
     why: str
@@ -50,11 +50,11 @@ class ToDeadLetter:
     letter: DeadLetter
 
 
-AfterFault = TryAgain | Hopeless | ToDeadLetter
+AfterFault = TryAgain | NoMoreAttempts | ToDeadLetter
 
 
 @frozen
-class Suspects:
+class FailedPart:
     """Records up to and including `end` that failed together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Suspects:
         attempts: How often the records have been dispatched.
     """
 
-    end: PlaceOrder
+    end: PositionOrder
     attempts: int
 
 
@@ -79,84 +79,85 @@ class Attempts:
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
-        self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._suspects: list[Suspects] = []  # each a part of the previous one; the last is dispatched next
-        self._passed: PlaceOrder | None = None
+        self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
+        self._failed_parts: list[FailedPart] = []  # each a part of the previous one; the last is dispatched next
+        self._done_to: PositionOrder | None = None
         self.failing = False
 
-    def piece(self, batch: Batch) -> Delivery:
+    def next_piece(self, batch: Batch) -> Delivery:
         """Return the records to dispatch now; none if the handler has checkpointed them all."""
-        rest = self.rest(batch)
-        while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
+        remaining = self.remaining(batch)
+        while self._failed_parts and remaining and remaining[0].position.order > self._failed_parts[-1].end:
             # This part is done. The larger part that contains it is next.
-            self._suspects.pop()
-            if not self._suspects:
-                self._waits.reset()
-        attempts = self._suspects[-1].attempts if self._suspects else self._waits.faults
-        part = rest[: _count(rest, self._suspects[-1].end)] if self._suspects else rest
+            self._failed_parts.pop()
+            if not self._failed_parts:
+                self._backoff.reset()
+        attempts = self._failed_parts[-1].attempts if self._failed_parts else self._backoff.faults
+        part = remaining[: _count_up_to(remaining, self._failed_parts[-1].end)] if self._failed_parts else remaining
         part = part[: self._handling.max_records]
-        end = part[-1].position if len(part) < len(rest) else batch.read_to or batch.records[-1].position
-        in_parts = attempts + 1 - self._waits.faults if self._suspects else 0
+        end = part[-1].position if len(part) < len(remaining) else batch.read_to or batch.records[-1].position
+        in_parts = attempts + 1 - self._backoff.faults if self._failed_parts else 0
         return Delivery(
             part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
         )
 
-    def rest(self, batch: Batch) -> Sequence[Record]:
+    def remaining(self, batch: Batch) -> Sequence[Record]:
         """Return the records of the batch that are not done."""
         if not self.failing:
             return batch.records
         # Records that the handler checkpointed before it raised are not dispatched again.
-        done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
-        return batch.records[_count(batch.records, done) :]
+        done_to = max(self._holding.lease.checkpoint.order, self._done_to or (0, 0, 0))
+        return batch.records[_count_up_to(batch.records, done_to) :]
 
     @property
     def searching(self) -> bool:
         """Whether a failed batch is being searched for the records that fail."""
-        return bool(self._suspects)
+        return bool(self._failed_parts)
 
-    def failed(self, piece: Delivery, error: Exception) -> AfterFault:
+    def after_failure(self, piece: Delivery, error: Exception) -> AfterFault:
         """Return what to do after the failure of this piece."""
         self.failing, records, letter = True, piece.records, self._handling.dead_letter
-        if not self._suspects:
-            wait, places = self._waits.next(), f"{records[0].sequence_number} to {records[-1].sequence_number}"
-            where = f"records {places}, attempt {self._waits.faults} of {self._handling.attempts}"
+        if not self._failed_parts:
+            wait = self._backoff.next()
+            sequence_range = f"{records[0].sequence_number} to {records[-1].sequence_number}"
+            attempt = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
             if isinstance(error, Unhandled):  # made from a return value, so its traceback is useless
-                why, trace = f"its handler failed on {where}: {error}", error.__cause__
+                why, trace = f"its handler failed on {attempt}: {error}", error.__cause__
             else:  # not the message, which may contain a record, or fail to format
-                why, trace = f"its handler raised {type(error).__name__} on {where}", error
+                why, trace = f"its handler raised {type(error).__name__} on {attempt}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
                 # The handler has made progress, so the attempts are counted again from the record that it has reached.
-                self._waits.reset()
+                self._backoff.reset()
                 return TryAgain(wait)
-            if self._waits.faults < self._handling.attempts:
+            if self._backoff.faults < self._handling.attempts:
                 return TryAgain(wait)
             if letter is None:
-                return Hopeless(why)
+                return NoMoreAttempts(why)
         if isinstance(error, NotAwaited):
-            return Hopeless(str(error))
+            return NoMoreAttempts(str(error))
         # Try records that failed together in two halves, the first one now and the second one when the first is done.
-        end = self._suspects.pop().end if self._suspects else records[-1].position.order
-        self._suspects.append(Suspects(end, piece.attempts))
+        end = self._failed_parts.pop().end if self._failed_parts else records[-1].position.order
+        self._failed_parts.append(FailedPart(end, piece.attempts))
         if len(records) == 1 and letter is not None:
             return ToDeadLetter(letter)
-        self._suspects.append(Suspects(records[(len(records) - 1) // 2].position.order, piece.attempts))
+        self._failed_parts.append(FailedPart(records[(len(records) - 1) // 2].position.order, piece.attempts))
         return TryAgain(0.0)
 
-    def passed(self, end: Position) -> None:
+    def record_progress(self, end: Position) -> None:
         """Note that a part of the batch, up to this position, is handled or dead-lettered."""
-        self._passed, self.failing = end.order, True
-        if not self._suspects:  # each part of a divided batch has its own attempts
-            self._waits.reset()
+        self._done_to, self.failing = end.order, True
+        if not self._failed_parts:  # each part of a divided batch has its own attempts
+            self._backoff.reset()
 
-    def done(self, batch: Batch) -> None:
+    def record_done(self, batch: Batch) -> None:
         """Note that the whole batch is handled or dead-lettered."""
         if batch.records:  # an empty batch may come before a dropped one is read again
-            self._passed = None
-            self._waits.reset()
-            self.failing = bool(self._suspects)
+            self._done_to = None
+            self._backoff.reset()
+            self.failing = bool(self._failed_parts)
 
 
-def _count(records: Sequence[Record], end: PlaceOrder) -> int:
+def _count_up_to(records: Sequence[Record], end: PositionOrder) -> int:
     """Return the number of records up to and including `end`; the records must be in order."""
     return bisect_right(records, end, key=lambda record: record.position.order)

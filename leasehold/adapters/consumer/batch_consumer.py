@@ -6,7 +6,7 @@ writing the checkpoint and leaving the shard. They differ in how they pass on a 
 
 import logging
 
-from leasehold.adapters.consumer.batch_window import joined
+from leasehold.adapters.consumer.batch_window import join_batches
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import Handling, Happening
 from leasehold.adapters.consumer.memory import MemoryShare
@@ -49,7 +49,7 @@ class BatchConsumer(ConsumerPort):
     # Reading
 
     def admit(self, now: float) -> float | None:
-        if self._memory.ask():
+        if self._memory.request():
             return None
         # Report a fault, because the shard falls behind. Pause the measurement of its throughput, which is limited by
         # memory now, not by the stream.
@@ -60,24 +60,24 @@ class BatchConsumer(ConsumerPort):
 
     def keep(self, batch: Batch) -> None:
         # The order matters. If a batch that could not be held counted as read, it would not be read again.
-        self._memory.hold(joined(self._memory.batch, batch))
+        self._memory.hold(join_batches(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
     def read_failed(self) -> None:
         self._memory.clear()  # otherwise, these bytes would stay reserved forever
 
-    def _note_read(self, batch: Batch, held: Batch, now: float, waits: str = "") -> bool:
+    def _record_read(self, batch: Batch, held_batch: Batch, now: float, wait_reason: str = "") -> bool:
         """Note what was read; return False if the worker has released the lease in the meantime.
 
         Args:
             batch: The batch that was read.
-            held: The batch in memory, which may contain records of earlier reads.
+            held_batch: The batch in memory, which may contain records of earlier reads.
             now: The time by the worker's clock.
-            waits: Why the records are not to be delivered yet; "" if they are.
+            wait_reason: Why the records are not to be delivered yet; "" if they are.
         """
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         self.holding.throughput.add(batch.size, now)
-        self.holding.progress.read(held, now, waits)
+        self.holding.progress.read(held_batch, now, wait_reason)
         if self.holding.progress.left:
             return False
         # Report the read before the records are passed on. Otherwise, it would go unnoticed if the consumer hangs.
@@ -86,11 +86,11 @@ class BatchConsumer(ConsumerPort):
 
     # The batch in memory
 
-    def _take_up(self) -> bool:
+    def _protect_batch(self) -> bool:
         """Keep the batch from being dropped during this step; return whether it was dropped before."""
         memory = self._memory
         if memory.batch is not None:
-            memory.take_up()
+            memory.protect()
         if not memory.dropped:
             return False
         memory.dropped = False
@@ -103,7 +103,7 @@ class BatchConsumer(ConsumerPort):
             self.holding.renew()
             self._state.lease_confirmed()
 
-    def _begin_again(self) -> None:
+    def _reread_unacknowledged(self) -> None:
         """Read the records again that were delivered but not acknowledged, because they are no longer in memory."""
         self._memory.clear()
         self._cursor.consumer_gone()

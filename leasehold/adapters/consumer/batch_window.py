@@ -43,12 +43,12 @@ class BatchWindow:
             count: Returns how many records of the batch are not done.
             now: The time by the worker's clock.
         """
-        if not self._seconds or batch is None or not (waiting := count(batch)):
+        if not self._seconds or batch is None or not (waiting_count := count(batch)):
             return -math.inf
         if self._until is None:
             self._until = now + self._seconds
-        full = batch.size >= FULL_BYTES or waiting >= self._full
-        return -math.inf if full or batch.ended or now >= self._until else self._until
+        is_full = batch.size >= FULL_BYTES or waiting_count >= self._full
+        return -math.inf if is_full or batch.ended or now >= self._until else self._until
 
     def close(self) -> None:
         """Have the held records wait no longer."""
@@ -59,7 +59,7 @@ class BatchWindow:
         self._until = None
 
 
-def joined(earlier: Batch | None, later: Batch) -> Batch:
+def join_batches(earlier: Batch | None, later: Batch) -> Batch:
     """Return one batch with the records of both. Everything else about the shard is taken from the later batch."""
     if earlier is None:
         return later

@@ -2,7 +2,7 @@
 
 To dispatch a batch, its lease reader calls `Dispatcher.begin`. The executor then runs `Dispatcher._work` in one of its
 threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop.
-When the call ends, `Dispatcher._ended` stores the outcome and wakes the lease reader, which gets the outcome from
+When the call ends, `Dispatcher._finish_call` stores the outcome and wakes the lease reader, which gets the outcome from
 `Dispatcher.check`.
 
 1. A lease has at most one call at a time, including calls that were given up. Two handlers never run for one shard in
@@ -21,7 +21,7 @@ from threading import Lock
 from attrs import define, frozen
 
 from leasehold.adapters.consumer.executors import EventLoop, HandlerExecutor, InlineExecutor, Work
-from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, fault_from, fault_of
+from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, as_fault, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.holding import Holding
 from leasehold.stores.printable import escaped, said
@@ -102,7 +102,7 @@ class Dispatcher:
 
     Args:
         executor: Where to call the handlers; by default immediately, in the caller's thread.
-        again: Called with a lease's key when its call has ended.
+        wake: Called with a lease's key when its call has ended.
         end: Called with the reason if the worker must end.
         fatal: The exceptions that end a task of the worker's scheduler. They always propagate and never count as a
             fault of a call.
@@ -112,17 +112,17 @@ class Dispatcher:
         self,
         executor: HandlerExecutor | None = None,
         *,
-        again: Callable[[str], None] = lambda _key: None,
+        wake: Callable[[str], None] = lambda _key: None,
         end: Callable[[BaseException], None] = lambda _reason: None,
         fatal: tuple[type[BaseException], ...] = (),
     ) -> None:
         self._executor: HandlerExecutor = executor or InlineExecutor()
-        self._again, self._end, self._fatal = again, end, fatal
+        self._wake, self._end, self._fatal = wake, end, fatal
         self._loop = EventLoop(self.end)
         self._origin = Origin()
         self._lock = Lock()
         self._running: dict[str, HandlerCall] = {}
-        self._logged: set[str] = set()
+        self._logged_names: set[str] = set()
 
     def begin(self, handler_call: HandlerCall) -> GivenUp | None:
         """Make this call once a thread is free; return None, or the reason why it cannot be made."""
@@ -147,31 +147,31 @@ class Dispatcher:
         handler_call.begun = handler_call.clock()
         # The batch may have waited for this thread so long that another worker owns the lease, or might own it.
         if holding.lost.is_set():
-            self._ended(handler_call, LeaseLost())
+            self._finish_call(handler_call, LeaseLost())
             return
         if holding.expired:
-            self._ended(handler_call, NotBegun())
+            self._finish_call(handler_call, NotBegun())
             return
         try:
             result = handler_call.call()
             if inspect.isawaitable(result):
                 handler_call.cancel = self._loop.spawn(
-                    result, lambda fault: self._ended(handler_call, CallEnded(fault))
+                    result, lambda fault: self._finish_call(handler_call, CallEnded(fault))
                 )
                 if handler_call.given_up:  # while `cancel` was not set yet
                     handler_call.cancel()
                 return
-            fault = None if result is None else fault_of(result)
+            fault = None if result is None else fault_in_result(result)
         except self._fatal:
             raise  # the scheduler is ending this task
         except BaseException as error:  # noqa: BLE001  any other exception means that the batch failed
-            self._ended(handler_call, CallEnded(fault_from(error)))
+            self._finish_call(handler_call, CallEnded(as_fault(error)))
         else:
-            self._ended(handler_call, CallEnded(fault))
+            self._finish_call(handler_call, CallEnded(fault))
 
-    def _ended(self, handler_call: HandlerCall, outcome: CallState) -> None:
+    def _finish_call(self, handler_call: HandlerCall, outcome: CallState) -> None:
         fault = outcome.fault if isinstance(outcome, CallEnded) else None
-        self._origin.end_copy(_raised(fault))
+        self._origin.end_copy(_original_error(fault))
         key = handler_call.holding.key
         # Remove the call before waking the lease reader. Otherwise, its next batch would be rejected.
         del self._running[key]
@@ -182,7 +182,7 @@ class Dispatcher:
             if isinstance(fault, Ending):
                 self.end(fault.__cause__ or fault)
         finally:
-            self._again(key)
+            self._wake(key)
         if handler_call.given_up:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
 
@@ -196,9 +196,9 @@ class Dispatcher:
         if handler_call.begun is None:
             # The executor may begin the call late or never, because a program that iterates over batches decides when
             # to take the next one.
-            lost = holding.lost.is_set()
-            if (lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
-                return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
+            is_lost = holding.lost.is_set()
+            if (is_lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
+                return LeaseLost() if is_lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
             # Perhaps no thread ever becomes free here, but another worker may have one.
             if self._executor.stuck and self._withdraw(handler_call):
                 return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
@@ -213,12 +213,12 @@ class Dispatcher:
             self.notify("slow", handling.slow, holding, seconds)
         # Even if the lease is lost, wait a while for the call to end, because the checkpoint may still move
         # (`late_checkpoints`), and because this worker cannot read the shard again until the call has ended.
-        lost = holding.lost.is_set()
-        if seconds >= limit or (seconds >= slow and lost):
+        is_lost = holding.lost.is_set()
+        if seconds >= limit or (seconds >= slow and is_lost):
             # Stop waiting for the call. It is cancelled if it is awaited; a thread cannot be cancelled.
             handler_call.given_up = True
             handler_call.cancel()
-            if lost:
+            if is_lost:
                 return LeaseLost()
             return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {limit:g} s is the limit")
         return Running(handler_call.begun + min(max(slow, 2 * handler_call.warned_seconds), limit))
@@ -235,23 +235,23 @@ class Dispatcher:
         try:
             result = callback(*arguments)
             if inspect.isawaitable(result):
-                fault = fault_of(result)
+                fault = fault_in_result(result)
         except self._fatal:
             raise
         except BaseException as error:  # noqa: BLE001  the reader continues after any exception
-            fault = fault_from(error)
-        self._origin.end_copy(_raised(fault))
+            fault = as_fault(error)
+        self._origin.end_copy(_original_error(fault))
         if isinstance(fault, Ending):
             self.end(fault.__cause__ or fault)
-        elif fault is not None and name not in self._logged:
-            self._logged.add(name)
+        elif fault is not None and name not in self._logged_names:
+            self._logged_names.add(name)
             log.error("the %s failed; this is said once, and reading goes on: %s", name, fault, exc_info=fault)
 
     def end(self, reason: BaseException) -> None:
         """Have the worker drain and end, for this reason."""
         self._end(reason)
-        if "end" not in self._logged:
-            self._logged.add("end")
+        if "end" not in self._logged_names:
+            self._logged_names.add("end")
             log.error("the worker ends: %s", said(reason))
 
     def close(self) -> None:
@@ -260,6 +260,6 @@ class Dispatcher:
         self._loop.close()
 
 
-def _raised(fault: Exception | None) -> BaseException | None:
+def _original_error(fault: Exception | None) -> BaseException | None:
     """Return the exception that the user's function raised, which `fault` may wrap."""
     return fault.__cause__ or fault if isinstance(fault, Unhandled) else fault

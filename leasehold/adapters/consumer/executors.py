@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import Protocol
 
-from leasehold.adapters.consumer.handling import NotAwaited, fault_from, fault_of
+from leasehold.adapters.consumer.handling import NotAwaited, as_fault, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
@@ -82,7 +82,7 @@ class ThreadExecutor:
         self, usual: int, most: int = THREADS_MOST, failed: Callable[[BaseException], object] | None = None
     ) -> None:
         self._usual, self._most = usual, max(usual, most)
-        self._failed = failed or _log_end
+        self._failed = failed or _log_thread_end
         self._changed = Condition()
         self._queue: deque[Work] = deque()
         self._threads = self._idle = 0
@@ -137,8 +137,8 @@ class ThreadExecutor:
             self._threads += 1
 
     def _serve(self) -> None:
-        surplus = False
-        while not surplus:
+        is_surplus = False
+        while not is_surplus:
             with self._changed:
                 self._idle += 1
                 while not (self._queue or self._closed):
@@ -163,19 +163,19 @@ class ThreadExecutor:
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
                 # If another thread was started while this one was slow, there may be too many now. Then this one ends.
-                surplus = self._threads > self._usual + len(self._slow)
-                self._threads -= surplus
+                is_surplus = self._threads > self._usual + len(self._slow)
+                self._threads -= is_surplus
             del work  # otherwise, its batch would stay in memory until the next work begins
 
 
-def _log_end(fault: BaseException) -> None:
+def _log_thread_end(fault: BaseException) -> None:
     log.error("a thread that calls handlers has ended: %s", said(fault), exc_info=fault)
 
 
 CLOSE_SECONDS = 5.0
 """How long to wait for cancelled calls at the end. The loop's thread is a daemon and cannot keep the process alive."""
 
-WhenDone = Callable[[Exception | None], None]
+OnDone = Callable[[Exception | None], None]
 
 
 class EventLoop:
@@ -194,37 +194,37 @@ class EventLoop:
         self._thread: Thread | None = None
         self._closing: asyncio.Event
 
-    def spawn(self, awaitable: Awaitable[object], over: WhenDone) -> Callable[[], None]:
-        """Await this, then call `over` on the loop with the fault or None; return a function that cancels it.
+    def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
+        """Await this, then call `on_done` on the loop with the fault or None; return a function that cancels it.
 
         Raises NotAwaited if no loop can be started now.
         """
         try:
-            loop = self._started()
+            loop = self._ensure_loop()
         except BaseException as fault:
             if isinstance(awaitable, Coroutine):
                 awaitable.close()  # otherwise Python warns that it was never awaited
             raise NotAwaited(f"there is no event loop to await it: {said(fault)}") from fault
         tasks = list[Task[Exception | None]]()
 
-        async def fault_awaited() -> Exception | None:
+        async def await_fault() -> Exception | None:
             raised: BaseException | None = None
             try:
-                return fault_of(await awaitable)
+                return fault_in_result(await awaitable)
             except BaseException as error:  # noqa: BLE001  any exception fails the batch but must not end the loop
                 raised = error
-                return fault_from(error)
+                return as_fault(error)
             finally:
                 # If the handler has forked, end the copy here. Its loop must not continue, because it shares a pipe
                 # with the original loop and would take wake-ups from it.
                 self._origin.end_copy(raised)
 
         def begin() -> None:
-            task = loop.create_task(fault_awaited())
+            task = loop.create_task(await_fault())
             tasks.append(task)
             # A task that was cancelled before it began has no result.
             task.add_done_callback(
-                lambda done: over(fault_from(CancelledError()) if done.cancelled() else done.result())
+                lambda done: on_done(as_fault(CancelledError()) if done.cancelled() else done.result())
             )
 
         def cancel() -> None:
@@ -244,20 +244,20 @@ class EventLoop:
                 loop.call_soon_threadsafe(self._closing.set)
             thread.join(CLOSE_SECONDS)
 
-    def _started(self) -> AbstractEventLoop:
+    def _ensure_loop(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 # Wait while holding the lock, so that two callers cannot each start a loop.
-                begun = SimpleQueue[AbstractEventLoop | BaseException]()
-                self._thread = spawn("leasehold-loop", lambda: self._serve(begun.put), self._end)
-                loop = begun.get()
+                started = SimpleQueue[AbstractEventLoop | BaseException]()
+                self._thread = spawn("leasehold-loop", lambda: self._serve(started.put), self._end)
+                loop = started.get()
                 if isinstance(loop, BaseException):
                     raise loop
                 self._loop = loop
             return self._loop
 
-    def _serve(self, tell: Callable[[AbstractEventLoop | BaseException], None]) -> None:
-        async def until_closing() -> None:
+    def _serve(self, report: Callable[[AbstractEventLoop | BaseException], None]) -> None:
+        async def wait_for_close() -> None:
             await self._closing.wait()
 
         with ExitStack() as stack:
@@ -266,12 +266,12 @@ class EventLoop:
                 self._closing = asyncio.Event()
                 loop = runner.get_loop()
             except BaseException as fault:  # noqa: BLE001  raised in the caller that waits for the loop
-                tell(fault)
+                report(fault)
                 return
-            tell(loop)
+            report(loop)
             while not self._closing.is_set():
                 try:
-                    runner.run(until_closing())
+                    runner.run(wait_for_close())
                 except (SystemExit, KeyboardInterrupt) as error:
                     # If a task that a handler has started raises one of these, asyncio passes it on to the loop and
                     # stops it. Run the loop again, because other tasks are not finished.

@@ -49,8 +49,8 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     Raises:
         ValueError: There is no such exporter, or it cannot be started.
     """
-    chosen = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
-    if chosen == "none":
+    exporter_name = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
+    if exporter_name == "none":
         yield None
         return
     try:
@@ -60,10 +60,10 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
             MetricReader,
             PeriodicExportingMetricReader,
         )
-    except ModuleNotFoundError as missing:
-        raise ValueError(f"metrics: {missing.name} is not installed; install leasehold[metrics]") from missing
+    except ModuleNotFoundError as error:
+        raise ValueError(f"metrics: {error.name} is not installed; install leasehold[metrics]") from error
     exporter: Any  # an exporter, or a reader that is polled, such as Prometheus's
-    if chosen == "console":
+    if exporter_name == "console":
         exporter = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
     else:
         exporters = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -71,17 +71,21 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
-        full = ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http") if chosen == "otlp" else chosen
-        if full not in exporters:
-            choice = ", ".join(sorted({"none"} | {entry.partition("_proto_")[0] for entry in exporters}))
-            package = f"opentelemetry-exporter-{full.replace('_', '-')}"
+        entry_name = (
+            ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http")
+            if exporter_name == "otlp"
+            else exporter_name
+        )
+        if entry_name not in exporters:
+            choices = ", ".join(sorted({"none"} | {entry.partition("_proto_")[0] for entry in exporters}))
+            package = f"opentelemetry-exporter-{entry_name.replace('_', '-')}"
             raise ValueError(
-                f"metrics: there is no exporter {chosen!r}; choose among {choice}, or pip install {package}"
+                f"metrics: there is no exporter {exporter_name!r}; choose among {choices}, or pip install {package}"
             )
         try:
-            exporter = exporters[full].load()()
+            exporter = exporters[entry_name].load()()
         except Exception as foreign:
-            raise ValueError(f"metrics: exporter {chosen!r} cannot be started: {said(foreign)}") from foreign
+            raise ValueError(f"metrics: exporter {exporter_name!r} cannot be started: {said(foreign)}") from foreign
     if not isinstance(exporter, MetricReader):
         # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
         has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ

@@ -55,16 +55,16 @@ class NotAwaited(Unhandled):
     """A call whose awaitable could not be awaited because no event loop could start. Its records are not to blame."""
 
 
-def takes(*names: str) -> Callable[[Any, Any, Any], None]:
+def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
     """Return an attrs validator for callables that accept these arguments and are not generator functions.
 
     The validator raises ValueError, which names the field.
     """
 
-    def check(_values: object, field: "Attribute[object]", given: object) -> None:
-        if not callable(given):
-            raise ValueError(f"{field.name}: {given!r} cannot be called")  # noqa: TRY004  bad usage
-        function: Any = given
+    def check(_values: object, field: "Attribute[object]", value: object) -> None:
+        if not callable(value):
+            raise ValueError(f"{field.name}: {value!r} cannot be called")  # noqa: TRY004  bad usage
+        function: Any = value
         while isinstance(function, partial):
             function = function.func
         for candidate in (function, type(function).__call__):
@@ -74,32 +74,32 @@ def takes(*names: str) -> Callable[[Any, Any, Any], None]:
                 )
         try:
             # A decorator may change the arguments, so check its signature, not that of the function it wraps.
-            signature = inspect.signature(given, follow_wrapped=False)
+            signature = inspect.signature(value, follow_wrapped=False)
         except (TypeError, ValueError):
             return  # some built-in functions have no signature
         try:
             signature.bind(*range(len(names)))
-        except TypeError as misfit:
-            what = f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {misfit}"
-            raise ValueError(what) from None
+        except TypeError as error:
+            message = f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {error}"
+            raise ValueError(message) from None
 
     return check
 
 
-def fault_of(answer: object) -> Unhandled | None:
+def fault_in_result(result: object) -> Unhandled | None:
     """Return why a handler's final result fails the batch, or None if the result is None and the batch is done."""
-    if answer is None:
+    if result is None:
         return None
-    if inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
         return Unhandled("it returned a generator, which has done nothing yet: use a plain or an async function")
-    if inspect.iscoroutine(answer):
-        answer.close()  # otherwise Python warns that it was never awaited
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns that it was never awaited
     return Unhandled(
-        f"it returned a value ({type(answer).__name__}): None says that the batch is done, nothing else does"
+        f"it returned a value ({type(result).__name__}): None says that the batch is done, nothing else does"
     )
 
 
-def fault_from(error: BaseException) -> Exception:
+def as_fault(error: BaseException) -> Exception:
     """Convert an error that was raised to an Exception for the retry policy."""
     if isinstance(error, Exception):
         return error
@@ -408,13 +408,13 @@ class ShardConsumer(Protocol):
 OpenConsumer = Callable[[Assignment], ShardConsumer]
 """Makes the consumer of a shard, once reading begins."""
 
-Measure = Callable[[Holding, Batch], None]
+MeasureCallback = Callable[[Holding, Batch], None]
 """Called with each batch that was read, before its records are dispatched."""
 
-Slowness = Callable[[Holding, float], None]
+SlowCallback = Callable[[Holding, float], None]
 """Called each time a slow handler is logged, with the seconds for which it has been running."""
 
-DeadLettered = Callable[[Holding, Exception], None]
+DeadLetterCallback = Callable[[Holding, Exception], None]
 """Called after a record was dead-lettered, with the error with which it failed."""
 
 
@@ -461,28 +461,30 @@ class Handling:
         2
     """
 
-    handler: Handler = field(validator=takes("batch"))
+    handler: Handler = field(validator=accepts("batch"))
     attempts: int = field(default=5, validator=ge(1))
     max_records: int | None = field(default=None, validator=optional(ge(1)))
     linger_seconds: float = field(default=0.0, validator=[ge(0), lt(math.inf)])
     least_wait_seconds: float = field(default=0.2, validator=ge(0))
     most_wait_seconds: float = field(default=10.0, validator=ge(0))
     cooldown_seconds: float = field(default=60.0, validator=ge(0))
-    dead_letter: DeadLetter | None = field(default=None, validator=optional(takes("batch", "error")))
+    dead_letter: DeadLetter | None = field(default=None, validator=optional(accepts("batch", "error")))
     max_age_seconds: float = field(default=math.inf, validator=gt(0))
     checkpoint_seconds: float = field(default=CHECKPOINT_SECONDS, validator=ge(0))
     late_checkpoints: bool = False
-    observer: Observer = field(default=lambda _happening, _holding: None, validator=takes("happening", "holding"))
-    measure: Measure = field(default=lambda _holding, _batch: None, validator=takes("holding", "batch"))
+    observer: Observer = field(default=lambda _happening, _holding: None, validator=accepts("happening", "holding"))
+    measure: MeasureCallback = field(default=lambda _holding, _batch: None, validator=accepts("holding", "batch"))
     slow_seconds: float = field(default=60.0, validator=[gt(0), lt(math.inf)])
     handler_seconds: float = field(default=math.inf, validator=gt(0))
     most_calls: int | None = field(default=None, validator=optional(ge(1)))
-    slow: Slowness = field(default=lambda _holding, _seconds: None, validator=takes("holding", "seconds"))
-    dead_lettered: DeadLettered = field(default=lambda _holding, _error: None, validator=takes("holding", "error"))
-    final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
-        default=None, validator=optional(takes("final_checkpoint"))
+    slow: SlowCallback = field(default=lambda _holding, _seconds: None, validator=accepts("holding", "seconds"))
+    dead_lettered: DeadLetterCallback = field(
+        default=lambda _holding, _error: None, validator=accepts("holding", "error")
     )
-    consumer: OpenConsumer | None = field(default=None, validator=optional(takes("assignment")))
+    final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
+        default=None, validator=optional(accepts("final_checkpoint"))
+    )
+    consumer: OpenConsumer | None = field(default=None, validator=optional(accepts("assignment")))
 
     @classmethod
     def of_consumer(
@@ -502,7 +504,11 @@ class Handling:
             observer: Called when reading of a shard begins and stops.
         """
         return cls(
-            _not_called, attempts=attempts, checkpoint_seconds=checkpoint_seconds, observer=observer, consumer=consumer
+            _unused_handler,
+            attempts=attempts,
+            checkpoint_seconds=checkpoint_seconds,
+            observer=observer,
+            consumer=consumer,
         )
 
     def __attrs_post_init__(self) -> None:
@@ -524,21 +530,21 @@ class Handling:
                 raise ValueError("linger_seconds: it goes with a handler, and a consumer gathers records by itself")
 
 
-def _not_called(_batch: Delivery) -> None:
+def _unused_handler(_batch: Delivery) -> None:
     raise AssertionError("a consumer takes the place of the handler")
 
 
-def traced(worker: Worker, handling: Handling) -> Handling:
+def with_spans(worker: Worker, handling: Handling) -> Handling:
     """Wrap the handler and the dead letter so that each call is a span, if the worker records spans."""
-    letter = handling.dead_letter
+    dead_letter = handling.dead_letter
     return evolve(
         handling,
         handler=worker.spans.handler(handling.handler),
-        dead_letter=None if letter is None else worker.spans.handler(letter),
+        dead_letter=None if dead_letter is None else worker.spans.handler(dead_letter),
     )
 
 
-def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
+def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
     """Add metrics to the callbacks, if OpenTelemetry is installed."""
     try:
         from leasehold.adapters.consumer.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
@@ -614,7 +620,7 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
                 if faults:
                     return
                 try:
-                    fault = fault_of(await handler(delivery.part(records)))
+                    fault = fault_in_result(await handler(delivery.part(records)))
                 except asyncio.CancelledError as error:
                     if (task := asyncio.current_task()) is not None and task.cancelling():
                         raise  # the whole batch was given up

@@ -37,9 +37,9 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
-LEFT_SECONDS = 0.2
+RELEASED_CHECK_SECONDS = 0.2
 """How often to check whether the worker has released a lease without its reader (D6)."""
-EXPIRED_SECONDS = 0.2
+EXPIRED_CHECK_SECONDS = 0.2
 """How often to check whether an expired lease was renewed or dropped. A check makes no request."""
 
 
@@ -61,26 +61,26 @@ class LeaseReader:
     def step(self, now: float) -> float:
         """Do one bounded piece of work; return when to call again, or infinity once nothing is left to do."""
         try:
-            due = self._go_on(now)
+            due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
             return self._wait(fault, now, self._state.failed(now), "trying again")
         except SourceError as fault:
-            due_again = self._state.rejected(fault, now)
-            if due_again is not None:
-                return self._wait(fault, now, due_again, "rejected, trying again")
+            retry_at = self._state.rejected(fault, now)
+            if retry_at is not None:
+                return self._wait(fault, now, retry_at, "rejected, trying again")
             self.holding.progress.failed(str(fault), now)
             # Retrying won't help here, but another worker may have the permission or the network route we lack.
             return self._give_up(f"it cannot be read: {fault}", now)
         self._state.step_done()
         return due
 
-    def _go_on(self, now: float) -> float:
+    def _poll_and_act(self, now: float) -> float:
         """Poll the consumer and carry out one order; return when to call again."""
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
-            due = self._follow(ready, now)
+            due = self._apply(ready, now)
         elif holding.progress.left and not holding.lost.is_set():
-            due = now + LEFT_SECONDS
+            due = now + RELEASED_CHECK_SECONDS
         else:
             order = self._state.order(
                 now,
@@ -102,18 +102,18 @@ class LeaseReader:
             case OpenReader() | ReadBatch():
                 return self._read(now)
             case DeliverRows():
-                return self._follow(consumer.offer(now), now)
+                return self._apply(consumer.offer(now), now)
             case AwaitEvent():
                 if ready.look_seconds is not None:
                     return now + ready.look_seconds
                 # An expired lease is renewed or dropped within moments. Until then, another worker might own it.
-                return now + EXPIRED_SECONDS if holding.expired else self._state.rests_until
+                return now + EXPIRED_CHECK_SECONDS if holding.expired else self._state.rests_until
             case StoreCheckpoint(to):
-                return self._go_on(now) if consumer.store(to, now) else self._leave("lease-lost")
+                return self._poll_and_act(now) if consumer.store(to, now) else self._leave("lease-lost")
             case BeginReading():
                 return self._begin(now)
             case RequestFinalCheckpoint(ended):
-                return self._follow(consumer.request_final(now, ended=ended), now)
+                return self._apply(consumer.request_final(now, ended=ended), now)
             case ReleaseAt(at):
                 # If the next owner has withdrawn its request, the lease stays here and reading continues immediately.
                 return self._leave("stopped") if holding.release(at) else now
@@ -145,17 +145,17 @@ class LeaseReader:
 
     def _read(self, now: float) -> float:
         consumer = self.consumer
-        if (ask_again := consumer.admit(now)) is not None:
-            return ask_again
+        if (retry_at := consumer.admit(now)) is not None:
+            return retry_at
         self.holding.progress.asking(now)
         try:
             batch = self._shard.pull.read(consumer.keep)
         except BaseException:
             consumer.read_failed()
             raise
-        return self._follow(consumer.batch_read(batch, now), now)
+        return self._apply(consumer.batch_read(batch, now), now)
 
-    def _follow(self, next_: Next, now: float) -> float:
+    def _apply(self, next_: Next, now: float) -> float:
         """Carry out what a method of the consumer returned; return when to call again."""
         match next_:
             case float() | int():
@@ -171,10 +171,10 @@ class LeaseReader:
 
     # Faults and ends
 
-    def _wait(self, fault: Exception, now: float, due: float, what: str) -> float:
+    def _wait(self, fault: Exception, now: float, due: float, outcome: str) -> float:
         self.consumer.failing()
         self.holding.progress.failed(str(fault), now)
-        log.warning("shard %s: %s in %.1f s: %s", self.holding.key, what, due - now, fault)
+        log.warning("shard %s: %s in %.1f s: %s", self.holding.key, outcome, due - now, fault)
         return due
 
     def _give_up(self, why: str, now: float) -> float:

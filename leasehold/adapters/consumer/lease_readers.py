@@ -30,7 +30,7 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.runner"))
 
-FAULTS_MOST = len(STEP_FAULT_WAITS) + 1
+MAX_FAULTS = len(STEP_FAULT_WAITS) + 1
 """After this many consecutive faults of a step, with ten seconds of pauses in total, its lease is released."""
 
 EXCLUDED_SECONDS = 60.0
@@ -70,7 +70,7 @@ class LeaseReaders:
         failed: Callable[[BaseException], None],
         end: Callable[[BaseException], None],
     ) -> None:
-        self._worker, self._handling, self._open, self._wall, self._failed = (
+        self._worker, self._handling, self._open_reading, self._wall, self._failed = (
             worker,
             handling,
             open_reading,
@@ -84,7 +84,7 @@ class LeaseReaders:
         self.dispatcher = Dispatcher(
             executor
             or (ThreadExecutor(readers, failed=failed) if limit is None else ThreadExecutor(limit, limit, failed)),
-            again=self.schedule.wake,
+            wake=self.schedule.wake,
             end=end,
             fatal=self._scheduler.fatal,
         )
@@ -101,16 +101,16 @@ class LeaseReaders:
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
                 # Unless annotations are free, each one costs a write and looks like a renewal to other workers (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
-            if self._open is not None:
-                step = self._open(self._worker, holding, self._handling)
+            if self._open_reading is not None:
+                step = self._open_reading(self._worker, holding, self._handling)
             else:
-                step = self._reader(holding).step
+                step = self._make_reader(holding).step
                 holding.progress.awaited(self._scheduler.clock())
-            self.schedule.add(holding.key, step, partial(self._instead, holding))
+            self.schedule.add(holding.key, step, partial(self._replacement_for, holding))
         except BaseException as fault:  # noqa: BLE001  otherwise, the lease would be held but not read
             self._failed(fault)
 
-    def _reader(self, holding: Holding) -> LeaseReader:
+    def _make_reader(self, holding: Holding) -> LeaseReader:
         handling, memory, dispatcher = self._handling, self.memory, self.dispatcher
         if (open_consumer := handling.consumer) is None:
             return handler_reader(self._worker, holding, handling, memory, dispatcher)
@@ -136,29 +136,29 @@ class LeaseReaders:
             holding.ask_release()
             self.schedule.wake(holding.key)
 
-    def _instead(self, holding: Holding, faults: int) -> Step | None:
+    def _replacement_for(self, holding: Holding, faults: int) -> Step | None:
         """Return a step that releases the lease if its reader's step has failed too often (rule 2); otherwise None.
 
         If the lease is to be released anyway or is lost, one fault is enough.
         """
-        if faults < FAULTS_MOST and not holding.releasing and not holding.lost.is_set():
+        if faults < MAX_FAULTS and not holding.releasing and not holding.lost.is_set():
             return None
 
-        def let_go(_now: float) -> float:
+        def release_lease(_now: float) -> float:
             if holding.lost.is_set():
                 return math.inf
             # Exclude the lease before releasing it. Otherwise, this worker might take it right back and fail again.
             self._worker.exclude(holding.key, EXCLUDED_SECONDS)
             holding.ask_release()
             try:
-                released = holding.release()
+                is_released = holding.release()
             except StoreError as fault:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
             # If the lease was not released, its next owner has withdrawn its request. The lease must still be released.
-            due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            due = math.inf if is_released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
             return due
 
-        return let_go
+        return release_lease

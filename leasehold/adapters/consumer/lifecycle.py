@@ -75,10 +75,10 @@ class ReadingStart:
             # another reader may start there.
             latest = self._latest = self._latest or self._source.latest(lease)
             if latest.numbered:
-                stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
+                is_stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
             else:
-                stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
-            return latest if stored else None
+                is_stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
+            return latest if is_stored else None
         if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
             # The KCL keeps the time of AT_TIMESTAMP in its settings, not in the row.
             if self._config.initial_position.sequence == "AT_TIMESTAMP":
@@ -90,14 +90,14 @@ class ReadingStart:
         return lease.checkpoint
 
 
-def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, token: str) -> bool:
+def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
     """Create the children's leases, then write SHARD_END.
 
     Args:
         holding: The lease of the shard.
         children: The children, if the last read named them; otherwise the shards are listed. If a child is not listed
             yet, the plan creates its lease later.
-        member: The worker.
+        worker: The worker.
         token: The token to store with SHARD_END, with which the children start.
 
     Returns:
@@ -107,18 +107,18 @@ def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, to
         StoreError: A write or a read of the table failed; call this again.
         SourceUnavailable: The stream does not respond; call this again.
     """
-    parent, store, source, config = holding.lease, member.store, member.source, member.config
-    listed: tuple[Shard, ...] | None = None
+    parent, store, source, config = holding.lease, worker.store, worker.source, worker.config
+    all_shards: tuple[Shard, ...] | None = None
     if not children:
-        listed = source.shards()
-        children = tuple(shard for shard in listed if parent.key in shard.parents)
+        all_shards = source.shards()
+        children = tuple(shard for shard in all_shards if parent.key in shard.parents)
     names = dict.fromkeys(name for child in children for name in (child.id, *child.parents))
     leases = {lease.key: lease for lease in store.get(names)} if names else {}
-    if listed is None and any(name not in leases for child in children for name in child.parents):
+    if all_shards is None and any(name not in leases for child in children for name in child.parents):
         # Another parent of a merge has no lease. A listing shows whether that shard is still to be read or no longer
         # exists.
-        listed = source.shards()
-    ids = frozenset(shard.id for shard in listed or ())
+        all_shards = source.shards()
+    ids = frozenset(shard.id for shard in all_shards or ())
     for create in children_to_create(parent, children, leases, ids, config):
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():

@@ -15,7 +15,7 @@ READING_FACTOR = 4
 RECORD_BYTES = 300
 """The most bytes that a record takes in addition to its payload; measured for plain and for aggregated records."""
 
-LEAST_BYTES = 2**16
+MIN_BYTES = 2**16
 
 
 class MemoryBudget:
@@ -59,9 +59,9 @@ class MemoryBudget:
             share, size = next(iter(self.waiting.items()))
             while self.idle and self.taken and self.used + size > self.most:
                 # Drop the batch whose next attempt is due last, which leaves the most time to read it again.
-                last = max(self.idle, key=self.idle.__getitem__)
-                last.drop()
-                self.set(last, None)
+                latest_due = max(self.idle, key=self.idle.__getitem__)
+                latest_due.drop()
+                self.set(latest_due, None)
             if self.taken and self.used + size > self.most:
                 break  # keep the order, so that a large request does not wait forever
             del self.waiting[share]
@@ -95,7 +95,7 @@ class MemoryShare:
         self.dropped = False
         self.expected_bytes = READING_FACTOR * PAGE_BYTES
 
-    def ask(self) -> bool:
+    def request(self) -> bool:
         """Request memory for the next read, which may be as large as the previous ones; return whether it is granted.
 
         If it is not, the share waits in line, and its lease reader is woken once the memory is granted.
@@ -105,29 +105,29 @@ class MemoryShare:
             if self not in budget.taken:  # queue even a small request after earlier ones
                 budget.waiting.setdefault(self, size)
             admitted = budget.admit(but=self)
-            granted = self in budget.taken
-        for key in admitted:  # outside the lock, because a woken reader may call `ask` immediately
+            is_granted = self in budget.taken
+        for key in admitted:  # outside the lock, because a woken reader may call `request` immediately
             budget.wake(key)
-        return granted
+        return is_granted
 
-    def ask_more(self) -> bool:
+    def request_more(self) -> bool:
         """Request memory for another read in addition to the held batch; return whether it is granted.
 
         This never waits, so two lease readers cannot wait for each other's batches.
         """
         budget = self._budget
         with budget.lock:
-            granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most
-            if granted:
+            is_granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most
+            if is_granted:
                 budget.set(self, budget.taken[self] + self.expected_bytes)
-        return granted
+        return is_granted
 
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
         size, budget = batch.size + RECORD_BYTES * batch.count, self._budget
         # Decrease by half at most, so that one small response between large ones does not lead to a request that is
         # too small.
-        self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, LEAST_BYTES)
+        self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
         self.batch = batch
         with budget.lock:
             # Count the batch even if it is larger than requested, because it is already in memory.
@@ -137,7 +137,7 @@ class MemoryShare:
             budget.wake(key)
 
     def idle(self, due: float) -> None:
-        """Allow the batch to be dropped until `take_up` is called; it is not needed before `due`."""
+        """Allow the batch to be dropped until `protect` is called; it is not needed before `due`."""
         budget = self._budget
         with budget.lock:
             budget.idle[self] = due
@@ -145,7 +145,7 @@ class MemoryShare:
         for key in admitted:
             budget.wake(key)
 
-    def take_up(self) -> Batch | None:
+    def protect(self) -> Batch | None:
         """Return the batch, if there is one, and protect it from being dropped."""
         budget = self._budget
         with budget.lock:

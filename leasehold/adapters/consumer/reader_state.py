@@ -99,12 +99,12 @@ class ReaderState:
         self.begun = self.final_requested = False
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
-        self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
+        self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
         # Only a response resets these. If every step did, steps that send no request would make the retries endless.
-        self._rejections, self._rejected = Rejections(), Backoff(*REJECTED_WAITS, uniform)
+        self._rejections, self._rejected_waits = Rejections(), Backoff(*REJECTED_WAITS, uniform)
         # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
         # between requests for the final checkpoint.
-        self._failed_at, self._ends = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
+        self._failed_at, self._final_waits = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
 
     # Orders
 
@@ -151,14 +151,14 @@ class ReaderState:
             if not (working or cursor.acknowledged.ended):
                 return ReleaseAt(cursor.storable)
             leaving = False
-        rested = now >= self.rests_until
+        may_read = now >= self.rests_until
         order = cursor.order(
             lost=lost,
             leaving=leaving,
             expired=expired,
             write=now >= self.checkpoint_due,
-            free=free and rested,
-            room=room and rested,
+            free=free and may_read,
+            room=room and may_read,
         )
         return BeginReading() if isinstance(order, OpenReader | ReadBatch) and not self.begun else order
 
@@ -188,7 +188,7 @@ class ReaderState:
         """Forget earlier rejections if the source has responded."""
         if batch.answered and not batch.fault:
             self._rejections.reset()
-            self._rejected.reset()
+            self._rejected_waits.reset()
 
     def lease_confirmed(self) -> None:
         """Note that the lease was renewed since the last read."""
@@ -196,18 +196,18 @@ class ReaderState:
 
     def failed(self, now: float) -> float:
         """Note that the store or the source did not respond; return when to try again."""
-        return self.rest(now + self._faults.next())
+        return self.rest(now + self._fault_waits.next())
 
     def rejected(self, fault: SourceError, now: float) -> float | None:
         """Note that the source rejected a request; return when to try again, or None if that will not help."""
         # Only reading pauses. The lease can still be released in the meantime.
-        return self.rest(now + self._rejected.next()) if self._rejections.should_retry(fault) else None
+        return self.rest(now + self._rejected_waits.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:
         """Note that a step had no fault."""
-        if self._faults.faults:
+        if self._fault_waits.faults:
             # Reset the waits only after a step that succeeded, so that they grow for as long as the service fails.
-            self._faults.reset()
+            self._fault_waits.reset()
 
     def rest(self, until: float) -> float:
         """Neither read nor deliver before `until`; return it."""
@@ -238,9 +238,9 @@ class ReaderState:
         cursor.rows_delivered(cursor.read)
         if self.kind == "returns":
             # When a plain handler returns, it has finished with the whole batch.
-            for reached in (end, batch.reached):
-                if reached is not None:
-                    cursor.consumer_acknowledged(reached)
+            for position in (end, batch.reached):
+                if position is not None:
+                    cursor.consumer_acknowledged(position)
         return True
 
     def checkpointed(self, checkpoint: Position) -> None:
@@ -262,7 +262,7 @@ class ReaderState:
 
     def end_missing(self) -> float:
         """Note that the consumer did not checkpoint the shard's end; return how long to wait before asking again."""
-        return self._ends.next()
+        return self._final_waits.next()
 
     # Events of the checkpoint
 

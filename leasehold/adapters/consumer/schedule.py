@@ -85,7 +85,7 @@ class StepAbandoned:
 
 
 @frozen
-class DrainAsked:
+class DrainRequested:
     """A caller waits until no step is left."""
 
     over: Queue
@@ -96,7 +96,7 @@ class Closed:
     """Begin no more steps."""
 
 
-ScheduleMessage = StepAdded | StepWoken | StepReturned | StepAbandoned | DrainAsked | Closed
+ScheduleMessage = StepAdded | StepWoken | StepReturned | StepAbandoned | DrainRequested | Closed
 
 
 class Schedule:
@@ -138,7 +138,7 @@ class Schedule:
     def drain(self, until: float = math.inf) -> bool:
         """Wait until only abandoned steps are left; return False if that is not the case in time."""
         drained = self._scheduler.queue()
-        self._messages.put(DrainAsked(drained))
+        self._messages.put(DrainRequested(drained))
         return drained.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
@@ -156,7 +156,7 @@ class Schedule:
             try:
                 message = self._messages.get(max(not_before, heap[0][0]) if heap else math.inf)
                 if message is not None:
-                    self._take(message)
+                    self._process_message(message)
                 now = clock()
                 while heap and max(heap[0][0], not_before) <= now and not self._closed:
                     due, key = heapq.heappop(heap)
@@ -174,14 +174,14 @@ class Schedule:
                 self._failed(fault)
         self._over.put(True)
 
-    def _take(self, message: ScheduleMessage) -> None:
+    def _process_message(self, message: ScheduleMessage) -> None:
         match message:
             case StepReturned(key, due):
                 step = self._steps[key]
                 step.running = False
                 if step.abandoned:
                     step.abandoned = False
-                    self._lend(-1)
+                    self._add_tasks(-1)
                 # A step that is over is not called again, even if it was woken while it ran, because its lease is no
                 # longer held.
                 if due < math.inf:
@@ -194,21 +194,21 @@ class Schedule:
                 else:
                     del self._steps[key]
             case StepWoken(key) | StepAdded(key):
-                present = self._steps.get(key)
+                current = self._steps.get(key)
                 if isinstance(message, StepAdded):
-                    if present is None:
-                        present = self._steps[key] = message.added
+                    if current is None:
+                        current = self._steps[key] = message.added
                     else:
-                        present.successor = message.added  # the present step may not be due for hours, so wake it
-                if present is not None:
-                    present.woken, present.due = True, -math.inf
-                    heapq.heappush(self._heap, (present.due, key))
+                        current.successor = message.added  # the present step may not be due for hours, so wake it
+                if current is not None:
+                    current.woken, current.due = True, -math.inf
+                    heapq.heappush(self._heap, (current.due, key))
             case StepAbandoned(key):
                 running = self._steps.get(key)
                 if running is not None and running.running and not running.abandoned:
                     running.abandoned = True
-                    self._lend(1)
-            case DrainAsked(over):
+                    self._add_tasks(1)
+            case DrainRequested(over):
                 self._drains.append(over)
             case Closed():
                 pass
@@ -219,7 +219,7 @@ class Schedule:
             while self._drains:
                 self._drains.pop().put(True)
 
-    def _lend(self, tasks: int) -> None:
+    def _add_tasks(self, tasks: int) -> None:
         self._abandoned += tasks
         self._pool.resize(self._tasks + self._abandoned)
 

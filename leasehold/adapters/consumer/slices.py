@@ -114,8 +114,8 @@ def own_table(store: Store, kind: str, note: str) -> "SliceStore":
     for lease in listing.leases:
         # Otherwise, a second slice would mistake the first one's finished leases for its own, and read nothing.
         if lease.annotation(NOTE) != note:
-            other = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
-            raise ValueError(f"{kind}: its table holds leases {other} ({lease.key}); give it a table of its own")
+            owner = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
+            raise ValueError(f"{kind}: its table holds leases {owner} ({lease.key}); give it a table of its own")
     return SliceStore(store, note)
 
 
@@ -169,18 +169,18 @@ class SliceReader:
         # Arrival times are not strictly in order, so only a record that is later by the margin shows that the slice is
         # over.
         past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
-        ended = batch.ended or past_end
-        if not ended and self._settled is not None:
-            last, arrived = self._settled.last, self._settled.arrived
-            if last is None:
+        is_over = batch.ended or past_end
+        if not is_over and self._settled is not None:
+            last_position, arrived = self._settled.last, self._settled.arrived
+            if last_position is None:
                 # Only a read that began after `until`, and returned no records at the tip, shows that the slice is
                 # over.
-                ended = batch.end is None and batch.behind_seconds == 0
+                is_over = batch.end is None and batch.behind_seconds == 0
             else:
                 # If all records of this shard arrived before the slice, the slice is over before the first one is read.
-                before = arrived is not None and arrived * 1000 < self._cut.begin.sub
-                ended = before or self._reached.order >= last.order
-        return evolve(self._cut.within(batch), ended=ended)
+                is_before = arrived is not None and arrived * 1000 < self._cut.begin.sub
+                is_over = is_before or self._reached.order >= last_position.order
+        return evolve(self._cut.within(batch), ended=is_over)
 
     def close(self) -> None:
         """Close the reader."""
@@ -237,7 +237,7 @@ def run_slice(
 
     Raises what `run` raises.
     """
-    count = SliceCount(handling if isinstance(handling, Handling) else Handling(handling))
+    count = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
     runner = Runner(worker, count.handling, meter=meter, executor=executor, **limits)
     begun(runner)
@@ -247,22 +247,22 @@ def run_slice(
 
 def run_until(
     runner: Runner,
-    over: Callable[[], bool],
+    is_over: Callable[[], bool],
     *,
     drain_seconds: float = DRAIN_SECONDS,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Run until `over`, which is called in a thread of its own, returns True.
+    """Run until `is_over`, which is called in a thread of its own, returns True.
 
     Returns False if a signal ended the run before. Raises what `Runner.run` raises.
     """
-    ended, finished = threading.Event(), threading.Event()
+    stop_watching, is_finished = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(look_seconds):
-            if over():
-                # Set this before the run ends, because `finished` is checked afterwards.
-                finished.set()
+        while not stop_watching.wait(look_seconds):
+            if is_over():
+                # Set this before the run ends, because `is_finished` is checked afterwards.
+                is_finished.set()
                 runner.stop()
                 return
 
@@ -276,12 +276,12 @@ def run_until(
         with stopping_on_signals(runner):
             runner.run()
     finally:
-        ended.set()
+        stop_watching.set()
     # Wait with a time limit, because the last check may hang if the store does not respond.
     watcher.join(drain_seconds)
     if faults:
         raise faults[0]
-    return finished.is_set()
+    return is_finished.is_set()
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
@@ -300,34 +300,36 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
     return not any(isinstance(action, Create) for action in actions)
 
 
-class SliceCount:
+class SliceCounter:
     """Counts the records that are handled and dead-lettered. `handling` wraps the given one to count them."""
 
     def __init__(self, given: Handling) -> None:
         self.records = self.letters = self.shards = 0
-        lock, letter = threading.Lock(), given.dead_letter
+        lock, user_dead_letter = threading.Lock(), given.dead_letter
 
-        def count(answer: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
+        def count(result: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
             """Count the records once they are done. A result other than None fails the batch."""
-            if inspect.isawaitable(answer):
+            if inspect.isawaitable(result):
 
                 async def awaited() -> None:
-                    ended = cast("object", await answer)
+                    ended = cast("object", await result)
                     return cast("None", count(None, records, letters) if ended is None else ended)
 
                 return awaited()
             # The records of an awaitable are counted once it has ended. Any other result is a fault of the handler.
-            if answer is None:
+            if result is None:
                 with lock:  # handlers of several shards run at the same time
                     self.records += records
                     self.letters += letters
-            return answer
+            return result
 
         def handle(delivery: Delivery) -> Awaitable[None] | None:
             return count(given.handler(delivery), len(delivery.records), 0)
 
         def dead_letter(delivery: Delivery, error: Exception) -> Awaitable[None] | None:
-            return None if letter is None else count(letter(delivery, error), 0, len(delivery.records))
+            return (
+                None if user_dead_letter is None else count(user_dead_letter(delivery, error), 0, len(delivery.records))
+            )
 
         def observe(happening: Happening, holding: Holding) -> None:
             if happening == "shard-ended":
@@ -336,5 +338,5 @@ class SliceCount:
             given.observer(happening, holding)
 
         self.handling = evolve(
-            given, handler=handle, observer=observe, dead_letter=None if letter is None else dead_letter
+            given, handler=handle, observer=observe, dead_letter=None if user_dead_letter is None else dead_letter
         )

@@ -82,17 +82,17 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     )
     if progress is None:
         return LeaseLag()
-    ours, long = progress.owner == lease.owner, patience(progress.lease or limit)
-    if held and not ours and now - progress.at > long and not progress.resting(now, long):
+    by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
+    if held and not by_owner and now - progress.at > limit_seconds and not progress.resting(now, limit_seconds):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
-    seconds = progress.lag(now, held=held and ours)
+    seconds = progress.lag(now, held=held and by_owner)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=progress.end and held and ours and now - (progress.done or now) <= long,
+        end=progress.end and held and by_owner and now - (progress.done or now) <= limit_seconds,
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
-        host=progress.host if ours else "",
-        moves=progress.moves + (lease.owner is not None and not ours),
-        at_least=progress.unheard(now, held=held and ours),
+        host=progress.host if by_owner else "",
+        moves=progress.moves + (lease.owner is not None and not by_owner),
+        at_least=progress.unheard(now, held=held and by_owner),
     )
 
 
@@ -122,7 +122,7 @@ def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
     return FleetLag(max(seconds, default=None), round(sum(seconds), 3), any(lag.at_least for lag in lags.values()))
 
 
-def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
+def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
     """Return the lags, completed from the stream for rows without an annotation, such as those of Java workers.
 
     If the stream numbers its events without gaps (Event Hubs), the events behind are counted. Otherwise one batch is
@@ -145,8 +145,8 @@ def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag])
             continue  # the lag stays unknown
         finally:
             reader.close()
-        waiting = batch.records[0].arrived if batch.records else None
-        behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
+        first_arrival = batch.records[0].arrived if batch.records else None
+        behind = batch.behind_seconds if first_arrival is None else max(0.0, latest.sub / 1000 - first_arrival)
         if behind is not None:
             completed[lease.key] = LeaseLag(round(behind, 3), end=not behind)
     return completed
@@ -246,12 +246,12 @@ class GroupWatch:
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
         """Return the window with one more look, at this time of a monotonic clock."""
-        seen = {
+        lease_watches = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
             if lease.key in lags
         }
-        return GroupWatch(seen, min(self.began, at), at)
+        return GroupWatch(lease_watches, min(self.began, at), at)
 
     @property
     def seconds(self) -> float:
@@ -318,43 +318,50 @@ def status_of(
     if contradiction or lease.ended:
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
-    long = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
+    limit_seconds = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
     # The shard must not be read yet, so this is not a fault. Otherwise, every split would raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
     # The least time for which the lease has not been renewed, according to our observation or its last annotation.
-    alone = lease.idle if lease.idle < math.inf else 0.0
+    unrenewed_seconds = lease.idle if lease.idle < math.inf else 0.0
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
-        alone = max(alone, now - progress.at)  # only if its version did not move while we watched
-    recent = progress is not None and now - progress.at <= long
+        unrenewed_seconds = max(
+            unrenewed_seconds, now - progress.at
+        )  # only if its version did not move while we watched
+    is_recent = progress is not None and now - progress.at <= limit_seconds
     # A fault takes precedence over a missing owner, because a worker that could not handle the lease leaves it to
     # others for a while.
-    if progress is not None and progress.resting(now, long) and (lease.owner is None or not recent):
-        who = f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
-        return Status("STALLED", f"{_stood(progress, now)}{who}")
+    if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
+        released_by = (
+            f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
+        )
+        return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
     # Check this before the annotation's own status, which is outdated if no worker reads the lease.
-    if alone > long or (lease.owner is None and not recent):
-        return _lone(lease, progress, alone, long, watched)
-    own = progress is not None and progress.owner == lease.owner and progress.at != watch.former
-    if progress is None or not (recent or own):
-        return _untold(lease, lag, watched, watch, long)
+    if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
+        return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
+    by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
+    if progress is None or not (is_recent or by_owner):
+        return _observed_status(lease, lag, watched, watch, limit_seconds)
     # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
     # are then judged by its own clock.
-    status = _told(progress, max(now, progress.at) if recent else progress.at, long)
-    if status.word == "UNREAD" and own and alone > told_within(progress.lease or lease_seconds):
+    status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
+    if status.word == "UNREAD" and by_owner and unrenewed_seconds > told_within(progress.lease or lease_seconds):
         # Its annotation is overdue, too, so the owner is gone rather than idle.
-        return _lone(lease, progress, alone, 0.0, watched)
-    late = LATE * (progress.lease or lease_seconds)
-    unrenewed = late <= lease.idle < math.inf or (alone >= late and watched >= min(late, CONFIRM_SECONDS))
-    if status.ok and lease.owner is not None and unrenewed:
+        return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
+    late_seconds = LATE * (progress.lease or lease_seconds)
+    is_unrenewed = late_seconds <= lease.idle < math.inf or (
+        unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
+    )
+    if status.ok and lease.owner is not None and is_unrenewed:
         # The owner may be dead. This is unknown until it renews the lease, or another worker takes the lease.
         return Status(
             "UNKNOWN",
-            f"{lease.owner} owns it and has not renewed it for {alone:.0f} s; a living owner does within {late:.0f} s",
+            f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
+            f"a living owner does within {late_seconds:.0f} s",
         )
-    if status.ok and own and progress.overdue(lease.idle):
+    if status.ok and by_owner and progress.overdue(lease.idle):
         return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
-    if not status.ok or own:
+    if not status.ok or by_owner:
         return status
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
@@ -379,43 +386,51 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
         return True
     renews_within = RENEWED * (progress.lease or lease_seconds)
     # If the owner's clock is ahead of ours, the age of the annotation is not known.
-    recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
-    seen = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
-    return recent or seen or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
+    is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
+    was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
+    return is_recent or was_renewed or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
 
 
-def _lone(lease: Lease, progress: Progress | None, alone: float, long: float, watched: float) -> Status:
-    """Return the status of a lease that had no owner, or was not renewed, for `alone` seconds."""
+def _unowned_status(
+    lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched: float
+) -> Status:
+    """Return the status of a lease that had no owner, or was not renewed, for `unrenewed_seconds` seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
-    if alone > long:
+    if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
-        return Status("ORPHAN", f"{subject} for {alone:.0f} s, and nobody else takes it{fault}")
+        return Status("ORPHAN", f"{subject} for {unrenewed_seconds:.0f} s, and nobody else takes it{fault}")
     if watched <= 0:
         return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
-    return Status("UNKNOWN", f"{subject} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
+    return Status(
+        "UNKNOWN",
+        f"{subject} for {unrenewed_seconds:.0f} s as far as was seen; within {limit_seconds:.0f} s somebody should",
+    )
 
 
-def _told(progress: Progress, now: float, long: float) -> Status:
+def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> Status:
     """Return the status according to the owner's annotation."""
-    work, stands = progress.work, 0.0 if progress.done is None else now - progress.done
-    if stands <= long:
+    handler_began, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
+    if stalled_seconds <= limit_seconds:
         if progress.grows:
             return Status("BEHIND", f"{_behind(progress)}, and all the time further for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
         return Status("OK", progress.excused or _behind(progress))
     # Check this before the fault. If a handler never returns, it is the cause, whatever failed before.
-    if work is not None and now - work > long:
-        return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
+    if handler_began is not None and now - handler_began > limit_seconds:
+        return Status(
+            "HUNG", f"its handler has been at work for {now - handler_began:.0f} s, without an end or a checkpoint"
+        )
     if progress.cause:
-        return Status("STALLED", _stood(progress, now))
+        return Status("STALLED", _stalled_reason(progress, now))
     return Status(
-        "UNREAD", f"{progress.owner} owns it, and has not read it for {stands:.0f} s, for no reason that it tells"
+        "UNREAD",
+        f"{progress.owner} owns it, and has not read it for {stalled_seconds:.0f} s, for no reason that it tells",
     )
 
 
-def _stood(progress: Progress, now: float) -> str:
-    stands = 0.0 if progress.done is None else now - progress.done
-    return f"it has stood for {stands:.0f} s: {progress.cause or 'its owner could not go on'}"
+def _stalled_reason(progress: Progress, now: float) -> str:
+    stalled_seconds = 0.0 if progress.done is None else now - progress.done
+    return f"it has stood for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not go on'}"
 
 
 def _utc(at: float) -> str:
@@ -428,25 +443,25 @@ def _behind(progress: Progress) -> str:
     return "read to the tip" if progress.end else f"{progress.behind:.1f} s behind"
 
 
-def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long: float) -> Status:
+def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, limit_seconds: float) -> Status:
     """Return the status of a lease without our annotation (another library's), according to what was observed."""
-    waiting = lag.seconds if lag.events is None else float(lag.events)
-    how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
+    lag_amount = lag.seconds if lag.events is None else float(lag.events)
+    lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
     # Check this first. Once a shard was read to its tip, its position does not move until more records arrive.
-    if waiting == 0:
+    if lag_amount == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
         # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
-        return Status("BEHIND", f"{how}, and all the time further for two minutes")
-    if waiting is not None and watch.stands > long:
-        return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
-    if watch.moved and watch.stands <= long:
-        return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
+        return Status("BEHIND", f"{lag_text}, and all the time further for two minutes")
+    if lag_amount is not None and watch.stands > limit_seconds:
+        return Status("STALLED", f"{lag_text}, and its checkpoint has stood for {watch.stands:.0f} s")
+    if watch.moved and watch.stands <= limit_seconds:
+        return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
     if watched <= 0:
         # A single look shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
-    asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
-    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")
+    hint = "" if lag_amount is not None else "; --source asks the stream whether anything waits"
+    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{hint}")
 
 
 def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
@@ -461,7 +476,7 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
     # One shard that is not read is a fault of the group, no matter how many others are read.
-    worst = max(statuses.values(), key=lambda each: each.number)
+    worst = max(statuses.values(), key=lambda candidate: candidate.number)
     keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:
         return Status("OK", f"{len(keys)} leases are read, and do not fall behind")

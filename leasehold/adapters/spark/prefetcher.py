@@ -26,7 +26,7 @@ from threading import Condition
 
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.handling import Happening, Measure
+from leasehold.adapters.consumer.handling import Happening, MeasureCallback
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
@@ -90,7 +90,7 @@ class ReadAheadState:
     ending: bool = False
     only_now: bool = False
     held_count: int = 0
-    measure: Measure = lambda _holding, _batch: None
+    measure: MeasureCallback = lambda _holding, _batch: None
     answered_reads: int = 0
     undecided: int = 0
     read: set[str] = Factory(set)

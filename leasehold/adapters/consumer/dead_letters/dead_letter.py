@@ -13,10 +13,10 @@ from leasehold.adapters.sources.deduplication import own_token
 from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
-TEXT_MOST = 2000
+MAX_ERROR_TEXT = 2000
 """The most characters of an error message that a dead letter keeps. The size of stream records is limited."""
 
-WHOLE_MOST = 1 << 53
+MAX_INTEGER = 1 << 53
 """Every JSON parser reads integers below this exactly."""
 
 _NAME = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
@@ -37,7 +37,7 @@ class DeadLetterEntry:
         lease: The key of the lease.
         record: The record itself.
         error: The type of the exception that its handler raised.
-        text: The exception's message, cut after `TEXT_MOST` characters.
+        text: The exception's message, cut after `MAX_ERROR_TEXT` characters.
         attempts: How many times the whole batch had been dispatched.
         worker: The worker that wrote the dead letter.
         time_ms: When it was written, in milliseconds since 1970.
@@ -105,7 +105,7 @@ class DeadLetterEntry:
         }
 
 
-def place_of(name: str) -> tuple[int, int, str] | None:
+def sort_key_of(name: str) -> tuple[int, int, str] | None:
     """Return the sort key of a dead letter: sequence number, sub-sequence number, name. None for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]), name)
@@ -133,7 +133,7 @@ def dead_letter_for(
         lease=delivery.lease,
         record=delivery.records[0],
         error=type(cause).__name__,
-        text=text_of(cause, TEXT_MOST),
+        text=text_of(cause, MAX_ERROR_TEXT),
         # Count these separately. If a record failed on its own, it is at fault, while a failed batch merely contains
         # such a record.
         attempts=delivery.attempts - delivery.in_parts,
@@ -144,13 +144,13 @@ def dead_letter_for(
     )
 
 
-def failed_again(dead_letter: DeadLetterEntry, error: Exception, *, worker: str, now: float) -> DeadLetterEntry:
+def with_failed_attempt(dead_letter: DeadLetterEntry, error: Exception, *, worker: str, now: float) -> DeadLetterEntry:
     """Return the dead letter with one more attempt by this worker and its error; `now` is in seconds since 1970."""
     return evolve(
         dead_letter,
         alone=dead_letter.alone + 1,
         error=type(error).__name__,
-        text=text_of(error, TEXT_MOST),
+        text=text_of(error, MAX_ERROR_TEXT),
         worker=worker,
         time_ms=round(now * 1000),
     )
@@ -196,17 +196,17 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
     )
 
 
-_NEEDED = object()
+_REQUIRED = object()
 
 
-def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDED) -> Any:  # noqa: ANN401  by `kind`
-    value = told.get(name, default)
-    if value is _NEEDED:
+def _field(document: dict[str, Any], name: str, kind: type, default: object = _REQUIRED) -> Any:  # noqa: ANN401  by `kind`
+    value = document.get(name, default)
+    if value is _REQUIRED:
         raise BadDeadLetter(f"{name}: it is missing")
     # In Python a bool is an int.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
         raise BadDeadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
     # Python parses integers of any length, but the places where these are stored have limits.
-    if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
-        raise BadDeadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
+    if isinstance(value, int) and not 0 <= value < MAX_INTEGER:
+        raise BadDeadLetter(f"{name}: it wants a whole number from 0 to {MAX_INTEGER - 1}")
     return value

@@ -29,11 +29,11 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import (
     BadDeadLetter,
     DeadLetterEntry,
     dead_letter_from,
-    failed_again,
-    place_of,
+    sort_key_of,
+    with_failed_attempt,
 )
 from leasehold.adapters.consumer.dead_letters.sinks import DeadLetterSink, ListedDeadLetters
-from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, fault_of
+from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, fault_in_result
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.slices import LOOK_SECONDS, is_read, run_until
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Record, Source
@@ -46,7 +46,7 @@ from leasehold.stores.printable import said
 Deliver = Callable[[DeadLetterEntry], Exception | None]
 """Replays a record; returns its fault, or None if it is done. Raises DeadLetterError if no record can be replayed."""
 
-Tell = Callable[[str, str], None]
+ReportKept = Callable[[str, str], None]
 """Called with the name of a dead letter that stays, and the reason."""
 
 
@@ -65,7 +65,7 @@ class ReplayVerdict:
     strange: int = 0
 
 
-def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> ReplayVerdict:
+def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: ReportKept) -> ReplayVerdict:
     """Replay all dead letters.
 
     Args:
@@ -78,20 +78,20 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> Rep
             were handled before have been removed.
     """
     names = dead_letters.names()
-    places = sorted(place for place in map(place_of, names) if place is not None)
+    sort_keys = sorted(sort_key for sort_key in map(sort_key_of, names) if sort_key is not None)
     verdict = ReplayVerdict()
-    for name in sorted(set(names) - {place[-1] for place in places}):
+    for name in sorted(set(names) - {sort_key[-1] for sort_key in sort_keys}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
         # Leave such files alone, because they may not be ours.
         tell(name, "it is named as no letter is")
-    for *_, name in places:
+    for *_, name in sort_keys:
         try:
             line = dead_letters.get(name)
             if line is None:  # removed by another process meanwhile
                 continue
             dead_letter = dead_letter_from(line)
-        except (BadDeadLetter, DeadLetterError) as bad:
-            tell(name, f"it is no letter: {bad}" if isinstance(bad, BadDeadLetter) else str(bad))
+        except (BadDeadLetter, DeadLetterError) as error:
+            tell(name, f"it is no letter: {error}" if isinstance(error, BadDeadLetter) else str(error))
             verdict = evolve(verdict, strange=verdict.strange + 1)
             continue
         if (fault := deliver(dead_letter)) is not None:
@@ -131,7 +131,7 @@ class HandlerCalls:
                     return await awaitable
 
                 result = self._loop.run(awaited())
-            return fault_of(result)
+            return fault_in_result(result)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the dead letter stays after any exception
             return error if isinstance(error, Exception) else RuntimeError(said(error))
 
@@ -180,7 +180,12 @@ UNKNOWN_SECONDS = 0.001
 
 
 def replay_stream(
-    worker: Worker, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell, *, look_seconds: float = LOOK_SECONDS
+    worker: Worker,
+    dead_letters: DeadLetterSink,
+    deliver: Deliver,
+    tell: ReportKept,
+    *,
+    look_seconds: float = LOOK_SECONDS,
 ) -> ReplayVerdict:
     """Replay all dead letters between the checkpoints and the end of the stream.
 
@@ -202,7 +207,9 @@ def replay_stream(
     began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, tell)
     runner = Runner(worker, Handling(calls.handle))
     try:
-        finished = run_until(runner, lambda: is_read(worker, lambda row: _over(row, began)), look_seconds=look_seconds)
+        finished = run_until(
+            runner, lambda: is_read(worker, lambda row: _is_over(row, began)), look_seconds=look_seconds
+        )
     except SystemExit:
         if calls.broken is None:
             raise
@@ -212,17 +219,19 @@ def replay_stream(
     return calls.verdict
 
 
-def _over(lease: Lease, began: float) -> bool:
+def _is_over(lease: Lease, began: float) -> bool:
     """Return whether the shard has ended, or its owner has reported since `began` that nothing is left to replay."""
     progress = progress_of(lease)
-    fresh = progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
-    return lease.ended or fresh
+    is_fresh = (
+        progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
+    )
+    return lease.ended or is_fresh
 
 
 class _DeadLetterCalls:
     """Replays the dead letters in batches, one at a time over all shards, and counts the outcomes."""
 
-    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell) -> None:
+    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, tell: ReportKept) -> None:
         self._me, self._letters, self._deliver, self._tell = me, dead_letters, deliver, tell
         self._lock = Lock()
         self.verdict = ReplayVerdict()
@@ -232,27 +241,27 @@ class _DeadLetterCalls:
         """Replay each of them and checkpoint after it."""
         for record in batch.records:
             with self._lock:
-                verdict = self._handed(record)
+                verdict = self._replay(record)
                 # Count the dead letter only after the checkpoint is stored. Otherwise, it would be counted twice if
                 # another owner replays it again.
                 if not batch.checkpoint(record):  # the new owner counts it
                     return
                 self.verdict = verdict
 
-    def _handed(self, record: Record) -> ReplayVerdict:
+    def _replay(self, record: Record) -> ReplayVerdict:
         name, verdict = f"the letter at {record.sequence_number}", self.verdict
         try:
             dead_letter = dead_letter_from(record.data)
             if (fault := self._deliver(dead_letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
             # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
-            self._letters.put(failed_again(dead_letter, fault, worker=self._me, now=time.time()))
-        except BadDeadLetter as bad:
-            self._tell(name, f"it is no letter: {bad}")
+            self._letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
+        except BadDeadLetter as error:
+            self._tell(name, f"it is no letter: {error}")
             return evolve(verdict, strange=verdict.strange + 1)
-        except DeadLetterError as broken:
-            self.broken = broken
-            raise SystemExit(1) from broken  # the worker drains and ends
+        except DeadLetterError as dead_letter_error:
+            self.broken = dead_letter_error
+            raise SystemExit(1) from dead_letter_error  # the worker drains and ends
         self._tell(name, f"{type(fault).__name__}: {fault}")
         return evolve(verdict, failed=verdict.failed + 1)
 

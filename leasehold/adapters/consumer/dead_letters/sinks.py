@@ -92,11 +92,11 @@ class FolderSink:
         """Write the file durably."""
         unfinished, file = self._folder / f".{uuid4().hex}.unfinished", self._folder / dead_letter.name
         try:
-            with unfinished.open("wb") as writing:
-                writing.write(dead_letter.line)
-                writing.flush()
+            with unfinished.open("wb") as stream:
+                stream.write(dead_letter.line)
+                stream.flush()
                 # The record is checkpointed as soon as `put` returns, so the dead letter must survive a power failure.
-                os.fsync(writing.fileno())
+                os.fsync(stream.fileno())
             try:
                 # A link fails if the name exists; a rename would overwrite the existing dead letter.
                 file.hardlink_to(unfinished)
@@ -109,7 +109,7 @@ class FolderSink:
                 unfinished.replace(file)  # a dead letter of this name is of the same record
             unfinished.unlink(missing_ok=True)
             # The directory entry must be on disk, too. Otherwise the file would be lost in a power failure.
-            self._keep()
+            self._sync_folder()
         except OSError as fault:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
@@ -137,14 +137,14 @@ class FolderSink:
         try:
             (self._folder / name).unlink(missing_ok=True)
             # Otherwise, the file might reappear after a power failure, and its record would be replayed again.
-            self._keep()
+            self._sync_folder()
         except OSError as fault:
             raise DeadLetterError(f"a letter could not be removed: {fault}") from fault
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _keep(self) -> None:
+    def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -198,7 +198,7 @@ def dead_letters(
         >>> callable(dead_letters(f"file://{tempfile.mkdtemp()}", source="kinesis://orders"))
         True
     """
-    sink = _opened(url, "dead letter", create=True, session=session)
+    sink = _open_sink(url, "dead letter", create=True, session=session)
     scheme, place, _ = read_url(url, "dead letter", _SCHEMES)
     return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{place}")
 
@@ -209,17 +209,17 @@ def open_dead_letters(url: str) -> ListedDeadLetters:
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
         raise ValueError("letters URL: letters in a stream want --store, where the replay keeps how far it has come")
-    return cast("ListedDeadLetters", _opened(url, "letters", create=False))
+    return cast("ListedDeadLetters", _open_sink(url, "letters", create=False))
 
 
 def open_stream(url: str) -> "StreamSink":
     """Open the stream at this URL for writing. Raises ValueError, and DeadLetterError if there is no such stream."""
     if not url.startswith("kinesis://"):
         raise ValueError("stream URL: records can be put back into kinesis://STREAM")
-    return cast("StreamSink", _opened(url, "stream", create=False))
+    return cast("StreamSink", _open_sink(url, "stream", create=False))
 
 
-def _opened(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
+def _open_sink(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
     scheme, place, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
     session_argument = session_for(_SCHEMES[scheme], session, f"{kind} URL")

@@ -73,10 +73,10 @@ def open_url(
     name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
-    chosen_session = session_of(options, "letters URL", session) or boto3
+    aws_session = session_of(options, "letters URL", session) or boto3
     try:
         with translate_errors(name), translate_parse_errors(name):
-            client = chosen_session.client(
+            client = aws_session.client(
                 "kinesis",
                 region_name=stream.region,
                 endpoint_url=options.get("endpoint"),
@@ -90,9 +90,9 @@ def open_url(
             if stream.arn is not None:
                 name_stream_by_arn(client, stream.arn)
             sink = StreamSink(client, name)
-            absent = sink.missing()
+            is_missing = sink.missing()
     except SourceError as fault:
         raise DeadLetterError(str(fault)) from fault
-    if absent:
+    if is_missing:
         raise DeadLetterError(f"there is no stream {name!r}")
     return sink
