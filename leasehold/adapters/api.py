@@ -84,8 +84,8 @@ def run(
         True
     """
     settings = consumption(source, leases, handler, options)
-    with settings.joined() as joined:
-        return settings.run(joined)
+    with settings.opened() as opened_worker:
+        return settings.run(opened_worker)
 
 
 async def arun(
@@ -123,7 +123,7 @@ async def arun(
     """
     loop = asyncio.get_running_loop()
     settings = consumption(source, leases, handler, options)
-    dead_letter, calls = settings.handling.dead_letter, _LoopCalls(loop)
+    dead_letter, calls = settings.handling.dead_letter, _CallsInLoop(loop)
     handling = evolve(
         settings.handling,
         handler=calls.wrap(settings.handling.handler),
@@ -133,11 +133,11 @@ async def arun(
     background = WorkerThread(evolve(settings, handling=handling), on_end=lambda: _call_soon(loop, ended.set))
     try:
         _stop_with_loop(loop, background)
-        with _draining_on_signals(loop, background.stop):
+        with _drain_on_signals(loop, background.stop):
             try:
                 await ended.wait()
             except asyncio.CancelledError:
-                if background.origin.left:
+                if background.origin.in_other_process:
                     raise
                 background.stop()
                 while not ended.is_set():
@@ -325,17 +325,17 @@ class WorkerThread:
 
         In a forked child this does nothing.
         """
-        if not self.origin.left and not self._ended.is_set():
+        if not self.origin.in_other_process and not self._ended.is_set():
             self.stop()
             atexit.register(self._exit)
 
     def _exit(self) -> None:
-        if not self.origin.left:
+        if not self.origin.in_other_process:
             self.wait()
 
     def _work(self) -> None:
-        with self._settings.joined(self._stopping) as joined:
-            self._verdict = self._settings.run(joined, executor=self._executor, begun=self._begun)
+        with self._settings.opened(self._stopping) as opened_worker:
+            self._verdict = self._settings.run(opened_worker, executor=self._executor, begun=self._begun)
         self._end()
 
     def _begun(self, runner: Runner) -> None:
@@ -344,8 +344,8 @@ class WorkerThread:
             runner.stop()
 
     def _failed(self, fault: BaseException) -> None:
-        unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
-        self._fault = None if unopened else fault
+        is_unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
+        self._fault = None if is_unopened else fault
         if isinstance(self._fault, Exception):
             log.error("worker %s has ended: %s", self.id, said(fault))
         self._end()
@@ -374,7 +374,7 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -
     spawn("leasehold-loop-watch", watch, lambda _fault: background.stop())
 
 
-class _LoopCalls:
+class _CallsInLoop:
     """Calls the user's functions, and awaits their awaitables in this loop.
 
     Once the loop is closed, a call ends with `Withdrawn`, because the records are not to blame.
@@ -387,16 +387,16 @@ class _LoopCalls:
         """Return the function to call in place of `function`."""
 
         def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
-            with self._withdrawing():
+            with self._withdraw_if_closed():
                 if self._loop.is_closed():
                     raise RuntimeError
                 result = function(*arguments)
-            return self._awaited(result) if inspect.isawaitable(result) else result
+            return self._await_in_loop(result) if inspect.isawaitable(result) else result
 
         return call
 
     @contextmanager
-    def _withdrawing(self) -> Generator[None]:
+    def _withdraw_if_closed(self) -> Generator[None]:
         try:
             yield
         except Exception as fault:
@@ -404,9 +404,9 @@ class _LoopCalls:
                 raise Withdrawn("the event loop of its worker is closed") from fault
             raise
 
-    async def _awaited(self, result: Awaitable[object]) -> object:
-        work = self._in_loop(result)
-        with self._withdrawing():
+    async def _await_in_loop(self, result: Awaitable[object]) -> object:
+        work = self._await_and_end_copy(result)
+        with self._withdraw_if_closed():
             try:
                 future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
             except RuntimeError:
@@ -423,7 +423,7 @@ class _LoopCalls:
                 raise
             return future.result()
 
-    async def _in_loop(self, result: Awaitable[object]) -> object:
+    async def _await_and_end_copy(self, result: Awaitable[object]) -> object:
         raised: BaseException | None = None
         try:
             return await result
@@ -435,19 +435,19 @@ class _LoopCalls:
 
 
 @contextmanager
-def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
+def _drain_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
     """Stop on the termination signals that would otherwise end the process, if this loop can handle signals."""
-    handled = []
+    handled_signals = []
     for number in termination_signals():
         if signal.getsignal(number) == signal.SIG_DFL:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
                 loop.add_signal_handler(number, stop)
                 note_loop_handler(number)
-                handled.append(number)
+                handled_signals.append(number)
     try:
         yield
     finally:
-        for number in handled:
+        for number in handled_signals:
             loop.remove_signal_handler(number)
             forget_loop_handler(number)
 
@@ -514,8 +514,8 @@ class BatchQueue:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
             self._on_change = lambda: _call_soon(loop, changed.set)
-            ready = bool(self._queue) or self.ended
-        if not ready:
+            is_ready = bool(self._queue) or self.ended
+        if not is_ready:
             await changed.wait()
 
 
@@ -576,7 +576,7 @@ class _Iteration:
 
     def drop(self) -> None:
         """Leave, and wait until the leases are released. Do not wait in an event loop, which must not be blocked."""
-        if self.origin.left:
+        if self.origin.in_other_process:
             return
         self.leave()
         if self.background is None:

@@ -30,7 +30,7 @@ from attrs import define, field, frozen
 
 from leasehold.adapters.consumer.handling import Delivery, Unhandled, accepts
 from leasehold.adapters.sources.protocol import Addressed, Record, Source
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.stores.printable import did_you_mean
 
 PREFIX = "lambda:"
@@ -158,7 +158,7 @@ class LambdaFunction:
     function: Callable[[Any, Any], object] = field(validator=accepts("event", "context"))
     settings: FunctionSettings
     handler_seconds: float
-    clock: Callable[[], float] = seconds
+    clock: Callable[[], float] = boottime
     _source: Addressed | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -198,8 +198,8 @@ class LambdaFunction:
         self._enter_loop()
         try:
             response = self.function(event, self._context(arn))
-        except SystemExit as ended:
-            raise ReportedFailure("its function exited") from ended
+        except SystemExit as error:
+            raise ReportedFailure("its function exited") from error
         if inspect.iscoroutine(response):
             response.close()
             raise ReportedFailure("its function returned a coroutine, which Lambda does not await")

@@ -98,7 +98,7 @@ class FunctionProcess:
         """Begin this call and return the connection on which the reply will be received. Raises OSError."""
         if self._running is None or self.ended:
             self.end()
-            self._running = self._started()
+            self._running = self._start()
         connection = self._running[1]
         connection.send(call)
         return connection
@@ -122,14 +122,14 @@ class FunctionProcess:
         process.kill()
         return process.wait()
 
-    def _started(self) -> "tuple[subprocess.Popen[bytes], Connection]":
-        ours, theirs = Pipe()
-        with theirs:
-            words = [sys.executable, "-P", "-c", START, str(theirs.fileno())]
+    def _start(self) -> "tuple[subprocess.Popen[bytes], Connection]":
+        our_end, their_end = Pipe()
+        with their_end:
+            arguments = [sys.executable, "-P", "-c", START, str(their_end.fileno())]
             # Do not pass on the standard input, through which a supervisor may request this worker to drain.
-            process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
-        ours.send(self.setup)
-        return process, ours
+            process = subprocess.Popen(arguments, pass_fds=[their_end.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
+        our_end.send(self.setup)
+        return process, our_end
 
 
 @define(eq=False)
@@ -167,15 +167,15 @@ class ParallelFunction(LambdaFunction):
             succeeded |= {record.position.order for record in records[: reply.failed]}
             if reply.failed is not None:
                 failures.append((records[reply.failed], reply))
-        first, reply = min(failures, key=lambda each: each[0].position.order, default=(None, Reply()))
-        place = delivery.read_to.order if first is None else first.position.order
-        if later := frozenset(order for order in succeeded if order > place):
-            self._succeeded[delivery.lease] = delivery.epoch, later
+        first, reply = min(failures, key=lambda failure: failure[0].position.order, default=(None, Reply()))
+        failed_at = delivery.read_to.order if first is None else first.position.order
+        if succeeded_later := frozenset(order for order in succeeded if order > failed_at):
+            self._succeeded[delivery.lease] = delivery.epoch, succeeded_later
         if first is None:
             return
-        before = [record for record in delivery.records if record.position.order < place]
-        if before:
-            delivery.checkpoint(before[-1])
+        done = [record for record in delivery.records if record.position.order < failed_at]
+        if done:
+            delivery.checkpoint(done[-1])
         raise ReportedFailure(reply.why) from (ProcessTraceback(f"\n{reply.trace}") if reply.trace else None)
 
     def close(self) -> None:
@@ -197,9 +197,9 @@ class ParallelFunction(LambdaFunction):
                 replies[process] = Reply(0, f"no process of its function could be called: {said(error)}")
         while running:
             ready = wait(running, max(0.0, min(WATCH_SECONDS, deadline - self.clock())))
-            late = not ready and self.clock() >= deadline
+            is_late = not ready and self.clock() >= deadline
             for connection, process in tuple(running.items()):
-                if late:
+                if is_late:
                     process.end()
                     replies[process] = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
                 elif connection in ready or process.ended:
@@ -236,19 +236,19 @@ def serve(descriptor: int) -> None:
         call = calls.get()
         try:
             if function is None:
-                function = _loaded(setup)
-            connection.send(_reply(function, call))
+                function = _load_function(setup)
+            connection.send(_call_function(function, call))
         except BaseException as error:  # noqa: BLE001  the worker has to know why the call failed
             connection.send(Reply(0, f"its function raised {type(error).__name__}", traceback.format_exc()))
 
 
-def _loaded(setup: Setup) -> LambdaFunction:
+def _load_function(setup: Setup) -> LambdaFunction:
     sys.path[:] = setup.path
     module, _, name = setup.settings.target.partition(":")
     return LambdaFunction(getattr(importlib.import_module(module), name), setup.settings, setup.handler_seconds)
 
 
-def _reply(function: LambdaFunction, call: FunctionCall) -> Reply:
+def _call_function(function: LambdaFunction, call: FunctionCall) -> Reply:
     try:
         failed = function.first_failed(call.shard, call.arn, call.records)
     except ReportedFailure as failure:

@@ -26,25 +26,25 @@ def call_at_exit(call: Callable[[], object]) -> None:
 
     This also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
     """
-    here = _process
+    registering_process = _process
 
-    def called() -> None:
-        if here is _process:
+    def call_here() -> None:
+        if registering_process is _process:
             call()
 
-    atexit.register(called)
-    process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
-    if process is not None and util is not None and process.parent_process() is not None:
-        util.Finalize(None, called, exitpriority=0)
+    atexit.register(call_here)
+    process, multiprocessing_util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
+    if process is not None and multiprocessing_util is not None and process.parent_process() is not None:
+        multiprocessing_util.Finalize(None, call_here, exitpriority=0)
 
 
-def _forked() -> None:
+def _mark_fork() -> None:
     global _process  # noqa: PLW0603  distinguishes this process from its parent
     _process = object()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_mark_fork)
 
 
 class Origin:
@@ -54,13 +54,13 @@ class Origin:
         self._process, self._id = _process, os.getpid()
 
     @property
-    def left(self) -> bool:
+    def in_other_process(self) -> bool:
         """Whether this is another process."""
         return self._process is not _process
 
     def check(self) -> None:
         """Raise WorkerError in another process."""
-        if self.left:
+        if self.in_other_process:
             raise WorkerError(
                 f"this worker belongs to process {self._id}, and a fork copies none of its threads; "
                 "start another one in this process"
@@ -72,7 +72,7 @@ class Origin:
         If a handler forks, the child reaches this call when it leaves the handler. Without this call it would wait
         forever, because no other thread runs in it.
         """
-        if self.left:
+        if self.in_other_process:
             _end_process(fault)
 
 

@@ -54,7 +54,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
     return thread
 
 
-def seconds() -> float:
+def boottime() -> float:
     """Return the seconds of a clock that never goes back and, if the system has one, continues during suspension.
 
     While this machine is suspended, other workers take the leases that expire. After a suspension, no records must

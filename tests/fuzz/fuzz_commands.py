@@ -16,7 +16,7 @@ from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
-from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
+from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
@@ -53,7 +53,7 @@ def _duration(text: str) -> None:
 
 def _moment(text: str) -> None:
     said(start(text, NOW, "--to"))
-    assert text.strip()[:1].isalpha() or said_moment(moment(text, NOW)).endswith("Z")
+    assert text.strip()[:1].isalpha() or format_time(moment(text, NOW)).endswith("Z")
 
 
 def _options(text: str) -> None:

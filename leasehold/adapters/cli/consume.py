@@ -106,7 +106,7 @@ def command(
             raise ValueError(f"--processes: {processes} is no whole number above 0")
         if processes > 1:
             raise typer.Exit(_supervised(me, store, processes, described))
-        with described.joined() as joined, start_lines(joined, source, store):
+        with described.opened() as joined, start_lines(joined, source, store):
             verdict = described.run(joined, begun=lambda runner: at_end_of_supervisor(runner.stop))
     if verdict is not None:
         done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"

@@ -19,7 +19,7 @@ from attrs import evolve
 
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Named, Source
-from leasehold.adapters.threads import ThreadScheduler, seconds
+from leasehold.adapters.threads import ThreadScheduler, boottime
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import ParallelMap
@@ -113,7 +113,7 @@ class Worker:
         me: str,
         config: Config | None = None,
         consumer: HoldingConsumer | None = None,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
         uniform: Callable[[float, float], float] = random.uniform,
         process: str | None = None,
         scheduler: Scheduler | None = None,
