@@ -141,7 +141,7 @@ class AcknowledgingConsumer(BatchConsumer):
             look_seconds=look_seconds,
         )
 
-    def resting(self, until: float) -> None:
+    def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
         if self._memory.batch is not None:
             self._memory.idle(until)
@@ -149,7 +149,7 @@ class AcknowledgingConsumer(BatchConsumer):
     def _acknowledge(self, position: Position | None, now: float) -> None:
         if position is None:
             return
-        self._state.checkpointed(position)
+        self._state.checkpoint_moved(position)
         if self._last_taken is not None and position.order >= self._last_taken.order:
             # Acknowledge everything that was delivered. This may end after the last record, because the source may have
             # dropped later records, or the shard may have ended.

@@ -40,7 +40,7 @@ class BatchConsumer(ConsumerPort):
         self._cursor.pinned_at(start)
         # Open the shard before notifying the observer, because reading has not begun if this fails.
         self._open()
-        self._state.began()
+        self._state.reading_begun()
         self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
 
     def _open(self) -> None:
@@ -124,7 +124,7 @@ class BatchConsumer(ConsumerPort):
         )
         return True
 
-    def releasing(self) -> None:
+    def release_begun(self) -> None:
         self._memory.clear()
 
     def _close(self, happening: Happening) -> Happening:

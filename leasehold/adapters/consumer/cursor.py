@@ -130,17 +130,17 @@ class Cursor:
         self.reader_open = False
 
     @property
-    def out(self) -> bool:
+    def has_unacknowledged(self) -> bool:
         """Whether a consumer has records that it has not finished with."""
         return self.delivered.order > self.acknowledged.order
 
     @property
-    def held(self) -> bool:
+    def has_undelivered(self) -> bool:
         """Whether something was read and not delivered yet."""
         return self.read.order > self.delivered.order
 
     @property
-    def over(self) -> bool:
+    def is_fully_read(self) -> bool:
         """Whether everything that is to be read was read."""
         return self.read.order >= self.until.order
 
@@ -250,7 +250,7 @@ class Cursor:
         # Release the lease before anything new begins, but wait for delivered records. Otherwise, the next owner would
         # handle them at the same time.
         if leaving:
-            return AwaitEvent() if self.out else ReleaseAt(self.storable)
+            return AwaitEvent() if self.has_unacknowledged else ReleaseAt(self.storable)
         # Check this before the checkpoint, which SHARD_END replaces. SHARD_END is written after the children's leases.
         if self.acknowledged.ended:
             return EndShard(self.children)

@@ -115,14 +115,14 @@ class EventLines:
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
         """Write these lines. If `keep`, lines that could not be written are written with the next ones."""
-        data, partial = "".join(lines).encode(), None
+        new_lines, partial = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
-                    partial = self._lines.write(self._pending + data)
+                    partial = self._lines.write(self._pending + new_lines)
                     unwritten = b"" if partial is None else partial.unwritten
                     # Keep the events of a shard, which would be lost otherwise. Records are dispatched again anyway.
-                    self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(data))]
+                    self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
                 except BrokenPipeError:
                     self._closed = True
                     # Discard the data that is still buffered, so that Python does not try to write it again at exit.

@@ -177,7 +177,7 @@ class HandlerConsumer(BatchConsumer):
         """Return the time until which the held records wait for more. If they do not wait, that time is in the past."""
         return self._window.until(self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now)
 
-    def resting(self, until: float) -> None:
+    def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
         if self._call is None and self._memory.batch is not None:
             # A batch that only waits for its next attempt may be dropped if other shards need the memory.
@@ -293,7 +293,7 @@ class HandlerConsumer(BatchConsumer):
 
     def _advance(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
         """Continue after this piece, which the handler or dead letter has finished with; by default the whole batch."""
-        if not self._state.passed(batch, None if piece is None else piece.read_to) and piece is not None:
+        if not self._state.piece_done(batch, None if piece is None else piece.read_to) and piece is not None:
             self._attempts.record_progress(piece.read_to)
             if not self._attempts.searching:
                 self._window.renew()
@@ -323,7 +323,7 @@ class HandlerConsumer(BatchConsumer):
 
     def _after_failure(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
         # Records that the handler checkpointed before it raised are done, and are not delivered again.
-        self._state.checkpointed(self.holding.lease.checkpoint)
+        self._state.checkpoint_moved(self.holding.lease.checkpoint)
         if self._state.kind == "checkpoints":
             self._state.consumer_failed(piece.records[-1].position)
             self._reread_unacknowledged()
@@ -388,7 +388,7 @@ class HandlerConsumer(BatchConsumer):
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
             return Leave("shard-ended")
-        state.checkpointed(holding.lease.checkpoint)
+        state.checkpoint_moved(holding.lease.checkpoint)
         if ended or fault is not None:
             # Do this even if the lease is to be released. If the next owner withdraws its request, the handler has to
             # start from the checkpoint.

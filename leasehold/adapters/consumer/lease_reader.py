@@ -63,9 +63,9 @@ class LeaseReader:
         try:
             due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
-            return self._wait(fault, now, self._state.failed(now), "trying again")
+            return self._wait(fault, now, self._state.step_failed(now), "trying again")
         except SourceError as fault:
-            retry_at = self._state.rejected(fault, now)
+            retry_at = self._state.request_rejected(fault, now)
             if retry_at is not None:
                 return self._wait(fault, now, retry_at, "rejected, trying again")
             self.holding.progress.failed(str(fault), now)
@@ -93,7 +93,7 @@ class LeaseReader:
                 working=ready.working,
             )
             due = self._carry_out(order, ready, now)
-        self.consumer.resting(due)
+        self.consumer.step_ended(due)
         return due
 
     def _carry_out(self, order: ReaderOrder, ready: Ready, now: float) -> float:
@@ -172,7 +172,7 @@ class LeaseReader:
     # Faults and ends
 
     def _wait(self, fault: Exception, now: float, due: float, outcome: str) -> float:
-        self.consumer.failing()
+        self.consumer.step_failed()
         self.holding.progress.failed(str(fault), now)
         log.warning("shard %s: %s in %.1f s: %s", self.holding.key, outcome, due - now, fault)
         return due
@@ -188,7 +188,7 @@ class LeaseReader:
         return due
 
     def _release(self, now: float) -> float:
-        self.consumer.releasing()
+        self.consumer.release_begun()
         self.holding.ask_release()
         return now
 

@@ -49,10 +49,10 @@ class MemoryBudget:
         """Return the share of the lease reader with this key."""
         return MemoryShare(self, key)
 
-    def admit(self, *, but: "MemoryShare | None" = None) -> list[str]:
+    def admit(self, *, excluded: "MemoryShare | None" = None) -> list[str]:
         """Admit waiting shares as far as there is memory.
 
-        Returns the keys of the lease readers to wake once the lock is released, except that of `but`.
+        Returns the keys of the lease readers to wake once the lock is released, except that of `excluded`.
         """
         admitted: list[str] = []
         while self.waiting:
@@ -66,7 +66,7 @@ class MemoryBudget:
                 break  # keep the order, so that a large request does not wait forever
             del self.waiting[share]
             self.set(share, size)
-            if share is not but:
+            if share is not excluded:
                 admitted.append(share.key)
         return admitted
 
@@ -104,7 +104,7 @@ class MemoryShare:
         with budget.lock:
             if self not in budget.taken:  # queue even a small request after earlier ones
                 budget.waiting.setdefault(self, size)
-            admitted = budget.admit(but=self)
+            admitted = budget.admit(excluded=self)
             is_granted = self in budget.taken
         for key in admitted:  # outside the lock, because a woken reader may call `request` immediately
             budget.wake(key)

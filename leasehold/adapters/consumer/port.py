@@ -116,10 +116,10 @@ class ConsumerPort(ABC):
     def poll(self, now: float) -> Ready | Next:
         """Process calls that have ended since the last step. Return `Ready` to get an order, or what to do next."""
 
-    def resting(self, until: float) -> None:  # noqa: B027  few have anything to do here
+    def step_ended(self, until: float) -> None:  # noqa: B027  few have anything to do here
         """Note that the step has ended, and that the next one is due at this time."""
 
-    def failing(self) -> None:  # noqa: B027  few have anything to do here
+    def step_failed(self) -> None:  # noqa: B027  few have anything to do here
         """Note that the step failed because the source or the store did not respond."""
 
     # Reading
@@ -155,7 +155,7 @@ class ConsumerPort(ABC):
 
     # Leaving
 
-    def releasing(self) -> None:  # noqa: B027  few have anything to do here
+    def release_begun(self) -> None:  # noqa: B027  few have anything to do here
         """Note that this worker gives the lease up."""
 
     @abstractmethod

@@ -5,12 +5,12 @@ and reports what happened. At its core is the `Cursor` with its four marks, `com
 read`, whose table of orders applies once reading has begun. `ReaderState` adds the rules that depend on time, on faults
 and on the kind of consumer:
 
-    state                what is ordered                       entered by                    left by
-    waits for parents    BeginReading, when due                the claim; parents_pending    began
-    reads and delivers   the cursor's order                    began                         rest, failed, rejected
-    rests                nothing but checkpoints and leaving   rest, failed, rejected        its time
-    is to be confirmed   as above, once the lease is renewed   batch_read, after a gap       lease_confirmed
-    final checkpoint     RequestFinalCheckpoint                a release; the delivered end  a withdrawn request
+    state                what is ordered                       entered by                            left by
+    waits for parents    BeginReading, when due                the claim; parents_pending            reading_begun
+    reads and delivers   the cursor's order                    reading_begun                         the events below
+    rests                nothing but checkpoints and leaving   rest, step_failed, request_rejected   its time
+    is to be confirmed   as above, once the lease is renewed   batch_read, after a gap               lease_confirmed
+    final checkpoint     RequestFinalCheckpoint                a release; the delivered end          a request withdrawn
     is gone              LeaveShard                            a lost lease
 
 The kind of consumer determines how it acknowledges:
@@ -24,8 +24,8 @@ Waits and faults:
 
     event              effect
     parents_pending    ask again after PARENT_WAITS, growing
-    failed             no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
-    rejected           rest for REJECTED_WAITS if the rejection may pass (`Rejections`), otherwise give the lease up
+    step_failed        no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
+    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`Rejections`), otherwise give the lease up
     batch_read         read no earlier than the batch allows; a response ends a series of rejections
     rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
     checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
@@ -139,7 +139,7 @@ class ReaderState:
             cursor.consumer_gone()
         elif self.kind == "checkpoints":
             if self.begun and not lost:
-                self.checkpointed(checkpoint)
+                self.checkpoint_moved(checkpoint)
                 if leaving or (cursor.delivered.ended and now >= self.rests_until):
                     if not self.final_requested:
                         return RequestFinalCheckpoint(ended=not leaving)
@@ -170,7 +170,7 @@ class ReaderState:
         wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
         return wait
 
-    def began(self) -> None:
+    def reading_begun(self) -> None:
         """Note that the first reader is open."""
         self.begun = True
 
@@ -178,13 +178,13 @@ class ReaderState:
 
     def batch_read(self, batch: Batch, now: float, renew_seconds: float) -> None:
         """Note the result of a read, after its rows were kept and the cursor was updated."""
-        self.answered(batch)
+        self.source_responded(batch)
         self._read_due = now + batch.wait_seconds
         # While another process could be connected to the source, it could also hold the lease. Only a renewal can rule
         # that out.
         self.unconfirmed = self.unconfirmed or batch.unlinked_seconds > renew_seconds
 
-    def answered(self, batch: Batch) -> None:
+    def source_responded(self, batch: Batch) -> None:
         """Forget earlier rejections if the source has responded."""
         if batch.answered and not batch.fault:
             self._rejections.reset()
@@ -194,11 +194,11 @@ class ReaderState:
         """Note that the lease was renewed since the last read."""
         self.unconfirmed = False
 
-    def failed(self, now: float) -> float:
+    def step_failed(self, now: float) -> float:
         """Note that the store or the source did not respond; return when to try again."""
         return self.rest(now + self._fault_waits.next())
 
-    def rejected(self, fault: SourceError, now: float) -> float | None:
+    def request_rejected(self, fault: SourceError, now: float) -> float | None:
         """Note that the source rejected a request; return when to try again, or None if that will not help."""
         # Only reading pauses. The lease can still be released in the meantime.
         return self.rest(now + self._rejected_waits.next()) if self._rejections.should_retry(fault) else None
@@ -220,7 +220,7 @@ class ReaderState:
 
     # Events of the consumer
 
-    def passed(self, batch: Batch, piece_to: Position | None) -> bool:
+    def piece_done(self, batch: Batch, piece_to: Position | None) -> bool:
         """Note that the consumer or a dead letter has finished with a piece of the batch.
 
         Args:
@@ -243,7 +243,7 @@ class ReaderState:
                     cursor.consumer_acknowledged(position)
         return True
 
-    def checkpointed(self, checkpoint: Position) -> None:
+    def checkpoint_moved(self, checkpoint: Position) -> None:
         """Treat everything up to the lease's checkpoint as acknowledged."""
         if checkpoint.order <= self.cursor.delivered.order:
             self.cursor.consumer_acknowledged(checkpoint)

@@ -34,8 +34,8 @@ class ScheduledStep:
 
     Attributes:
         step: The step to call.
-        instead: Called after each fault with the number of consecutive faults. Returns a step to use in place of this
-            one from then on, or None.
+        replace_after: Called after each fault with the number of consecutive faults. Returns a step to use in place of
+            this one from then on, or None.
         due: When to call the step.
         running: Whether the step is running.
         woken: Whether it was woken since it was last begun.
@@ -45,7 +45,7 @@ class ScheduledStep:
     """
 
     step: Step
-    instead: Callable[[int], Step | None] | None = None
+    replace_after: Callable[[int], Step | None] | None = None
     due: float = -math.inf
     running: bool = False
     woken: bool = False
@@ -123,9 +123,9 @@ class Schedule:
         self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
         scheduler.start("leasehold-schedule", self._dispatch, failed)
 
-    def add(self, key: str, step: Step, instead: Callable[[int], Step | None] | None = None) -> None:
+    def add(self, key: str, step: Step, replace_after: Callable[[int], Step | None] | None = None) -> None:
         """Begin this step immediately, or as soon as the present step under this key is over."""
-        self._messages.put(StepAdded(key, ScheduledStep(step, instead)))
+        self._messages.put(StepAdded(key, ScheduledStep(step, replace_after)))
 
     def wake(self, key: str) -> None:
         """Call the step again immediately, or as soon as its current run ends."""
@@ -230,10 +230,13 @@ class Schedule:
         except BaseException as fault:  # noqa: BLE001  the shard must not stay unread after any exception
             due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
             scheduled.faults += 1
-            if scheduled.instead is not None and (replacement := scheduled.instead(scheduled.faults)) is not None:
+            if (
+                scheduled.replace_after is not None
+                and (replacement := scheduled.replace_after(scheduled.faults)) is not None
+            ):
                 # Replace the step permanently, so that a step that failed this often is not called again for this
                 # lease.
-                scheduled.step, scheduled.instead, due = replacement, None, clock()
+                scheduled.step, scheduled.replace_after, due = replacement, None, clock()
             self._messages.put(StepReturned(key, due))
             self._scheduler.unforeseen(key, fault)
         else:

@@ -73,7 +73,7 @@ class Slice:
         """Return the part of the batch that belongs to the slice (rule 3)."""
         since, until = self.since_ms / 1000, self.until_ms / 1000
         # Most batches lie completely within the slice. Return them unchanged, with their columns.
-        if all(time is None or since <= time < until for time in batch.arrivals):
+        if all(arrived is None or since <= arrived < until for arrived in batch.arrivals):
             return batch
         return batch.between(since, until)
 

@@ -206,24 +206,28 @@ class LeaseWatch:
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
     former: float | None = None
 
-    def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
+    def after(self, looked_at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
         """Return the window with one more look."""
-        behind = lag.seconds if lag.events is None else float(lag.events)
-        samples = tuple(sample for sample in self.samples if at - sample[0] <= STEPS * STEP_SECONDS)
+        lag_amount = lag.seconds if lag.events is None else float(lag.events)
+        samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= STEPS * STEP_SECONDS)
         # There may be many looks per second. Those that show nothing new share one sample, which limits the window's
         # size.
-        close = len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and at - samples[-2][0] < 1.0
+        is_same_sample = (
+            len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and looked_at - samples[-2][0] < 1.0
+        )
         progress = progress_of(lease)
         # The annotation of a former owner stays outdated, even if that worker owns the lease again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
-        return LeaseWatch((*(samples[:-1] if close else samples), (at, lease.checkpoint.order, behind)), former)
+        return LeaseWatch(
+            (*(samples[:-1] if is_same_sample else samples), (looked_at, lease.checkpoint.order, lag_amount)), former
+        )
 
     @property
     def stands(self) -> float:
         """For how many seconds the position has not moved."""
-        since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
+        same_position_times = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
         # Count from the first read of the table in which the lease had this position. Earlier times are unknown.
-        return since[-1] - since[0] if since else 0.0
+        return same_position_times[-1] - same_position_times[0] if same_position_times else 0.0
 
     @property
     def moved(self) -> bool:
