@@ -276,8 +276,8 @@ def _with_whole_aggregates(source: str | Source, option: str) -> str | Source:
 def _check_source_and_leases(source: object, leases: object, named: Callable[[str], str]) -> None:
     for name, value, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
         if not isinstance(value, str) and not all(callable(getattr(value, method, None)) for method in methods):
-            what = f"{type(value).__name__} is neither a URL nor an object with {' and '.join(methods)}"
-            raise ValueError(f"{named(name)}: {what}")
+            message = f"{type(value).__name__} is neither a URL nor an object with {' and '.join(methods)}"
+            raise ValueError(f"{named(name)}: {message}")
 
 
 _WORKERS = itertools.count(1)
@@ -326,28 +326,28 @@ def dead_letter_of(
             f"{option}: a URL goes with a source and leases that are URLs; give "
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
-    scheme, place, options = source_address(source)
-    stream = place.rpartition(":stream/")[2]  # the name, if `place` is an ARN
+    scheme, location, options = source_address(source)
+    stream = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
     target = text.partition("?")[0].removeprefix(f"{scheme}://")
     # A name without an account counts as the stream of that name in any account.
-    is_same_name = target.rpartition(":stream/")[2] == stream and stream in {place, target}
-    if text.startswith(f"{scheme}://") and (target == place or is_same_name):
+    is_same_name = target.rpartition(":stream/")[2] == stream and stream in {location, target}
+    if text.startswith(f"{scheme}://") and (target == location or is_same_name):
         raise ValueError(
             f"{named('dead_letter')}: it is the stream that is read: its letters would be read again, for ever"
         )
     table = _identity(*store_address(leases))
-    return dead_letters(text, stream=stream, table=table, source=_identity(scheme, place, options))
+    return dead_letters(text, stream=stream, table=table, source=_identity(scheme, location, options))
 
 
-def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
+def _identity(scheme: str, location: str, options: Mapping[str, str]) -> str:
     """Return the URL with only its identifying options, in a fixed order. None of these options is a secret.
 
     A file is identified by its full path, because two groups may each have a file called `leases.db`.
     """
     if scheme == "sqlite" and (folder := _folder()) is not None:
-        place = str(folder / place)
+        location = str(folder / location)
     identifying = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
-    return f"{scheme}://{place}" + (f"?{identifying}" if identifying else "")
+    return f"{scheme}://{location}" + (f"?{identifying}" if identifying else "")
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")

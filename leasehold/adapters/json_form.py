@@ -2,8 +2,8 @@
 
 `JsonValue` parses a document field by field, and every error message names the field by its path. `lease_json` and
 `shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default values.
-`question` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each class are written.
-Required values and defaults are defined by the classes themselves.
+`parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each class are
+written. Required values and defaults are defined by the classes themselves.
 """
 
 import json
@@ -231,7 +231,7 @@ class PlanRequest:
     config: Config
 
 
-def question(text: bytes, worker: str | None = None) -> PlanRequest:
+def parse_plan_request(text: bytes, worker: str | None = None) -> PlanRequest:
     """Parse the JSON document for which a plan is wanted. Raises BadJsonField, naming the field.
 
     Args:
@@ -429,14 +429,14 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
 not included, because they are made from several fields. Nor is the stream of a hole, which is optional."""
 
 
-def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
+def plan_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
     """Return the plan for one JSON document. Raises BadJsonField, naming the field, if the document is not valid.
 
     Args:
         text: The document.
         worker: The worker for which to plan, if the document is the output of `leasehold leases --json`.
     """
-    request = question(text, worker)
+    request = parse_plan_request(text, worker)
     actions = plan(request.leases, request.shards, request.me, request.config)
     look = look_again(actions, request.leases, request.me, request.config)
     # The problems explain why no leases of a stream are created (L2).

@@ -17,7 +17,7 @@ from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
 from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
-from leasehold.adapters.json_form import BadJsonField, answer
+from leasehold.adapters.json_form import BadJsonField, plan_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
@@ -34,11 +34,11 @@ SECRET = "hush0hush1"  # noqa: S105  nobody's
 
 
 def _planned(body: bytes) -> None:
-    json.dumps(answer(body))
+    json.dumps(plan_json(body))
 
 
 def _listed(body: bytes) -> None:
-    json.dumps(answer(body, "me"))
+    json.dumps(plan_json(body, "me"))
 
 
 def _reset(body: bytes) -> None:

@@ -210,7 +210,7 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
     for number in range(3_000):
         watch = watch.after(number / 10, [lease], {"s-0": LeaseLag()})
     assert len(watch.leases["s-0"].samples) < 250
-    assert 119 < watch.leases["s-0"].stands <= 121
+    assert 119 < watch.leases["s-0"].unchanged_seconds <= 121
 
 
 @pytest.mark.parametrize(

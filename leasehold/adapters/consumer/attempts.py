@@ -47,7 +47,7 @@ class NoMoreAttempts:
 class ToDeadLetter:
     """The one record fails on its own and goes to this dead letter."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
 
 
 AfterFault = TryAgain | NoMoreAttempts | ToDeadLetter
@@ -116,7 +116,7 @@ class Attempts:
 
     def after_failure(self, piece: Delivery, error: Exception) -> AfterFault:
         """Return what to do after the failure of this piece."""
-        self.failing, records, letter = True, piece.records, self._handling.dead_letter
+        self.failing, records, dead_letter = True, piece.records, self._handling.dead_letter
         if not self._failed_parts:
             wait = self._backoff.next()
             sequence_range = f"{records[0].sequence_number} to {records[-1].sequence_number}"
@@ -132,15 +132,15 @@ class Attempts:
                 return TryAgain(wait)
             if self._backoff.faults < self._handling.attempts:
                 return TryAgain(wait)
-            if letter is None:
+            if dead_letter is None:
                 return NoMoreAttempts(why)
         if isinstance(error, NotAwaited):
             return NoMoreAttempts(str(error))
         # Try records that failed together in two halves, the first one now and the second one when the first is done.
         end = self._failed_parts.pop().end if self._failed_parts else records[-1].position.order
         self._failed_parts.append(FailedPart(end, piece.attempts))
-        if len(records) == 1 and letter is not None:
-            return ToDeadLetter(letter)
+        if len(records) == 1 and dead_letter is not None:
+            return ToDeadLetter(dead_letter)
         self._failed_parts.append(FailedPart(records[(len(records) - 1) // 2].position.order, piece.attempts))
         return TryAgain(0.0)
 

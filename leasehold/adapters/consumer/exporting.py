@@ -84,8 +84,8 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
             )
         try:
             exporter = exporters[entry_name].load()()
-        except Exception as foreign:
-            raise ValueError(f"metrics: exporter {exporter_name!r} cannot be started: {said(foreign)}") from foreign
+        except Exception as error:
+            raise ValueError(f"metrics: exporter {exporter_name!r} cannot be started: {said(error)}") from error
     if not isinstance(exporter, MetricReader):
         # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
         has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
@@ -96,5 +96,5 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     finally:
         try:
             provider.shutdown()  # sends the metrics since the last export
-        except Exception as foreign:  # noqa: BLE001  an exporter must not hide how the worker ended
-            log.warning("the last metrics were not exported: %s", said(foreign))
+        except Exception as error:  # noqa: BLE001  an exporter must not hide how the worker ended
+            log.warning("the last metrics were not exported: %s", said(error))

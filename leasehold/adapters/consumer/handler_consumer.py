@@ -242,12 +242,14 @@ class HandlerConsumer(BatchConsumer):
 
         return self._dispatch(call, BatchCall(piece, batch), now)
 
-    def _to_dead_letter(self, letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
+    def _to_dead_letter(
+        self, dead_letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float
+    ) -> Next:
         """Dispatch this piece, one record, to the dead letter."""
 
         def call() -> object:
             self._cursor.rows_delivered(piece.read_to)
-            return letter(piece, error)
+            return dead_letter(piece, error)
 
         return self._dispatch(call, DeadLetterCall(piece, batch, error), now)
 
@@ -339,8 +341,8 @@ class HandlerConsumer(BatchConsumer):
                 return self._state.rest(self._worker.clock() + seconds)
             case NoMoreAttempts(why):
                 return GiveUp(why)
-            case ToDeadLetter(letter):
-                return self._to_dead_letter(letter, piece, batch, error, now)
+            case ToDeadLetter(dead_letter):
+                return self._to_dead_letter(dead_letter, piece, batch, error, now)
             case _ as never:
                 assert_never(never)
 

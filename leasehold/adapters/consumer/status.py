@@ -223,7 +223,7 @@ class LeaseWatch:
         )
 
     @property
-    def stands(self) -> float:
+    def unchanged_seconds(self) -> float:
         """For how many seconds the position has not moved."""
         same_position_times = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
         # Count from the first read of the table in which the lease had this position. Earlier times are unknown.
@@ -457,15 +457,15 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
     if watch.grows and watch.moved:
         # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
         return Status("BEHIND", f"{lag_text}, and all the time further for two minutes")
-    if lag_amount is not None and watch.stands > limit_seconds:
-        return Status("STALLED", f"{lag_text}, and its checkpoint has stood for {watch.stands:.0f} s")
-    if watch.moved and watch.stands <= limit_seconds:
+    if lag_amount is not None and watch.unchanged_seconds > limit_seconds:
+        return Status("STALLED", f"{lag_text}, and its checkpoint has stood for {watch.unchanged_seconds:.0f} s")
+    if watch.moved and watch.unchanged_seconds <= limit_seconds:
         return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
     if watched <= 0:
         # A single look shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     hint = "" if lag_amount is not None else "; --source asks the stream whether anything waits"
-    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{hint}")
+    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.unchanged_seconds:.0f} s{hint}")
 
 
 def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:

@@ -65,13 +65,13 @@ class ReplayVerdict:
     strange: int = 0
 
 
-def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: ReportKept) -> ReplayVerdict:
+def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: ReportKept) -> ReplayVerdict:
     """Replay all dead letters.
 
     Args:
         dead_letters: Where they are stored.
         deliver: Calls the handler with a dead letter's record.
-        tell: Called with each dead letter that stays, and the reason.
+        report_kept: Called with each dead letter that stays, and the reason.
 
     Raises:
         DeadLetterError: The dead letters cannot be listed, one cannot be removed, or `deliver` raised it. Those that
@@ -83,7 +83,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: ReportKept) 
     for name in sorted(set(names) - {sort_key[-1] for sort_key in sort_keys}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
         # Leave such files alone, because they may not be ours.
-        tell(name, "it is named as no letter is")
+        report_kept(name, "it is named as no letter is")
     for *_, name in sort_keys:
         try:
             line = dead_letters.get(name)
@@ -91,11 +91,11 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: ReportKept) 
                 continue
             dead_letter = dead_letter_from(line)
         except (BadDeadLetter, DeadLetterError) as error:
-            tell(name, f"it is no letter: {error}" if isinstance(error, BadDeadLetter) else str(error))
+            report_kept(name, f"it is no letter: {error}" if isinstance(error, BadDeadLetter) else str(error))
             verdict = evolve(verdict, strange=verdict.strange + 1)
             continue
         if (fault := deliver(dead_letter)) is not None:
-            tell(name, said(fault))
+            report_kept(name, said(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
         # Remove it only now. If the process is killed before this line, the dead letter is replayed again.
@@ -183,7 +183,7 @@ def replay_stream(
     worker: Worker,
     dead_letters: DeadLetterSink,
     deliver: Deliver,
-    tell: ReportKept,
+    report_kept: ReportKept,
     *,
     look_seconds: float = LOOK_SECONDS,
 ) -> ReplayVerdict:
@@ -193,7 +193,7 @@ def replay_stream(
         worker: A worker whose source is a `DeadLetterSource` for its id.
         dead_letters: Stores those that fail again.
         deliver: Calls the handler with a dead letter's record.
-        tell: Called with each dead letter that stays, and the reason.
+        report_kept: Called with each dead letter that stays, and the reason.
         look_seconds: The time between two checks whether the stream has been replayed.
 
     Raises:
@@ -204,7 +204,7 @@ def replay_stream(
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
     """
-    began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, tell)
+    began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, report_kept)
     runner = Runner(worker, Handling(calls.handle))
     try:
         finished = run_until(
@@ -231,8 +231,8 @@ def _is_over(lease: Lease, began: float) -> bool:
 class _DeadLetterCalls:
     """Replays the dead letters in batches, one at a time over all shards, and counts the outcomes."""
 
-    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, tell: ReportKept) -> None:
-        self._me, self._letters, self._deliver, self._tell = me, dead_letters, deliver, tell
+    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, report_kept: ReportKept) -> None:
+        self._me, self._letters, self._deliver, self._report_kept = me, dead_letters, deliver, report_kept
         self._lock = Lock()
         self.verdict = ReplayVerdict()
         self.broken: DeadLetterError | None = None
@@ -257,12 +257,12 @@ class _DeadLetterCalls:
             # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
             self._letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
         except BadDeadLetter as error:
-            self._tell(name, f"it is no letter: {error}")
+            self._report_kept(name, f"it is no letter: {error}")
             return evolve(verdict, strange=verdict.strange + 1)
         except DeadLetterError as dead_letter_error:
             self.broken = dead_letter_error
             raise SystemExit(1) from dead_letter_error  # the worker drains and ends
-        self._tell(name, f"{type(fault).__name__}: {fault}")
+        self._report_kept(name, f"{type(fault).__name__}: {fault}")
         return evolve(verdict, failed=verdict.failed + 1)
 
 

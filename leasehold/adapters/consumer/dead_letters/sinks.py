@@ -199,8 +199,8 @@ def dead_letters(
         True
     """
     sink = _open_sink(url, "dead letter", create=True, session=session)
-    scheme, place, _ = read_url(url, "dead letter", _SCHEMES)
-    return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{place}")
+    scheme, location, _ = read_url(url, "dead letter", _SCHEMES)
+    return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{location}")
 
 
 def open_dead_letters(url: str) -> ListedDeadLetters:
@@ -220,12 +220,12 @@ def open_stream(url: str) -> "StreamSink":
 
 
 def _open_sink(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
-    scheme, place, options = read_url(url, kind, _SCHEMES)
+    scheme, location, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
     session_argument = session_for(_SCHEMES[scheme], session, f"{kind} URL")
     sink: DeadLetterSink = (
         _SCHEMES[scheme]
         .load("dead letter", DeadLetterError)
-        .open_url(place, options, create=create, **session_argument)
+        .open_url(location, options, create=create, **session_argument)
     )
     return sink
