@@ -116,7 +116,7 @@ class Consumption:
                         if not self.options["wait"]:
                             raise
                         seconds = backoff.next()
-                        log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
+                        log.warning("the store does not respond yet; trying again in %.1f s: %s", seconds, fault)
                         if stop.wait(seconds):
                             raise
                 stack.callback(store.close)
@@ -333,7 +333,7 @@ def dead_letter_of(
     is_same_name = target.rpartition(":stream/")[2] == stream and stream in {location, target}
     if text.startswith(f"{scheme}://") and (target == location or is_same_name):
         raise ValueError(
-            f"{named('dead_letter')}: it is the stream that is read: its letters would be read again, for ever"
+            f"{named('dead_letter')}: it is the stream that is read, so its dead letters would be read again, forever"
         )
     table = _identity(*store_address(leases))
     return dead_letters(text, stream=stream, table=table, source=_identity(scheme, location, options))

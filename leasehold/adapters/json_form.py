@@ -241,7 +241,7 @@ def parse_plan_request(text: bytes, worker: str | None = None) -> PlanRequest:
     """
     fields = parse(text).fields()
     if worker is not None and "me" in fields.unread:
-        raise BadJsonField("me: the document says who asks, and so does --worker")
+        raise BadJsonField("me: the document names the worker, and so does --worker")
     for name in LISTING_FIELDS if worker is not None else ():
         fields.unread.pop(name, None)
     request = PlanRequest(

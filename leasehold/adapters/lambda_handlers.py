@@ -307,7 +307,7 @@ def first_failed(response: object, numbers: Sequence[str]) -> int | None:
     if failures is None:
         return None
     if not isinstance(failures, list | tuple):
-        raise ReportedFailure("its response has batchItemFailures that is no list")
+        raise ReportedFailure("its response has batchItemFailures that is not a list")
     indexes: dict[object, int] = {}
     for index, number in enumerate(numbers):
         indexes.setdefault(number, index)  # the user records of an aggregate share a sequence number

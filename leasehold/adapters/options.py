@@ -82,11 +82,11 @@ class Option:
             case (kind,) if kind is bool and not isinstance(value, bool):
                 return f"{value!r} is neither True nor False"
             case (kind,) if kind is str and not isinstance(value, str):
-                return f"{value!r} is no text"
+                return f"{value!r} is not a string"
             case (kind,) if kind is int:
                 is_whole = isinstance(value, int) and not isinstance(value, bool)
                 if not is_whole or value < self.least:
-                    return f"{value!r} is no whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
+                    return f"{value!r} is not a whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
                 if self.most is not None and value > self.most:
                     return f"{value} is more than {self.most}"
         return self.check(value)
@@ -135,7 +135,7 @@ def _check_meter(value: object) -> str:
 
 def _check_share(value: object) -> str:
     is_usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return "" if is_usable else f"{value!r} is no number above 0"
+    return "" if is_usable else f"{value!r} is not a number above 0"
 
 
 _HANDLING_DEFAULTS = {name: attribute.default for name, attribute in fields_dict(Handling).items()}

@@ -44,7 +44,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
             try:
                 failed(fault)
             except BaseException:
-                log.exception("thread %s ended, and its owner could not be told", name)
+                log.exception("thread %s ended, and its owner could not be notified", name)
 
     thread = Thread(target=run, name=name, daemon=True)
     try:

@@ -76,8 +76,8 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
     reading = harness.reading()
     harness.steps(reading, 4)
     message = (
-        "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream made anew? --if-recreated "
-        "TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
+        "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream recreated? --if-recreated "
+        "TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one back"
     )
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [

@@ -128,12 +128,12 @@ def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog:
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
     # The status names the sink, and so does the log.
-    sink = f"{url(tmp_path / 'letters')}: no letter could be written"
+    sink = f"{url(tmp_path / 'letters')}: the dead letter could not be written"
     why = f"{sink}: No such file or directory"
-    assert f"neither its handler nor the dead letter took record 100.0: DeadLetterError: {why}" in caplog.text
+    assert f"neither its handler nor the dead letter accepted record 100.0: DeadLetterError: {why}" in caplog.text
     progress = progress_of(row)
     assert progress is not None
-    cause = f"its handler raised ValueError; the dead letter did not take the record: {sink}"
+    cause = f"its handler raised ValueError; the dead letter did not accept the record: {sink}"
     assert progress.cause.startswith(cause)  # a row keeps only the beginning of a long one
     # Another attempt fails in the handler first, and the dead letter is still the cause.
     after = ProgressMeter(row, "a-2")
@@ -188,8 +188,8 @@ def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
     assert done.exit_code == 2  # it does not accept a batch
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
-    assert "notes.txt stays: it is named as no letter is" in done.stderr
-    assert "it is no letter: it is not JSON" in done.stderr
+    assert "notes.txt stays: its name is not that of a dead letter" in done.stderr
+    assert "it is not a dead letter: it is not JSON" in done.stderr
 
 
 def taken(_delivery: Delivery) -> None:
@@ -367,6 +367,6 @@ def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> 
     assert json.loads(done.stdout.splitlines()[-1]) == {"done": 3, "failed": 0, "strange": 2}
     assert done.exit_code == 1
     first, second = done.stderr.splitlines()
-    assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a letter could not be read: ")
-    assert second == f"leasehold replay: {unreadable[1].name} stays: it is no letter: it is not JSON"
+    assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a dead letter could not be read: ")
+    assert second == f"leasehold replay: {unreadable[1].name} stays: it is not a dead letter: it is not JSON"
     assert sorted(tmp_path.iterdir())[:2] == sorted(unreadable)

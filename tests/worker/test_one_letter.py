@@ -53,8 +53,8 @@ def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
         dead_letter_from(line)
 
 
-TEXT, WHOLE = "it wants a text", "it wants a whole number"
-DECIMAL = "it wants a decimal number, as a text"
+TEXT, WHOLE = "it must be a string", "it must be a whole number"
+DECIMAL = "it must be a decimal number, as a string"
 
 
 @pytest.mark.parametrize(

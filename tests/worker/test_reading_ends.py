@@ -180,11 +180,11 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
 
     harness = ReaderHarness(ShardRecords(records(1)), does=fails)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
-    assert "neither its handler nor the dead letter took record 100.0: OSError: disk full" in caplog.text
+    assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
     # A row has only the class, because the message may contain a record.
     raised = "its handler raised OSError (attempt 1 of 1)"
     cause = harness.holding.progress.progress(harness.clock.now, 0.0).cause
-    assert cause == f"{raised}; the dead letter did not take the record: it raised OSError"
+    assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
 
 
 def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:

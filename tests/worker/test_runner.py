@@ -262,7 +262,7 @@ def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
     """A worker must not read on while others take its leases, and the log says why it ended."""
     worker = counted(monkeypatch)
     worker.failing["renew"] = 100
-    with pytest.raises(WorkerError, match=r"^the worker cannot go on: RuntimeError: no renewal$"):
+    with pytest.raises(WorkerError, match=r"^the worker cannot continue: RuntimeError: no renewal$"):
         run_to_its_end(Runner(worker, lambda _delivery: None))
     renewals = [name for what, name in worker.done if what == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
@@ -381,7 +381,7 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
         runner._fail(fault)  # noqa: SLF001  as two ending tasks do
-    with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
+    with pytest.raises(WorkerError, match=r"^the worker cannot continue: OSError: first$"):
         run_to_its_end(runner)
     errors = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert errors == ["first"]

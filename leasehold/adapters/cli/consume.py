@@ -103,7 +103,7 @@ def command(
             raise typer.Exit(CLOSED_STATUS)
         described = consumption(source, store, chosen_handler, options, dashed)
         if processes < 1:
-            raise ValueError(f"--processes: {processes} is no whole number above 0")
+            raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
             raise typer.Exit(_supervised(me, store, processes, described))
         with described.opened() as joined, start_lines(joined, source, store):

@@ -124,7 +124,7 @@ class AcknowledgingConsumer(BatchConsumer):
                 is_withdrawn = consumer.withdraw()
                 self._acknowledge(consumer.acknowledged(), now)
         except Exception as error:  # noqa: BLE001  the consumer cannot continue after any exception
-            return self._give_up("say what is done", error)
+            return self._give_up("report what is done", error)
         if self._withdrawing and not is_leaving:
             # The lease is not released after all, and the consumer may already have dropped its records (rule 3).
             self._reread_unacknowledged()

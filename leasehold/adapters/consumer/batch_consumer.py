@@ -53,7 +53,7 @@ class BatchConsumer(ConsumerPort):
             return None
         # Report a fault, because the shard falls behind. Pause the measurement of its throughput, which is limited by
         # memory now, not by the stream.
-        self.holding.progress.failed("batches of other shards take all the memory there is for them", now)
+        self.holding.progress.failed("batches of other shards use all the memory for batches", now)
         self.holding.progress.not_awaited()
         self.holding.throughput.rest(now)
         return now + MEMORY_SECONDS

@@ -314,8 +314,8 @@ class ShardPull:
             # its record.
             if end is not None and end.order < before.order and end.numbered and before.numbered:
                 raise SourceError(  # noqa: TRY301  closes the reader, as the reader's own exceptions do
-                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
-                    "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one "
+                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream recreated? "
+                    "--if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one "
                     "back"
                 )
             keep(batch)

@@ -131,7 +131,7 @@ class Dispatcher:
             # A call that was given up keeps its key until it ends, because its thread cannot be stopped. A second
             # handler would process the shard's records out of order (rule 1).
             if key in self._running:
-                return GivenUp("a handler that was given up is still at work on it")
+                return GivenUp("a handler that was given up is still running")
             self._running[key] = handler_call
         try:
             self._executor.start(handler_call.work)
@@ -201,7 +201,7 @@ class Dispatcher:
                 return LeaseLost() if is_lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
             # Perhaps no thread ever becomes free here, but another worker may have one.
             if self._executor.stuck and self._withdraw(handler_call):
-                return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
+                return GivenUp("no thread is free for its records: all threads hang in handlers")
             return Running(now + min(slow, limit))
         seconds = now - handler_call.begun
         # Log each time the duration has doubled. A single line could be overlooked, and a line per check would fill the

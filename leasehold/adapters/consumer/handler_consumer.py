@@ -355,8 +355,8 @@ class HandlerConsumer(BatchConsumer):
         if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
             # For other exceptions, report only the type, because the message may contain a record.
             why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
-            self.holding.progress.dead_letter_failed(f"the dead letter did not take the record: {why}", now)
-            return GiveUp(f"neither its handler nor the dead letter took {record}: {said(fault)}")
+            self.holding.progress.dead_letter_failed(f"the dead letter did not accept the record: {why}", now)
+            return GiveUp(f"neither its handler nor the dead letter accepted {record}: {said(fault)}")
         self._dispatcher.notify("dead_lettered", self._handling.dead_lettered, self.holding, error)
         try:
             return self._advance(batch, now, piece)
@@ -429,4 +429,8 @@ class HandlerConsumer(BatchConsumer):
         happening = self._close(happening)
         self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
         if store_error is not None:
-            log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, store_error)
+            log.warning(
+                "shard %s: records handled after the lease was stolen will be handled again: %s",
+                self.holding.key,
+                store_error,
+            )

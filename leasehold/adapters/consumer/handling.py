@@ -94,9 +94,7 @@ def fault_in_result(result: object) -> Unhandled | None:
         return Unhandled("it returned a generator, which has done nothing yet: use a plain or an async function")
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns that it was never awaited
-    return Unhandled(
-        f"it returned a value ({type(result).__name__}): None says that the batch is done, nothing else does"
-    )
+    return Unhandled(f"it returned a value ({type(result).__name__}): only None means that the batch is done")
 
 
 def as_fault(error: BaseException) -> Exception:
@@ -600,12 +598,12 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
         True
     """
     if most < 1:
-        raise ValueError(f"concurrency: {most} keys at once are none")
+        raise ValueError(f"concurrency: {most} is less than 1")
     function: Any = handler
     while isinstance(function, partial):
         function = function.func
     if not any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
-        raise ValueError("concurrency: only an `async def` handler can be at work on several keys at once")
+        raise ValueError("concurrency: only an `async def` handler can process several keys at once")
 
     async def handle(delivery: Delivery) -> None:
         # Groups are ordered by their first records.

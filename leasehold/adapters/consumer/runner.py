@@ -168,12 +168,12 @@ class Runner:
             keys = few([holding.key for holding in unreleased])
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not is_drained:
-            log.error("not everything came to its end within %g s", self._drain_seconds)
+            log.error("not everything ended within %g s", self._drain_seconds)
         closed = [part.close(until) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
         # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
         if is_drained and not all(closed):
-            log.warning("everything is released; a request of this worker still waits for its answer")
+            log.warning("everything is released; a request of this worker is still waiting for its response")
         if end is not None:
             raise end
 
@@ -261,7 +261,7 @@ class Runner:
             self._end_reasons.put((fault,))
             return
         # Callers catch the documented exceptions, so wrap any other one.
-        error = WorkerError(f"the worker cannot go on: {said(fault)}")
+        error = WorkerError(f"the worker cannot continue: {said(fault)}")
         error.__cause__ = fault
         self._end_reasons.put((error,))
         self._scheduler.unforeseen("the worker ends", fault)

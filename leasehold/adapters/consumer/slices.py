@@ -89,7 +89,7 @@ class Slice:
     def source(self, source: Source) -> "SliceSource":
         """Return the source cut to the slice. Raises ValueError if the source can't detect that a time is reached."""
         if not isinstance(source, Sliceable):
-            raise ValueError("slice: this source does not tell when a shard is read up to a time")  # noqa: TRY004  bad usage
+            raise ValueError("slice: this source cannot detect that a shard was read up to a time")  # noqa: TRY004  bad usage
         return SliceSource(source, source, self)
 
 

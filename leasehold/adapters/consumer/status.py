@@ -154,12 +154,12 @@ def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str,
 
 MEANINGS = {
     "OK": "read and handled up to the tip, or not falling behind",
-    "UNKNOWN": "nobody tells: the table or the rows say too little, or were watched too shortly",
-    "BEHIND": "read, and all the time further behind for two minutes",
-    "STALLED": "owned, and its position stands: readings, or the handler, fail",
-    "HUNG": "its handler is at work without an end",
-    "UNREAD": "owned, and nobody has read it, without a reason",
-    "ORPHAN": "nobody alive has owned it for longer than it should take",
+    "UNKNOWN": "not known: the table or its rows contain too little, or were watched too briefly",
+    "BEHIND": "read, but falling further behind for two minutes",
+    "STALLED": "owned, but its position does not move, because reads or the handler fail",
+    "HUNG": "its handler does not end",
+    "UNREAD": "owned, but not read, for no known reason",
+    "ORPHAN": "without a living owner for longer than it should take",
 }
 """Each word with its meaning, the worst last."""
 
@@ -368,7 +368,10 @@ def status_of(
     if not status.ok or by_owner:
         return status
     return Status(
-        "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
+        "OK",
+        "nobody owns it: a worker will find it at its next look"
+        if lease.owner is None
+        else "its owner changed recently",
     )
 
 
@@ -402,12 +405,13 @@ def _unowned_status(
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
-        return Status("ORPHAN", f"{subject} for {unrenewed_seconds:.0f} s, and nobody else takes it{fault}")
+        return Status("ORPHAN", f"{subject} for {unrenewed_seconds:.0f} s, and no other worker takes it{fault}")
     if watched <= 0:
         return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
     return Status(
         "UNKNOWN",
-        f"{subject} for {unrenewed_seconds:.0f} s as far as was seen; within {limit_seconds:.0f} s somebody should",
+        f"{subject} for {unrenewed_seconds:.0f} s as far as was observed; "
+        f"a worker should renew or take it within {limit_seconds:.0f} s",
     )
 
 
@@ -416,7 +420,7 @@ def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> S
     handler_began, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
     if stalled_seconds <= limit_seconds:
         if progress.grows:
-            return Status("BEHIND", f"{_behind(progress)}, and all the time further for two minutes")
+            return Status("BEHIND", f"{_behind(progress)}, and falling further behind for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
         return Status("OK", progress.excused or _behind(progress))
     # Check this before the fault. If a handler never returns, it is the cause, whatever failed before.
@@ -428,13 +432,13 @@ def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> S
         return Status("STALLED", _stalled_reason(progress, now))
     return Status(
         "UNREAD",
-        f"{progress.owner} owns it, and has not read it for {stalled_seconds:.0f} s, for no reason that it tells",
+        f"{progress.owner} owns it, and has not read it for {stalled_seconds:.0f} s, without giving a reason",
     )
 
 
 def _stalled_reason(progress: Progress, now: float) -> str:
     stalled_seconds = 0.0 if progress.done is None else now - progress.done
-    return f"it has stood for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not go on'}"
+    return f"it has not moved for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not continue'}"
 
 
 def _utc(at: float) -> str:
@@ -456,15 +460,15 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
         # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
-        return Status("BEHIND", f"{lag_text}, and all the time further for two minutes")
+        return Status("BEHIND", f"{lag_text}, and falling further behind for two minutes")
     if lag_amount is not None and watch.unchanged_seconds > limit_seconds:
-        return Status("STALLED", f"{lag_text}, and its checkpoint has stood for {watch.unchanged_seconds:.0f} s")
+        return Status("STALLED", f"{lag_text}, and its checkpoint has not moved for {watch.unchanged_seconds:.0f} s")
     if watch.moved and watch.unchanged_seconds <= limit_seconds:
         return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
     if watched <= 0:
         # A single look shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
-    hint = "" if lag_amount is not None else "; --source asks the stream whether anything waits"
+    hint = "" if lag_amount is not None else "; use --source to check the stream for waiting records"
     return Status("UNKNOWN", f"its checkpoint has not moved in {watch.unchanged_seconds:.0f} s{hint}")
 
 

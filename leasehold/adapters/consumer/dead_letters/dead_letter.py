@@ -172,7 +172,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         raise BadDeadLetter("data: it is not base64") from None
     # Dead letters are sorted by this number, and `isdigit` alone would also accept the digits of other scripts.
     if not (number.isascii() and number.isdigit()):
-        raise BadDeadLetter("sequence_number: it wants a decimal number, as a text")
+        raise BadDeadLetter("sequence_number: it must be a decimal number, as a string")
     record = Record(
         data,
         number,
@@ -205,8 +205,8 @@ def _field(document: dict[str, Any], name: str, kind: type, default: object = _R
         raise BadDeadLetter(f"{name}: it is missing")
     # In Python a bool is an int.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise BadDeadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
+        raise BadDeadLetter(f"{name}: it must be {'a string' if kind is str else 'a whole number'}")
     # Python parses integers of any length, but the places where these are stored have limits.
     if isinstance(value, int) and not 0 <= value < MAX_INTEGER:
-        raise BadDeadLetter(f"{name}: it wants a whole number from 0 to {MAX_INTEGER - 1}")
+        raise BadDeadLetter(f"{name}: it must be a whole number from 0 to {MAX_INTEGER - 1}")
     return value

@@ -83,7 +83,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: Repor
     for name in sorted(set(names) - {sort_key[-1] for sort_key in sort_keys}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
         # Leave such files alone, because they may not be ours.
-        report_kept(name, "it is named as no letter is")
+        report_kept(name, "its name is not that of a dead letter")
     for *_, name in sort_keys:
         try:
             line = dead_letters.get(name)
@@ -91,7 +91,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: Repor
                 continue
             dead_letter = dead_letter_from(line)
         except (BadDeadLetter, DeadLetterError) as error:
-            report_kept(name, f"it is no letter: {error}" if isinstance(error, BadDeadLetter) else str(error))
+            report_kept(name, f"it is not a dead letter: {error}" if isinstance(error, BadDeadLetter) else str(error))
             verdict = evolve(verdict, strange=verdict.strange + 1)
             continue
         if (fault := deliver(dead_letter)) is not None:
@@ -215,7 +215,7 @@ def replay_stream(
             raise
         raise calls.broken from None
     if not finished:
-        raise DeadLetterError("it was told to end before all letters were handed over; start it again to go on")
+        raise DeadLetterError("it was stopped before all dead letters were replayed; start it again to continue")
     return calls.verdict
 
 
@@ -249,7 +249,7 @@ class _DeadLetterCalls:
                 self.verdict = verdict
 
     def _replay(self, record: Record) -> ReplayVerdict:
-        name, verdict = f"the letter at {record.sequence_number}", self.verdict
+        name, verdict = f"the dead letter at {record.sequence_number}", self.verdict
         try:
             dead_letter = dead_letter_from(record.data)
             if (fault := self._deliver(dead_letter)) is None:
@@ -257,7 +257,7 @@ class _DeadLetterCalls:
             # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
             self._letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
         except BadDeadLetter as error:
-            self._report_kept(name, f"it is no letter: {error}")
+            self._report_kept(name, f"it is not a dead letter: {error}")
             return evolve(verdict, strange=verdict.strange + 1)
         except DeadLetterError as dead_letter_error:
             self.broken = dead_letter_error

@@ -114,14 +114,14 @@ class FolderSink:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             # The whole message would name the unfinished file.
-            raise DeadLetterError(f"no letter could be written: {fault.strerror or fault}") from fault
+            raise DeadLetterError(f"the dead letter could not be written: {fault.strerror or fault}") from fault
 
     def names(self) -> tuple[str, ...]:
         """List the files of the folder, without hidden ones, which are unfinished."""
         try:
             return tuple(file.name for file in self._folder.iterdir() if not file.name.startswith("."))
         except OSError as fault:
-            raise DeadLetterError(f"no letters could be listed: {fault}") from fault
+            raise DeadLetterError(f"the dead letters could not be listed: {fault}") from fault
 
     def get(self, name: str) -> bytes | None:
         """Read the file."""
@@ -130,7 +130,7 @@ class FolderSink:
         except FileNotFoundError:
             return None
         except OSError as fault:
-            raise DeadLetterError(f"a letter could not be read: {fault}") from fault
+            raise DeadLetterError(f"a dead letter could not be read: {fault}") from fault
 
     def remove(self, name: str) -> None:
         """Remove the file durably."""
@@ -139,7 +139,7 @@ class FolderSink:
             # Otherwise, the file might reappear after a power failure, and its record would be replayed again.
             self._sync_folder()
         except OSError as fault:
-            raise DeadLetterError(f"a letter could not be removed: {fault}") from fault
+            raise DeadLetterError(f"a dead letter could not be removed: {fault}") from fault
 
     def close(self) -> None:
         """Do nothing."""
@@ -172,7 +172,7 @@ def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> Folder
         elif not Path(place).is_dir():
             raise DeadLetterError(f"there is no folder {place!r}")
     except OSError as fault:
-        raise DeadLetterError(f"letters cannot be kept there: {fault}") from fault
+        raise DeadLetterError(f"dead letters cannot be stored there: {fault}") from fault
     return FolderSink(Path(place))
 
 
@@ -208,7 +208,7 @@ def open_dead_letters(url: str) -> ListedDeadLetters:
     # A stream stores no positions for its readers, and nothing can be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
-        raise ValueError("letters URL: letters in a stream want --store, where the replay keeps how far it has come")
+        raise ValueError("letters URL: dead letters in a stream need --store, in which the replay stores its position")
     return cast("ListedDeadLetters", _open_sink(url, "letters", create=False))
 
 
