@@ -67,7 +67,7 @@ def run(
 
     Raises:
         ValueError: An option is wrong; the message names it.
-        WorkerError: The worker cannot go on.
+        WorkerError: The worker cannot continue.
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
 

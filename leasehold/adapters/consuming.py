@@ -149,7 +149,7 @@ class Consumption:
             How much of the slice was read; None without a slice.
 
         Raises:
-            WorkerError: The worker cannot go on.
+            WorkerError: The worker cannot continue.
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
         """

@@ -327,7 +327,7 @@ def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
     assert [each["do"] for each in plan_json(text, "b-1")["actions"]] == ["claim"]
     for document, worker, complaint in (
         (listing, None, "me: is missing"),
-        (listing | {"me": {"worker": "c"}}, "b-1", "me: the document says"),
+        (listing | {"me": {"worker": "c"}}, "b-1", "me: the document names"),
         (listing, "", '--worker: "" is not a name'),
     ):
         with pytest.raises(BadJsonField, match=complaint):

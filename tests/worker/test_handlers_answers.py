@@ -127,7 +127,7 @@ def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_ra
     batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
     attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
     for fault in (plain, Unhandled("it is odd"), as_fault(odd)):
-        attempts.failed(attempts.piece(batch), fault)
+        attempts.after_failure(attempts.next_piece(batch), fault)
     assert caplog.messages == [
         "shard s-0: its handler raised ValueError on records 7 to 8, attempt 1 of 5",
         "shard s-0: its handler failed on records 7 to 8, attempt 2 of 5: it is odd",

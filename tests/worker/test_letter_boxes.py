@@ -251,7 +251,7 @@ def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
 
 def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which of the URLs is wrong."""
-    with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
+    with pytest.raises(ValueError, match=r"^letters URL: dead letters in a stream need --store"):
         open_dead_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):
         open_stream("file://x")

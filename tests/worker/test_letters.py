@@ -213,7 +213,7 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
         (["file:///nowhere/at/all"], 2, "choose one of --handler module:function and --to"),
         (["file:///nowhere/at/all", *TAKEN], 1, "there is no folder '/nowhere/at/all'"),
         (["file://", *TAKEN], 2, "it names no folder"),
-        (["kinesis://letters", *TAKEN], 2, "letters in a stream want --store"),
+        (["kinesis://letters", *TAKEN], 2, "dead letters in a stream need --store"),
         (["file:///tmp", *TAKEN, *STORE], 2, "--store: it goes with letters in a stream"),
         (["file:///tmp", *TAKEN, "--from", "now-1h"], 2, "--from: it goes with letters in a stream"),
         (["kinesis://letters", *TAKEN, *STORE, "--from", "LATEST"], 2, "--from: a replay begins at TRIM_HORIZON"),

@@ -246,7 +246,7 @@ def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog:
     reading, executor = handed_over(harness)
     executor.stuck = True
     assert (reading.step(harness.clock.now), harness.holding.releasing) == (harness.clock.now, True)
-    assert "as many as there may be hang in handlers; released, not taken again for 30 s" in caplog.text
+    assert "all threads hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
 def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
