@@ -22,7 +22,7 @@ from leasehold.adapters.cli.leases import _json, app, keyed, known, readings, se
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, question
-from leasehold.adapters.report.watching import TableWatch, WatchedTable, picture
+from leasehold.adapters.ops.watching import TableWatch, WatchedTable, picture
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version

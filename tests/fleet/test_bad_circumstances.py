@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from wire import Wire
 
 from leasehold.adapters.cli.consume import app
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Shard
@@ -45,7 +46,9 @@ class Member:
 
     def __attrs_post_init__(self) -> None:
         source = ListSource([Shard(str(number), PREFIX) for number in range(4)], stream=PREFIX)
-        self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
+        self.worker = Worker(
+            store=self.store, source=source, me="ann", config=CONFIG, scheduler=ThreadScheduler(lambda: self.now)
+        )
 
     def cycle(self) -> list[str]:
         """Run one cycle and return the partitions held."""

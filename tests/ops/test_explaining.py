@@ -12,7 +12,7 @@ from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.consumer.status import Status
 from leasehold.adapters.ops import explaining
 from leasehold.adapters.ops.explaining import SENTENCES, plans, rules_of, story
-from leasehold.adapters.report.watching import WatchedTable, shares, watched
+from leasehold.adapters.ops.watching import WatchedTable, shares, watched
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config

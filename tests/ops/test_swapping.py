@@ -27,7 +27,7 @@ from leasehold.adapters.ops.swapping import (
     set_direction,
     wait_until_known,
 )
-from leasehold.adapters.report.watching import TableWatch, picture
+from leasehold.adapters.ops.watching import TableWatch, picture
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

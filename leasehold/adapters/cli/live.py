@@ -26,7 +26,7 @@ from rich.text import Text
 from leasehold.adapters.cli.common.columns import Cells, drawn
 from leasehold.adapters.cli.lease_tables import AT_LEAST, below, cells, said_move, shown_checkpoint
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.report.watching import SeenMove, WatchedTable
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
 UNITS = (None, "worker", "group")

@@ -31,7 +31,10 @@ class Queue(Protocol):
 
 
 class Scheduler(Protocol):
-    """Starts tasks, and lets them wait for each other and for a time."""
+    """What makes two runs of a worker differ: the clock, the order of tasks, random waits, and the process id."""
+
+    process_id: str
+    """Distinguishes this process from every other one that has ever used the worker's id."""
 
     @property
     def fatal(self) -> tuple[type[BaseException], ...]:
@@ -39,6 +42,10 @@ class Scheduler(Protocol):
 
     def clock(self) -> float:
         """Return the seconds of a clock that never goes back."""
+
+    @property
+    def uniform(self) -> Callable[[float, float], float]:
+        """The function that draws a number between two others, for waits after faults. Nothing else is random."""
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a new lock, which may be held during a wait."""

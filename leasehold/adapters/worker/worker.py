@@ -8,8 +8,6 @@
 
 import logging
 import math
-import random
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
@@ -19,7 +17,7 @@ from attrs import evolve
 
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Named, Source
-from leasehold.adapters.threads import ThreadScheduler, seconds
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import ParallelMap
@@ -87,11 +85,8 @@ class Worker:
         config: The configuration, which must be the same for the whole fleet.
         consumer: Reads the held leases; None: the runner does, once it is created. Use `Unread()` for a worker that a
             program calls by itself and that reads nothing.
-        clock: A clock in seconds that never goes back; `now` is a time of this clock. The default one also advances
-            while the machine is suspended.
-        uniform: Draws a number between two others, for waits after faults. Nothing else is random.
-        process: Distinguishes this process from every other one that has ever used the id.
-        scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
+        scheduler: Provides what differs from run to run: the clock, tasks and locks, random waits, and an id for this
+            run of the process. None uses threads and a clock that also advances while the machine is suspended.
         tracer: Where spans go; None: to the program's own provider, if it has set one before.
         if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
             is read then, and the log says what to do (L14).
@@ -113,9 +108,6 @@ class Worker:
         me: str,
         config: Config | None = None,
         consumer: HoldingConsumer | None = None,
-        clock: Callable[[], float] = seconds,
-        uniform: Callable[[float, float], float] = random.uniform,
-        process: str | None = None,
         scheduler: Scheduler | None = None,
         tracer: "Tracer | None" = None,
         if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
@@ -124,14 +116,14 @@ class Worker:
         self.spans = spans_of(me, tracer)
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
         self.config = config or Config()
-        self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
+        self.scheduler: Scheduler = scheduler or ThreadScheduler()
+        self.clock, self.uniform = self.scheduler.clock, self.scheduler.uniform
         self.consumer, self._own_consumer = consumer, consumer is not None
-        self.clock, self.uniform = clock, uniform
         self.hurried: Callable[[], None] = nobody
         """Called, from any thread, when `turn` should be called sooner than it returned. A runner sets it."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, Named) else ""
-        self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
+        self._identity = Identity(me, self.scheduler.process_id, lambda: self.discovery.incarnation, name)
         self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
         self._hurry = Event()
         events = LeaseEvents(
@@ -142,16 +134,19 @@ class Worker:
             remade=self._remade,
             release=self._release,
         )
-        self._book = LeaseBook(self.store, self._identity, self.config, events, clock=clock, lock=self.scheduler.lock)
-        self._renewing = Renewing(self.config, self._release, clock)
-        self.table, self._look, self._look_due = TableView(self.store, self.config, clock), Look(0.0), -math.inf
+        self._book = LeaseBook(
+            self.store, self._identity, self.config, events, clock=self.clock, lock=self.scheduler.lock
+        )
+        self._renewing = Renewing(self.config, self._release, self.clock)
+        self.table, self._look, self._look_due = TableView(self.store, self.config, self.clock), Look(0.0), -math.inf
         self._creations = PendingCreations(self.config, self.source.latest)
         self._turns, self._closing = 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
         # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
-        self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
-        self._retake = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
-        self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
+        retry_seconds_max = min(self.config.cycle_seconds, self.config.lease_seconds / 2)
+        self._backoff = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
+        self._retake = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
+        self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, self.uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

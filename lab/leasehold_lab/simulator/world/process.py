@@ -90,7 +90,7 @@ class Process:
         self._holdings: dict[str, Holding] = {}
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; one record each
         offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
-        self._time = VirtualTime(world.tasks, self, offset, member.rate)
+        self._time = VirtualTime(world.tasks, self, offset, member.rate, self._draw, self.process_id)
         self._exchange = exchange = Exchange(world, self)
         kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
         client = Client(world, self, exchange, self._draw)
@@ -105,9 +105,6 @@ class Process:
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,
-            clock=self._time.clock,
-            uniform=self._draw.uniform,
-            process=self.process_id,
             scheduler=self._time,
             if_recreated=self._scenario.if_recreated,
         )
