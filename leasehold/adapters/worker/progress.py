@@ -274,7 +274,8 @@ class ProgressMeter:
         moved: Whether another worker had the lease before, according to the annotation.
         heard: When the stream last responded about this shard; minus infinity before that.
         silent_since: Since when this shard waits for a response; None if none is due.
-        failed_at: When a read last failed; minus infinity if the stream has responded about this shard since.
+        failed_at: When the last read that failed began; minus infinity if the stream has responded about this shard
+            since.
         waited: How long the last response was waited for, in seconds.
         called: When the current call of the source began; None while none is running.
         left: Whether the lease is released without its reader, which waits for a call of the source.

@@ -246,7 +246,7 @@ class StreamSilence:
             return math.inf
         # After an outage of the stream every shard has its time to respond again.
         since = max(progress.silent_since, self._stream(holding.lease.stream).silent_at)
-        if progress.failed_at <= since:
+        if progress.failed_at < since:  # the time at which the failed read began
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
             return since + max(self._lease_seconds, 2 * progress.waited)
