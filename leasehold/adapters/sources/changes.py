@@ -1,7 +1,7 @@
-"""Reads the change of a DynamoDB item from a record's data, as Python values.
+"""Decodes the change of a DynamoDB item from a record's data into Python values.
 
-The data is JSON as in the Streams API, Lambda events and Kinesis Data Streams for DynamoDB: values are tagged with
-DynamoDB's types (`{"N": "17"}`), and bytes are in base64.
+The data is JSON in the format of the Streams API, Lambda events and Kinesis Data Streams for DynamoDB. Each value is
+tagged with its DynamoDB type, as in `{"N": "17"}`, and bytes are encoded in base64.
 """
 
 import json
@@ -23,9 +23,9 @@ class Change:
     Attributes:
         event: INSERT, MODIFY or REMOVE.
         keys: The key attributes of the item.
-        new: The item after the change; None if it was removed, or the stream has no new images.
-        old: The item before the change; None if there was none, or the stream has no old images.
-        sequence_number: A decimal string; "" if the data has none (Kinesis Data Streams for DynamoDB).
+        new: The item after the change; None if the item was removed, or if the stream does not contain new images.
+        old: The item before the change; None if the item is new, or if the stream does not contain old images.
+        sequence_number: A decimal string; "" if the data has none, as in Kinesis Data Streams for DynamoDB.
         created: When the change was made, in UTC, truncated to the second; None if unknown.
         by: `dynamodb.amazonaws.com` if the item expired (time to live); "" if a user made the change.
     """
@@ -61,7 +61,8 @@ def change_of(data: bytes) -> Change:
 
 
 _MILLISECONDS = 10**11
-"""Larger times are in milliseconds, as Kinesis Data Streams for DynamoDB sends them."""
+"""A time of at least this number is in milliseconds, as Kinesis Data Streams for DynamoDB sends it; others are in
+seconds."""
 
 
 class _FromJson(TypeDeserializer):

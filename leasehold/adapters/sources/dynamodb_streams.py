@@ -1,13 +1,15 @@
-"""The stream of a DynamoDB table as a source: lists its shards, and opens a reader for each.
+"""A source that lists the shards of a DynamoDB table's stream, and opens a reader for each.
 
-Shards are read by the poller for Kinesis, and most things work the same way: iterators, their expiry, the pace, the
-growing timeouts, and the end of a shard. The differences are:
+The readers extend the Kinesis poller, because most things work the same way: iterators and their expiry, the pace of
+requests, growing timeouts, and the end of a shard. The differences are:
 
-- The stream is named by its ARN. Each time a table's stream is enabled, this creates a new stream with a new ARN.
-- Shards have no hash ranges and at most one parent. They end by themselves after some hours, and expire after a day.
-- One page of a listing may be older than another. So a shard that has a child is closed even if its own entry is open.
-- A response does not contain how far behind the reader is. We compute that from the time of the last record and the
-  service's clock.
+- A stream is identified by its ARN. Each time streaming is enabled for a table, DynamoDB creates a new stream with a
+  new ARN.
+- A shard has no hash range, and at most one parent. It ends by itself after some hours, and expires after a day.
+- A listing is not a snapshot, because one page may be older than another. A shard that has a child therefore counts as
+  closed, even if its own entry says that it is open.
+- A response does not contain the reader's lag, so we compute it from the time of the last record and the service's
+  clock.
 """
 
 import json
@@ -52,9 +54,10 @@ PAGE = 100
 NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
 EMPTY_AT_TIP = 3
-"""How many consecutive empty responses mean the tip of a shard. A single one also occurs between two records."""
+"""The number of consecutive empty responses after which a reader counts as being at the tip. A single empty response
+may also occur between two records."""
 BEHIND_SECONDS = 2.0
-"""If the last record is older than this (in whole seconds), there are probably more records to read."""
+"""If the last record is older than this, there are probably more records to read. Record times are in whole seconds."""
 
 
 class StreamsClients(TimedClients):
@@ -74,8 +77,8 @@ class TableClients(TimedClients):
 class ChangePoller(Poller):
     """A reader of one shard of a table's stream.
 
-    If the start is a time, and the service or an older boto3 has no iterators for times, the shard is read from its
-    beginning, and earlier changes are dropped.
+    If the start is a time, but the service or an older boto3 has no iterators that start at a time, the shard is read
+    from its beginning and changes before that time are dropped.
     """
 
     max_records = 1000
@@ -133,7 +136,7 @@ class ChangePoller(Poller):
         return super()._needs_new_iterator(error)
 
     def _restart_or_raise(self, error: ClientError | None) -> None:
-        """Start at the oldest record if no record was read before or `rewind` is set; otherwise raise Trimmed."""
+        """Restart at the oldest record if `rewind` is set or no sequence number is known; else raise Trimmed."""
         number = self._last_read or (self._start.sequence if self._start.numbered else None)
         if number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
@@ -143,7 +146,8 @@ class ChangePoller(Poller):
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new = records = tuple(map(record_of, response["Records"]))
         skip_through, since = self._skip_through, self._since
-        # Drop only leading records: all records after the first one past the start are past it, too.
+        # Drop only leading records, because records are in order: all records after the first one past the start are
+        # past it.
         if skip_through is not None:
             new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
         if since is not None:
@@ -155,7 +159,7 @@ class ChangePoller(Poller):
         at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
         behind = 0.0 if at_tip else None
         if records:
-            # The age of the last record, by the service's clock in the response.
+            # Compute the age of the last record by the service's clock, which the response contains.
             now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
             behind = None if now is None or arrived is None else max(0.0, now - arrived)
@@ -177,8 +181,9 @@ class ChangePoller(Poller):
 def record_of(row: Mapping[str, Any]) -> Record:
     """Convert a stream record from boto3.
 
-    The data is the change as the API sends it, in JSON with sorted keys, so that a change has the same bytes for every
-    reader. The partition key is the item's key in the same format, so that all changes of an item have the same one.
+    The record's data is the change in the format of the API, as JSON with sorted keys, so that every reader returns the
+    same bytes. The partition key is the item's key in the same format, so all changes of an item have the same
+    partition key.
 
     Raises:
         KeyError, TypeError, ValueError: If the row has another structure.
@@ -187,7 +192,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
     number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has the invalid sequence number {number!r}")
-    # Checked here, so that code that reads the data (such as Spark's columns) need not check again.
+    # Check this here, so that code that reads the data later, such as Spark's columns, need not check again.
     valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
     if not valid:
         raise ValueError(f"record {number} has an invalid eventName or userIdentity")
@@ -216,7 +221,7 @@ def _json_value(value: object) -> object:
 
 
 def _latest_arrival(record: Record) -> float:
-    """Return the latest time at which the record may have been created: times are truncated to seconds or minutes."""
+    """Return the latest time at which the record may have been created. Its time is in whole seconds or minutes."""
     if record.arrived is None:
         return float("inf")
     return record.arrived + (1.0 if record.arrived % 60 else 60.0)
@@ -227,12 +232,12 @@ class TableStream(PolledStream):
 
     Args:
         clients: The clients of DynamoDB Streams, which all threads share.
-        name: The name of the table, whose current stream is read, or the ARN of a stream.
+        name: The name of a table, to read its current stream, or the ARN of a stream.
         tables: The clients of DynamoDB, to look up the table's stream.
-        rewind: As for a Kinesis stream.
-        poll_seconds: As for a Kinesis stream.
-        max_records: As for a Kinesis stream.
-        clock: As for a Kinesis stream.
+        rewind: See `PolledStream`.
+        poll_seconds: See `PolledStream`.
+        max_records: See `PolledStream`.
+        clock: See `PolledStream`.
     """
 
     service = STREAMS
@@ -298,7 +303,7 @@ class TableStream(PolledStream):
             return shards_from(rows)
 
     def latest(self, lease: Lease) -> Position:
-        """Return the current second by the service's clock, because the times of records are truncated to seconds."""
+        """Return the service's time in whole seconds, because the times of records are truncated to seconds."""
         return at_timestamp(super().latest(lease).sub // 1000 * 1000)
 
     def open(self, lease: Lease, start: Position) -> ChangePoller:
@@ -325,7 +330,7 @@ class TableStream(PolledStream):
         return self._arn
 
     def _find_stream(self) -> None:
-        """Look up the table's current stream, which changes when the stream is disabled and enabled again."""
+        """Look up the table's current stream. It changes when streaming is disabled and enabled again."""
         if is_arn(self.name):
             return
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
@@ -346,7 +351,7 @@ def is_arn(name: str) -> bool:
 
 
 def shards_from(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
-    """Return the shards of a listing. A parent of another shard is closed, even if its own entry is still open."""
+    """Return the shards of a listing. A shard that has a child is closed, even if its own entry is still open."""
     parents = {row.get("ParentShardId") for row in rows}
     return tuple(
         Shard(
@@ -359,7 +364,7 @@ def shards_from(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
 
 
 def region_of(name: str, options: Mapping[str, str]) -> str | None:
-    """Return the region of this table or ARN; None for the environment's. Raises ValueError if it is neither."""
+    """Return the region of a table or ARN, or None for the environment's. Raises ValueError if the name is neither."""
     if not is_arn(name):
         if "/" in name or "," in name:
             raise ValueError("source URL: it must name one table: dynamodb-streams://TABLE, or the ARN of a stream")
