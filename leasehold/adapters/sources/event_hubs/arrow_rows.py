@@ -1,6 +1,6 @@
-"""Turns events of a hub into the Arrow columns of the Azure connector.
+"""Converts events of a hub into Arrow columns, named as in Azure's connector for Spark.
 
-The module needs pyarrow, which is an extra, so it is imported only when columns are requested.
+This module needs pyarrow, which is an optional dependency, so it is imported only when columns are requested.
 """
 
 import json

@@ -13,7 +13,7 @@ _DIGITS = 39  # of 2**128 - 1
 
 
 def digest_of(partition_key: bytes) -> bytes:
-    """Return the hash key of a partition key in UTF-8, as 16 bytes, which sort like the numbers."""
+    """Return the hash key of a partition key in UTF-8. It has 16 bytes, which sort in the order of the numbers."""
     digest: bytes = md5(partition_key).digest()
     return digest
 
@@ -34,7 +34,7 @@ def parse_hash_key(hash_key: str) -> int | None:
     if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
         return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
-    if not digits.isdecimal() or max(digits) > "\uffff":  # Java looks at one UTF-16 unit at a time
+    if not digits.isdecimal() or max(digits) > "\uffff":  # Java examines one UTF-16 unit at a time
         return None
     if len(digits) > _DIGITS:
         digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"

@@ -1,17 +1,18 @@
 """Reads one shard by GetRecords, and turns the responses into user records.
 
-A read makes one request (`Poller._request`). Then the rows of the response become columns, aggregates are unpacked, and
-records that were processed before are dropped (`Unpacker`). The batch contains the position up to which the shard has
-been read.
+Each read makes one request (`Poller._request`). The rows of the response are converted to columns, aggregates are
+unpacked, and records that were already processed are dropped (`Unpacker`). The resulting batch contains the position up
+to which the shard has been read.
 
 Rule 1: Requests are made twice a second at the tip, four times a second while behind, and every two seconds while
 nothing arrives. After throttling they are made less often (`faults.PollPace`).
 
-Rule 2: The first iterator is AT the checkpoint, because an aggregated record may be half processed. Records up to the
-checkpoint are dropped. Later iterators are AFTER the last Kinesis record read.
+Rule 2: The first iterator starts AT the checkpoint, because the checkpoint may be inside an aggregated record. Records
+up to the checkpoint are dropped. Later iterators start AFTER the last Kinesis record read.
 
-Rule 3: If a request exceeds the longest timeout, the next requests ask for fewer records until the tip is reached. Over
-a slow network, or from a busy service, megabytes may never arrive in time, and each retry would only add to the load.
+Rule 3: If a request exceeds the longest timeout, the next requests ask for fewer records until the tip is reached. If
+the network is slow or the service is busy, a response of several megabytes may never arrive in time, and each retry
+would only add to the load.
 
 Rule 4: If a request exceeds a shorter timeout, it is soon repeated with a longer one (`CallTimeouts`).
 """
@@ -74,14 +75,15 @@ if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
 _COLUMNS = "leasehold.adapters.sources.kinesis.arrow_rows"
-"""Imported only when columns are requested, because it needs pyarrow, which is an extra."""
+"""The module that creates Arrow columns. It is imported only when columns are requested, because it needs pyarrow,
+which is an optional dependency."""
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class DropCounter:
-    """Counts the user records of a shard that are dropped. Logs each reason when it first occurs, and the totals."""
+    """Counts the dropped user records of a shard. Logs each reason when it first occurs, and the totals at the end."""
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
@@ -102,7 +104,7 @@ class DropCounter:
             log.warning(message, self._shard, users.dropped, number, users.reason, explanation)
 
     def repeated(self, count: int) -> None:
-        """Count duplicates, which a Spark sink has sent again."""
+        """Count duplicates, which are records that a Spark sink sent again."""
         self._repeated += count
 
     def close(self) -> None:
@@ -121,11 +123,11 @@ class Unpacker:
 
     Args:
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
-        skip_through: The order of a position. Records up to it are dropped. None if all records come later.
+        skip_through: Records up to this position (as `Position.order`) are dropped. None if all records are later.
         misplaced: What to do with aggregates that have records outside the hash range.
         dropped: Counts the records that are dropped.
         whole_aggregates: Whether to keep aggregates as they are. An aggregate has the position of its last user record.
-        seen: The records of Spark sinks that were read before. Duplicates of these are dropped.
+        seen: The records of Spark sinks that were read before, whose duplicates are dropped.
 
     Attributes:
         size: The payload bytes of the rows.
@@ -193,7 +195,8 @@ class Unpacker:
         self.subs = max(len(users) + users.dropped, 1)
         last = self.subs - 1
         if self.skip_through is not None:
-            # If a reader of user records stopped within the aggregate, the whole aggregate is read again.
+            # If a checkpoint is inside this aggregate, because an earlier reader returned user records, the whole
+            # aggregate is returned again.
             if (1, int(rows.numbers[index]), last) <= self.skip_through:
                 return
             self.skip_through = None
@@ -263,7 +266,7 @@ class Unpacker:
 def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """Turn the rows of a response into columns, and empty `rows`.
 
-    That the last sequence number is decimal is checked elsewhere.
+    It is checked elsewhere that the last sequence number is decimal.
 
     Raises:
         TypeError: If a sequence number or a partition key is not a string.
@@ -314,11 +317,11 @@ class Poller:
         rewind: Whether to start at the oldest record if the start was trimmed.
         pace: The pauses between requests.
         timeouts: The timeouts; by default that of the client.
-        max_records: The most records that one request asks for; by default the service's maximum.
+        max_records: The maximum number of records per request; by default the service's limit.
     """
 
     max_records = MAX_RECORDS
-    """The most records that one request asks for."""
+    """The maximum number of records per request."""
     service = KINESIS
     parameter_names: ClassVar[Mapping[str, str]] = {
         "Stream": "StreamName",
@@ -367,7 +370,7 @@ class Poller:
         try:
             batch = self._read_batch()
         except ResponsePending:
-            # An empty batch without a fault would count as a response, as if the shard were being read.
+            # Return a fault, because an empty batch without one would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
             lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
@@ -388,13 +391,13 @@ class Poller:
         return batch
 
     def close(self) -> None:
-        """Log what was dropped. The client stays open, because it belongs to the source."""
+        """Log the number of dropped records. The client stays open, because it belongs to the source."""
         self._dropped.close()
 
     def _read_batch(self) -> Batch | None:
         """Return the batch of the next response, or None if there was none.
 
-        If a response cannot be parsed, nothing of it counts as read, and the request is made again.
+        If a response cannot be parsed, no part of it counts as read, and the next read makes the same request again.
         """
         with translate_parse_errors(self._stream, self.service):
             response = self._request()
@@ -410,7 +413,7 @@ class Poller:
             raise
 
     def _reset_request(self) -> None:
-        """Do nothing, because the iterator was restored."""
+        """Prepare to repeat the last request. The iterator has already been restored, so nothing more is needed."""
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         with translate_errors(self._stream, self.service):
@@ -480,7 +483,7 @@ class Poller:
             self._log_gap(first)
         batch = Batch(
             records=unpacked.records,
-            # Dropped records count as read. Otherwise the checkpoint could never pass dropped records at the tip.
+            # Dropped records count as read. Otherwise the checkpoint could not move past dropped records at the tip.
             read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
             behind_seconds=behind / 1000,
             wait_seconds=self._pause(idle=last is None and not behind, behind=behind > 0),
