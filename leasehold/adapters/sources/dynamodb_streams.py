@@ -307,7 +307,6 @@ class TableStream(PolledStream):
         return at_timestamp(super().latest(lease).sub // 1000 * 1000)
 
     def open(self, lease: Lease, start: Position) -> ChangePoller:
-        """Return a reader that starts just after `start`."""
         return ChangePoller(
             self._clients.with_timeout(self._clients.timeouts[0]),
             self._request_name(),
@@ -320,7 +319,6 @@ class TableStream(PolledStream):
         )
 
     def close(self) -> None:
-        """Close all connections."""
         super().close()
         self._tables.close()
 

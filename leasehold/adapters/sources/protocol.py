@@ -343,42 +343,33 @@ class PassingSource:
 
     @property
     def stream(self) -> str:
-        """The stream name in the leases."""
         return self._source.stream
 
     @property
     def name(self) -> str:
-        """The stream's name if its leases do not contain it, else ""."""
+        """The source's name, or "" if it has none."""
         return self._source.name if isinstance(self._source, Named) else ""
 
     def reads(self, lease: Lease) -> bool:
-        """Return whether the source reads the stream of this lease."""
         return self._source.reads(lease) if isinstance(self._source, Selective) else True
 
     def arn(self, stream: str) -> str:
-        """Return the ARN of this stream, or ""."""
         return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
 
     def incarnation(self) -> str:
-        """Return the identity that distinguishes the stream from earlier ones of its name, or ""."""
         return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all shards."""
         return self._source.shards()
 
     def gone(self, shard: str) -> bool:
-        """Ask the stream whether this shard no longer exists."""
         return self._source.gone(shard)
 
     def latest(self, lease: Lease) -> Position:
-        """Return what LATEST means on this shard now."""
         return self._source.latest(lease)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader that starts just after `start`."""
         return self._source.open(lease, start)
 
     def close(self) -> None:
-        """Close all connections."""
         self._source.close()

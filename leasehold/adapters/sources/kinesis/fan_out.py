@@ -280,7 +280,6 @@ class FanOut(Poller):
         self._inbox_pause = INBOX_CHECK_SECONDS
 
     def close(self) -> None:
-        """Give up the subscription."""
         super().close()
         if self._subscription is not None:
             self._subscription.close()

@@ -1,10 +1,10 @@
-"""Turns the user records of many Kinesis records into Arrow columns, mostly without creating an object for each.
+"""Converts the user records of many Kinesis records into Arrow columns, mostly without creating an object for each.
 
-In aggregates of the common form, we only locate the user records, and Arrow copies their data directly from the Kinesis
-records. Everything else goes through `deaggregate`.
+If an aggregate has the form that producers usually write, we only locate its user records, and Arrow copies their data
+directly from the Kinesis record. All other records go through `deaggregate`.
 
-Apart from the digests, most of the time is spent on copying bytes, so each byte is copied only once. Checking half of
-the digests in a second thread had no measurable benefit, and a Spark task has no core to spare.
+Apart from checking digests, most of the time is spent on copying bytes, so each byte is copied only once. Checking half
+of the digests in a second thread had no measurable benefit, and a Spark task has no spare core.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.spans import Spans
-except ImportError:  # librt is missing, or is not the version that it was compiled for
+except ImportError:  # librt is missing, or has another version than at compile time
     Spans = None  # type: ignore[assignment,misc]  # then everything goes through `deaggregate`
 
 _DIGEST_BYTES = 16
@@ -77,7 +77,7 @@ def rows_and_deaggregated(
 ) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
     """Return the rows, and the UserRecords of those Kinesis records that went through `deaggregate`, by index.
 
-    Only in these Kinesis records may user records have been dropped.
+    Only these Kinesis records can contain user records that were dropped.
     """
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
@@ -101,7 +101,8 @@ def _rows_of_spans(
     all_indexes = range(len(records))
     if not _USE_SPANS:
         return None, all_indexes
-    # Check all digests first. Alternating between digests and spans would make both slower, because of cold caches.
+    # Check all digests first. Alternating between digests and spans would make both slower, because caches would be
+    # cold.
     sealed = [
         data.startswith(MAGIC)
         and len(data) > _FRAME

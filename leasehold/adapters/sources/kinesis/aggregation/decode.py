@@ -1,11 +1,12 @@
 """Extracts the user records of a Kinesis record, with the same results as KCL 3.5.1.
 
-A Kinesis record is either returned unchanged (`aggregated` is False) or split into its user records. KCL drops records
-silently, while here every result contains a reason and a count.
+A Kinesis record is either returned unchanged (`aggregated` is False) or split into its user records. The KCL drops
+records silently, but here every result contains a reason and a count.
 
-By default we differ from KCL in one case. While a shard splits or merges, an aggregate may be written to a shard to
-which only some of its user records belong. KCL drops the whole aggregate. But the KPL counts the user records that
-belong to the shard as written, and sends only the others again, so we keep the former.
+By default, our results differ from the KCL's in one case. While a shard splits or merges, an aggregate may be written
+to a shard to which only some of its user records belong. The KCL drops the whole aggregate. However, the KPL considers
+the user records that belong to the shard to be written, and sends only the others again. So we keep the records that
+belong to the shard.
 """
 
 import hashlib
@@ -23,14 +24,14 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
-except ImportError:  # librt is missing, or is not the version that it was compiled for
-    LocatedRecords = locate = None  # type: ignore[assignment,misc]  # then every aggregate is taken apart at once
+except ImportError:  # librt is missing, or has another version than at compile time
+    LocatedRecords = locate = None  # type: ignore[assignment,misc]  # then all records of an aggregate are created at once
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record. The message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than taking everything apart
+_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than creating all records
 
 UserRecordRow = tuple[str | None, str | None, bytes]
 """Partition key, explicit hash key or None, data. The partition key is None only for a record returned unchanged."""
@@ -55,7 +56,7 @@ class Reason(StrEnum):
     EMPTY = "empty"  # a message without user records
     BAD_INDEX = "bad-index"  # kept up to a user record whose key index is not in the table
     BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is not a number
-    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range; these are dropped, or all are
+    OUT_OF_RANGE = "out-of-range"  # some user records are outside the shard's hash range; these or all are dropped
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
@@ -89,13 +90,13 @@ class UserRecords:
     """The user records of one Kinesis record, in order, as columns of the same length.
 
     Attributes:
-        keys: The partition keys; None only for a record returned unchanged that has none.
+        keys: The partition keys; None only for a record that has none and is returned unchanged.
         hash_keys: The explicit hash keys, or None.
         datas: The data.
         subs: The sub-sequence numbers, which are indexes in the aggregate, with gaps if it was misplaced.
         reason: The result of deaggregating the record.
         dropped: The number of user records that were dropped.
-        tags: The tag of a Spark sink of ours on each record, or None; empty if no record has one.
+        tags: The tag that leasehold's Spark sink put on each record, or None; empty if no record has a tag.
     """
 
     keys: Sequence[str | None]
@@ -145,8 +146,8 @@ def deaggregate(
         partition_key: Its partition key, in case it is returned unchanged.
         explicit_hash_key: Its explicit hash key, in case it is returned unchanged.
         hash_range: The hash range of the shard. User records outside it belong to another shard, whose reader gets them
-            when they are sent again. None keeps them (for readers without a shard, and for streams that distribute
-            records themselves).
+            when they are sent again. If it is None, all records are kept (for readers without a shard, and for streams
+            that choose the shards themselves).
         misplaced: What to do with aggregates that have records outside the hash range.
         strict: Whether to raise for malformed aggregates.
 
@@ -166,9 +167,7 @@ def deaggregate(
 def locate_records(
     data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
 ) -> "LocatedRecords | None":
-    """Return the places of all user records of an aggregate, without copying them.
-
-    Return None if `deaggregate` would drop a record.
+    """Locate all user records of an aggregate, without copying them.
 
     Args:
         data: The data of the Kinesis record.
@@ -206,7 +205,7 @@ def _digest_matches(data: bytes) -> bool:
 
 
 def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
-    """Return the rows up to the first one at which KCL stops, without those outside the range."""
+    """Return the rows before the first one at which the KCL would stop, without those outside the range."""
     rows, reason = len(message.datas), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
     tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the previous one
@@ -223,7 +222,7 @@ def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Mis
 
 
 def _provably_inside(message: Message, hash_range: HashRange) -> bool:
-    """Return whether the tables alone prove that no row is outside, so that each key is hashed only once."""
+    """Return whether the key tables show that no row is outside the range. This way, each key is hashed only once."""
     if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     hashed = message.hash_keys and None not in message.row_hash_keys
@@ -242,7 +241,7 @@ def _select_inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
     """Return the indexes of the rows to keep, and the reason why others are dropped."""
-    # Cached per pair of keys, because an aggregate may use one very long hash key a million times.
+    # Cache the result for each pair of keys, because an aggregate may use one very long hash key a million times.
     drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
     kept: list[int] = []
     for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):

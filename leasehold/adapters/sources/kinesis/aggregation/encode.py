@@ -1,6 +1,6 @@
-"""Packs user records into one Kinesis record, byte for byte as the KPL does, and knows its size in advance.
+"""Packs user records into one Kinesis record, byte for byte as the KPL does, and computes its size in advance.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
 """
 
 import hashlib
@@ -37,30 +37,30 @@ def _entry(tag: bytes, text: str) -> bytes:
     return tag + _varint(len(raw)) + raw
 
 
-_FIELDS: Final = 170  # upper bound for the size of tags and lengths, the hash key and the row number of one record
+_FIELDS: Final = 170  # maximum size of one record's tags, lengths, hash key and row number
 
 
 def framing_of(context: bytes) -> int:
-    """Return the maximum overhead of an aggregate with one record whose tag has this context, without data and key."""
+    """Return the maximum size of an aggregate with one record whose tag has this context, without its data and key."""
     return _FRAME + _FIELDS + len(context)
 
 
 class Aggregate:
     """User records that will be sent as one Kinesis record.
 
-    Like the KPL, we send a single user record unchanged, with its own partition key. This is not possible with a tag.
+    A single user record without a tag is sent unchanged, with its own partition key, as the KPL does.
 
-    A tag consists of a context, a row, and the hash range of the shard for which the records are meant. The first
-    record of a context has the whole tag, `context.row.first-last`. The following records with the same context have
-    only the row, because otherwise the tag of a small record would be as large as the record.
+    A tag consists of a context, a row number, and the hash range of the shard for which the records are meant. The
+    first record of a context has the whole tag, `context.row.first-last`. The following records of the same context
+    have only the row number, because a whole tag may be as large as a small record.
     """
 
     def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
-        """Accept at most `limit` bytes of data and partition key, which is how Kinesis counts."""
+        """Limit the size of data and partition key, as Kinesis counts it, to `limit` bytes."""
         self._span = b".%x-%x" % (first, last)
         self.count = 0
         self._limit = limit
-        self._keys: dict[str, bytes] = {}  # the encoded reference of records to each key
+        self._keys: dict[str, bytes] = {}  # for each key, the encoded field that refers to it
         self._hash_keys: dict[str, bytes] = {}
         self._key_table: list[bytes] = []
         self._hash_key_table: list[bytes] = []
@@ -72,7 +72,7 @@ class Aggregate:
 
     @property
     def size(self) -> int:
-        """The size of the Kinesis record if it were sent now, as Kinesis counts it."""
+        """The current size of the Kinesis record, as Kinesis counts it."""
         return _FRAME + self._body_size + len(_OUTER_KEY) if self._framed else self._single_size
 
     @property
@@ -81,7 +81,7 @@ class Aggregate:
 
     @property
     def partition_key(self) -> str:
-        """The partition key of the Kinesis record; empty while there are no user records."""
+        """The partition key of the Kinesis record; "" if there are no user records yet."""
         return _OUTER_KEY if self._framed else next(iter(self._keys), "")
 
     def add(
@@ -130,7 +130,7 @@ class Aggregate:
         return True
 
     def sealed(self) -> bytes:
-        """Return the data of the Kinesis record. Raises ValueError while there are no user records."""
+        """Return the data of the Kinesis record. Raises ValueError if there are no user records."""
         if self.count == 0:
             raise ValueError("an aggregate without user records cannot be sent")
         if not self._framed:

@@ -1,9 +1,9 @@
-"""Locates the user records in an aggregate. Each is copied only when the caller iterates to it.
+"""Locates the user records in an aggregate, so that each is copied only when the caller iterates to it.
 
-Only the form that producers write without explicit hash keys is supported; any other form is declined.
+Only the form that producers write without explicit hash keys is supported. For any other form, `locate` returns None.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled. It uses
-machine integers.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses machine
+integers, which are faster when compiled.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ _RECORD: Final = 0x1A
 _KEY_INDEX: Final = 0x08
 _DATA: Final = 0x1A
 
-_NEW: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because of its keywords and defaults
+_NEW: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because it has keywords and defaults
 _RECORD_TYPE: Final[Any] = Record
 
 
@@ -39,7 +39,6 @@ class LocatedRecords:
     def __init__(
         self, record: bytes, keys: list[str], locations: bytes, first: int = 0, *, number: str, arrived: float | None
     ) -> None:
-        """Store the results of `locate`, and the number and time from the service."""
         self.record = record
         self.keys = keys
         self.locations = locations
@@ -74,7 +73,6 @@ class LocatedRecordIterator:
     """An iterator that creates one record after the other."""
 
     def __init__(self, locate: LocatedRecords) -> None:
-        """Start at the first record."""
         self.record = locate.record
         self.keys: list[str] = locate.keys
         self.locations = locate.locations
@@ -101,9 +99,9 @@ class LocatedRecordIterator:
 
 
 def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
-    """Return the keys and locations of the user records in record[begin:end], or None if they have another form.
+    """Return the keys and the locations of the user records in record[begin:end], or None if it has another form.
 
-    A digest must follow the end, so that reading a few bytes past it is safe.
+    A digest must follow the user records, so that reading a few bytes past `end` is safe.
     """
     locations = BytesWriter()
     keys: list[str] = []
@@ -119,12 +117,12 @@ def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | Non
     return (keys, locations.getvalue()) if common_form else None
 
 
-# A single loop without calls is fastest. It reads integers that cover several fields instead of single bytes.
+# This is one loop without calls, because that is fastest. It reads integers that cover several fields at once.
 def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, key_count: i64) -> bool:
     """Add the locations of the user records in record[offset:end], as in `LocatedRecords.locations`.
 
     Args:
-        locations: The result is appended to it.
+        locations: The locations are appended to it.
         record: The Kinesis record.
         offset: The offset of the first user record.
         end: The end of the last user record.

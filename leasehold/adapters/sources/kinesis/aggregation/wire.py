@@ -6,7 +6,7 @@ It follows what the Java reader accepts rather than the protobuf documentation:
 - Unknown fields are skipped, and so are known fields with another wire type.
 - If a field occurs several times, the last value wins.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
 """
 
 import re
@@ -54,8 +54,9 @@ class MalformedMessage(Exception):
 class Message:
     """The content of a message.
 
-    User records are stored as columns, because creating a tuple for each would take longer than parsing it, and burden
-    the garbage collector. From the first record whose index is not in the table, records are counted but not stored.
+    User records are stored as columns, because creating a tuple for each would take longer than parsing it, and would
+    burden the garbage collector. If the index of a record is not in the table, this record and all later ones are
+    counted but not stored.
 
     Attributes:
         keys: The table of partition keys.
@@ -63,12 +64,11 @@ class Message:
         row_keys: The partition key of each user record.
         row_hash_keys: The explicit hash key of each user record, or None.
         datas: The data of each user record.
-        tags: The value of our tag on each user record, b"" if it has none; empty if no user record has one.
+        tags: The value of our tag on each user record, b"" if it has none; an empty list if no user record has a tag.
         total: The number of user records in the message.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.keys: list[str] = []
         self.hash_keys: list[str] = []
         self.row_keys: list[str] = []
@@ -106,7 +106,7 @@ def read(body: bytes, begin: int, end: int) -> Message:
 
 
 def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) -> None:
-    """Add the user records up to the first one that cannot be resolved and, if growing, every table entry."""
+    """Add the user records before the first one that cannot be resolved and, if growing, all table entries."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved = 0
     while at < end:
@@ -159,8 +159,8 @@ def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]
 def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
     """Read user records in the form that producers write; return the offset of the first other field.
 
-    `_fields` would have the same result, but takes several times as long. A record that is cut off by the end is left
-    to `_fields`, or raises IndexError if nothing follows the end. It is malformed either way.
+    `_fields` would have the same result, but would take several times as long. A record that extends past `end` is
+    malformed. It is left to `_fields`, or raises IndexError if `body` stops at `end`.
     """
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
@@ -212,7 +212,7 @@ def _decode(raw: bytes) -> str:
 
 
 def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Return both table indices (-1 for no hash key), and the spans of data and of our tag's value (-1 for no tag)."""
+    """Return both table indices and the spans of the data and of our tag's value; -1 for no hash key or no tag."""
     key = hash_key = first = last = tag_first = tag_last = -1
     while at < end:
         tag, at = _tag(body, at)
@@ -277,7 +277,7 @@ def _skip(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
 
 
 def _skip_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """Return the end of a group. Open groups are kept in a list, because recursion could exhaust the stack."""
+    """Return the end of a group. Open groups are kept in a list, because recursion might exhaust the stack."""
     ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
     while ends:
         if len(ends) > depth or at >= end:

@@ -1,26 +1,27 @@
 """Hooks into a boto3 client that send requests in CBOR and parse the records of responses.
 
-Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which are most of a
-response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3 still
-interprets child shards, unusual numbers and errors. Subscriptions bypass boto3's event stream, which parses each record
-in Python. A producer's records are sent in CBOR and bypass boto3's serializer, which would encode them in base64.
+Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which make up most of
+a response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3
+still interprets child shards, unusual numbers and errors. Subscriptions bypass boto3's event stream, which would parse
+each record in Python. A producer's records are sent in CBOR, and bypass boto3's serializer, which would encode them in
+base64.
 
-Rule 1: The content type of a response determines how it is parsed, whatever the request was.
+Rule 1: The content type of a response determines how it is parsed. The format of the request does not matter.
 
 Rule 2: If a service responds to CBOR in JSON, rejects it, or sends something that cannot be parsed, all later requests
 are in JSON. This is logged once.
 
-Rule 3: A failed request counts as a rejection of CBOR only if the service has never responded in CBOR, and the same
-request in JSON, which is sent at once, has another outcome.
+Rule 3: A failed request counts as a rejection of CBOR only if two conditions are met. The service has never responded
+in CBOR, and the same request in JSON, which is sent at once, has another outcome.
 
-Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, which is
-harmless.
+Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, because
+such a request can be repeated without harm.
 
 Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, and not if they may have
 been written.
 
-If the service supports CBOR, `read_directly` and `put_directly` let the calls that move records bypass boto3
-(`stores/aws_calls`). They replace methods of the client, so its callers need no change.
+If the service supports CBOR, the calls that read or write records can bypass boto3 entirely (`stores/aws_calls`).
+`read_directly` and `put_directly` replace methods of the client, so its callers need no change.
 """
 
 import base64
@@ -48,7 +49,7 @@ from leasehold.stores.deadlines import bounded_response
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
-"""The compiled parser, which does not create an object for each record; None if only cbor2 is available."""
+"""The compiled parser, which creates no object per record; None if only cbor2 is available."""
 with suppress(ImportError):  # not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
@@ -61,7 +62,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
-"""A record as the service sends it, except that its data is bytes. Its time is a number (see `seconds_of`)."""
+"""A record as the service sends it, but with bytes as its data. Its time is a number (see `seconds_of`)."""
 
 ResponseRows = RowViews | list[Row]
 
@@ -78,7 +79,7 @@ class UnreadableBody(Exception):
 
 
 def is_cbor(content_type: object) -> bool:
-    """Return whether a Content-Type is CBOR. That of an event contains no version."""
+    """Return whether a Content-Type means CBOR. The Content-Type of an event contains no version."""
     return isinstance(content_type, str) and "cbor" in content_type
 
 
@@ -116,14 +117,14 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
         rows, rest = _split(body, cbor=True)
     except UnreadableBody:
         return None
-    # Ignore unknown fields, as boto3 does: a field that the service adds must not cost a second parse.
+    # Ignore unknown fields, as boto3 does, so that a new field of the service does not cause a second parse.
     fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN_FIELDS}
     plain = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
     return {**fields, "Records": rows} if plain else None
 
 
 def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
-    """Parse an event of a subscription: rows as in a response, without null values. Raises UnreadableBody."""
+    """Parse an event of a subscription. Its rows are as in a response, without null values. Raises UnreadableBody."""
     rows, fields = _split(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
@@ -164,7 +165,7 @@ def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whate
     try:
         if not cbor:
             return orjson.loads(body)
-        # Times are in milliseconds, with or without the tag for times, which by the standard would mean seconds.
+        # Ignore the tag for times: by the standard it means seconds, but times are in milliseconds with or without it.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as error:
         raise UnreadableBody(f"no {'CBOR' if cbor else 'JSON'}: {error}") from error
@@ -183,7 +184,7 @@ def _base64(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-_MESSAGE_BYTES = 25 << 20  # at most; the limits of the service are lower
+_MESSAGE_BYTES = 25 << 20  # the maximum; the limits of the service are lower
 _PRELUDE_BYTES = 12  # the length of the message, the length of its headers, and a checksum of both
 
 
@@ -228,7 +229,7 @@ class Subscription:
 
 
 class InitialResponse:
-    """A body that boto3 takes for the beginning of a subscription in JSON, while we parse the real one."""
+    """A body that looks to boto3 like the beginning of a subscription in JSON. We parse the real body."""
 
     def stream(self) -> list[bytes]:
         """Return the whole body as one chunk."""
@@ -246,7 +247,8 @@ def _headers(message: EventStreamMessage) -> dict[str, Any]:
 def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
     """Yield each message when it is complete.
 
-    Botocore's buffer checks the messages. We pass it only complete ones, because it copies its content with each chunk.
+    Botocore's buffer validates the messages. It receives only complete messages, because it copies its content with
+    each chunk.
     """
     buffer, received, needed = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := bounded_response(raw)) is not None:
@@ -272,12 +274,13 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
 
 
 def _size(data: bytes, begin: int) -> int:
-    """Return the length of the message that starts here, or that of a prelude if its prelude is damaged."""
+    """Return the length of the message that starts at `begin`, or that of a prelude if the prelude is damaged."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
     size = int.from_bytes(prelude[:4])
-    # Other sizes are damaged, too. With 0 we would never make progress; with a huge one we would buffer everything.
+    # Other sizes are damaged, too. With size 0 we would never make progress, and with a huge size we would buffer
+    # everything.
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
@@ -303,7 +306,7 @@ _INITIAL += pack(">I", crc32(_INITIAL))
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # this status and all higher ones
 _UNDERSTOOD = THROTTLED | TRANSIENT | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
-"""Errors which show that the service understood the request."""
+"""Errors that show that the service understood the request."""
 
 EventFields = dict[str, Any]
 """The part of a boto3 event that its handlers may change."""
@@ -345,7 +348,7 @@ class CborHooks:
         }
 
     def _encode_request(self, params: EventFields, **_event: object) -> None:
-        # Send timestamps as JSON: no local service let us verify their CBOR encoding.
+        # Send timestamps in JSON, because no local service let us verify their encoding in CBOR.
         if self._use_cbor and b"Timestamp" not in params["body"]:
             params["body"] = json_to_cbor(params["body"])
             params["headers"]["Content-Type"] = CBOR
@@ -372,10 +375,7 @@ class CborHooks:
             response_dict["body"] = InitialResponse()
 
     def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
-        """Return 0, the seconds to wait before the request is repeated in JSON.
-
-        If boto3 is to decide about a retry, return None.
-        """
+        """Return 0 to repeat the request in JSON without waiting, or None to let boto3 decide about a retry."""
         if response is None:
             return None
         http, parsed = response
@@ -424,7 +424,7 @@ _PLACEHOLDER = [{"Data": b"", "PartitionKey": "-"}]
 
 
 class PutRows(list[Any]):
-    """The rows of a PutRecords whose keys were checked, so that boto3 need not validate them one by one."""
+    """The rows of a PutRecords request. Their keys were checked, so boto3 need not validate them one by one."""
 
 
 class ProducerCborHooks(CborHooks):
@@ -449,7 +449,7 @@ class ProducerCborHooks(CborHooks):
         }
 
     def _withhold_rows(self, params: EventFields, context: EventFields, **_event: object) -> EventFields | None:
-        """Withhold the rows from boto3's serializer, which gets the other parameters."""
+        """Withhold the rows from boto3's serializer, which receives only the other parameters."""
         rows = params.get("Records")
         if not self._use_cbor or "ListShards" not in self._confirmed or not isinstance(rows, PutRows):
             return None
@@ -485,7 +485,7 @@ class ProducerCborHooks(CborHooks):
 
 
 def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
-    """Make this client request records without boto3, naming the stream by its ARN if one is given."""
+    """Make this client request records without boto3. If `arn` is given, requests contain the stream's ARN."""
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
 
@@ -507,7 +507,7 @@ def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = N
 def put_directly(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
     """Make this client send a producer's records without boto3; other lists of records are left to boto3.
 
-    With an `arn`, requests also name the stream by it.
+    If `arn` is given, requests contain the stream's ARN in addition to its name.
     """
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     calls, boto3_method = DirectCalls(client, ["PutRecords"]), client.put_records
@@ -541,7 +541,7 @@ def _parse_put_response(body: bytes | bytearray) -> dict[str, Any] | None:
     except UnreadableBody:
         return None
     rows = response.get("Records")
-    # Each must be a dictionary of strings. If there is a null, leave it to boto3, which drops it.
+    # Each row must be a dictionary of strings. A response with a null value is left to boto3, which drops the value.
     if not isinstance(rows, list) or not all(
         type(row) is dict and {str}.issuperset(map(type, row.values())) for row in rows
     ):

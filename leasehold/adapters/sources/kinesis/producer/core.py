@@ -1,18 +1,19 @@
 """Decides what a producer sends next, without reading a clock, starting threads or doing I/O.
 
-Its inputs are records, responses, listings of shards and the time. Its outputs are requests and the records' results.
-A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`) at the rate
-that the shard accepts (`Bucket`). It has its result once the unit is known to be on the right shard.
+The inputs of `Core` are records, responses, listings of shards and the time. Its outputs are requests and the results
+of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`)
+at the rate that the shard accepts (`Bucket`). Its result is set once the unit is known to be on the right shard.
 
 Rule 1: Each shard has at most one unit under way, and a rejected unit is sent again before anything newer.
 
-Rule 2: If a unit was written to another shard, it counts as written only if all its records belong there. Otherwise
-KCL drops it entirely, so its records are sent again, in order, to the shards in the new map.
+Rule 2: If a unit was written to a different shard than intended, it counts as written only if all its records belong to
+that shard. If they do not, the KCL would drop the whole unit, so its records are sent again, in order, to the shards in
+the new map.
 
 Rule 3: While a unit of a closed shard is under way, nothing is sent to that shard's children.
 
-Together the rules keep the order of every partition key. Only the records of a unit that timed out may be delivered
-twice.
+Together, these rules keep the records of each partition key in order. Only the records of a unit that timed out may be
+delivered twice.
 """
 
 from bisect import bisect_left
@@ -59,10 +60,10 @@ class ShardMap:
 def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
-    Such a listing was taken during a split or a merge, and a later one will be complete.
+    The latter happens during a split or a merge, and a later listing will be complete.
     """
     listing = tuple(shards)
-    # While a shard is being split, it may be listed as open next to its children.
+    # While a shard is being split, the listing may contain both the shard, still open, and its children.
     parents = {parent for shard in listing for parent in shard.parents}
     ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
     leaves = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
@@ -80,13 +81,13 @@ class Settings:
     Attributes:
         record_bytes: The largest Kinesis record that the stream accepts.
         min_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
-        linger_seconds: How long a record may wait for others to share its aggregate.
-        share: The share of each shard's 1 MiB and 1,000 records per second to use. Above 1, only throttling limits the
-            producer.
-        time_to_live_seconds: The time after which a record is late.
+        linger_seconds: How long a record may wait for other records to fill its aggregate.
+        share: The share that the producer uses of each shard's 1 MiB and 1,000 records per second. Above 1, only
+            throttling limits the producer.
+        time_to_live_seconds: The time after which a record that is not written yet counts as late.
         epoch: If not None, each record is marked with this number and a counter (see `records.Mark`).
-        on_late: With "fail", a late record is given up, and newer ones are sent. With "block", it keeps its place in
-            the queue until it is written.
+        on_late: With "fail", a late record fails, and newer ones are sent. With "block", it keeps its place in the
+            queue until it is written.
     """
 
     record_bytes: int = 1 << 20
@@ -98,7 +99,7 @@ class Settings:
     epoch: int | None = None
 
 
-@define(eq=False)  # not frozen, because creating a frozen one would take four times as long, and there are many
+@define(eq=False)  # not frozen, because creating a frozen entry takes four times as long
 class Entry:
     """A user record that waits for its shard or is under way to it.
 
@@ -108,8 +109,8 @@ class Entry:
         partition_key: The partition key.
         hash_key: The hash key, which determines the shard.
         explicit_hash_key: The explicit hash key, if the caller passed one.
-        arrived: When the caller put it, by the producer's clock.
-        expires: When it becomes late.
+        arrived: When `put` was called, by the producer's clock.
+        expires: When the record becomes late, by the producer's clock.
         context: For a record of a Spark sink, its tag without row and span (`sources/deduplication.py`); else empty.
         row: For a record of a Spark sink, the row number of its tag.
     """
@@ -131,13 +132,13 @@ class Entry:
 
     @property
     def single_record_size(self) -> int:
-        """The maximum size, as Kinesis counts it, of a Kinesis record that contains only this record."""
+        """The maximum size that Kinesis counts for a Kinesis record with only this user record."""
         return len(self.data) + len(self.partition_key.encode()) + (framing_of(self.context) if self.context else 0)
 
 
 @frozen(eq=False)
 class Unit:
-    """A Kinesis record, which is accepted or sent again as a whole.
+    """A Kinesis record. It is accepted or sent again as a whole.
 
     Attributes:
         shard: The shard for which it is meant.
@@ -161,7 +162,7 @@ class Unit:
 
 @define
 class Bucket:
-    """A token bucket of bytes and records. One Kinesis record may overdraw it, and the next one waits.
+    """A token bucket of bytes and records. A Kinesis record may overdraw it, and then the next one has to wait.
 
     Attributes:
         share: The share of the shard's rate; 1.0 for all of it.
@@ -199,10 +200,10 @@ class ShardQueue:
         bucket: Limits the rate of writes.
         queue: The waiting records.
         queued: The size of the waiting records.
-        unit: The unit that was sent, or must be sent again before anything else.
+        unit: The unit that was sent, or that must be sent again before anything else.
         sent: When the unit was sent; None while it waits here.
-        written_to: Where the unit was written (shard, sequence number), while the map is too old to show whether that
-            was the right shard.
+        written_to: The shard and sequence number under which the unit was written. Set while the shard map is too old
+            to show whether that was the right shard.
         not_before: Nothing is sent before this time.
         faults: The number of consecutive failed attempts.
         singles_left: How many of the oldest records must be sent one by one, to find the one that cannot be sent.
@@ -222,16 +223,16 @@ class ShardQueue:
 
     @property
     def oldest(self) -> float:
-        """When the oldest record arrived; there must be one."""
+        """When the oldest record arrived. The queue must not be empty."""
         return (self.unit.entries if self.unit else self.queue)[0].arrived
 
     def append(self, entry: Entry) -> None:
         """Add the newest record."""
         self.queue.append(entry)
-        self.queued += len(entry.data) + len(entry.partition_key)  # its size, without a call
+        self.queued += len(entry.data) + len(entry.partition_key)  # the same as `entry.size`, but faster
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Insert records in order of age, because those of a merged shard come from two queues."""
+        """Insert records in order of age, because the records of a merged shard come from two queues."""
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
         self.queued = sum(entry.size for entry in self.queue)
 
@@ -242,7 +243,7 @@ class ShardQueue:
         return entry
 
     def pack(self, size: int) -> Unit:
-        """Make a unit of at most `size` bytes from the oldest records. A larger record is sent alone.
+        """Create a unit of at most `size` bytes from the oldest records. A record that is larger is sent alone.
 
         If the encoder raises, the queue does not change, except for `singles_left`.
         """
@@ -261,7 +262,7 @@ class ShardQueue:
             raise
         for _ in entries:
             self.queue.popleft()
-        self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # likewise
+        self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # as in `append`
         self.singles_left = max(0, self.singles_left - 1)
         return unit
 
@@ -290,7 +291,7 @@ class Unknown:
 
 @frozen(eq=False)
 class Rejected:
-    """A unit would be rejected again. If it has several records, perhaps only some of them are to blame."""
+    """A unit was rejected, and would be rejected again. Perhaps only some of its records are invalid."""
 
     error: Exception
 
@@ -316,7 +317,7 @@ class Delivered:
 
 @frozen(eq=False)
 class Late:
-    """The records were given up. If `unknown`, they may be in the stream nevertheless."""
+    """The records were given up. If `unknown` is true, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
     unknown: bool
@@ -324,7 +325,7 @@ class Late:
 
 @frozen(eq=False)
 class Unsendable:
-    """The records cannot be sent because of `error`. If `unknown`, they may be in the stream nevertheless."""
+    """The records cannot be sent because of `error`. If `unknown` is true, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
     error: BaseException
@@ -336,7 +337,7 @@ Result = Delivered | Late | Unsendable
 
 @define
 class ProducerMetrics:
-    """The counters of a producer; see `named` for their meaning.
+    """The counters of a producer. `named` explains their meaning.
 
     `buffered_seconds` is a sum over user records, and `request_seconds` is a sum over requests.
     """
@@ -445,7 +446,7 @@ class Core:
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
     def put(self, entry: Entry) -> bool:
-        """Queue a record. Return whether something may be due sooner than before."""
+        """Queue a record. Return whether `due` may now be earlier than before."""
         shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
         before = shard_queue.queued
         shard_queue.append(entry)
@@ -461,11 +462,12 @@ class Core:
         return self._map_due
 
     def request(self, now: float) -> tuple[Unit, ...]:
-        """Return the units to send now in one request, perhaps none. Each must be passed to `unit_completed` later."""
+        """Return the units to send now in one request, if any. Pass each of them to `unit_completed` later."""
         units: list[Unit] = []
         room = REQUEST_BYTES
         due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
-        # Oldest first. Otherwise, if more shards are due than fit in a request, the last ones might never be sent.
+        # Start with the oldest records. Otherwise, if more shards are due than fit into a request, some might never be
+        # sent.
         for shard_queue in sorted(due, key=lambda queue: queue.oldest):
             if len(units) == REQUEST_RECORDS:
                 break
@@ -493,7 +495,7 @@ class Core:
                 shard_queue.sent, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._request_map(now)
-                # A single record is always on the shard of its own hash key, even if our map names another shard.
+                # A unit of one record is always on the shard of its hash key, even if our map has another shard for it.
                 belongs = shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 return self._accept(shard_queue) if belongs else ()
             case Retryable(code):
@@ -526,7 +528,8 @@ class Core:
             return ()
         self.shards, self._map_due = shards, inf
         for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
-            # The waiting records of a closed shard move to other queues, but its unit under way must finish (rule 3).
+            # The waiting records of a closed shard are moved to other queues, but its unit under way must finish first
+            # (rule 3).
             del self._shard_queues[shard_queue.shard]
             if shard_queue.sent is not None or shard_queue.written_to is not None:
                 self._closing.append(shard_queue)
@@ -595,7 +598,7 @@ class Core:
         return shard_queue
 
     def _set_target(self) -> None:
-        """Set the size of aggregates to the bytes that a shard accepts during one round trip of a request."""
+        """Set the target size of aggregates to what a shard accepts during one round trip of a request."""
         bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
         self._target = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
 
@@ -628,13 +631,13 @@ class Core:
         return (Delivered(unit.entries, *written_to),)
 
     def _remove(self, shard_queue: ShardQueue) -> None:
-        """Remove the unit that was under way, because its records have their results."""
+        """Remove the unit under way, whose records have their results."""
         shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
         self._closing = [closing for closing in self._closing if closing is not shard_queue]
 
     def _pack(self, shard_queue: ShardQueue) -> Unit | None:
-        """Make a unit of the oldest records, giving up each record that the encoder rejects."""
+        """Create a unit from the oldest records. Give up each record that the encoder rejects."""
         while shard_queue.queue:
             single = shard_queue.singles_left > 0
             try:

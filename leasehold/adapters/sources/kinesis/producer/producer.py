@@ -5,17 +5,17 @@ with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
 print(written.result().shard)
 
 One thread, the pump, starts the requests that are due (`_start_due_requests`). Other threads make these requests
-(`KinesisPutClient`) and pass the responses to the core, whose results wake the waiting callers.
+(`KinesisPutClient`) and pass the responses to the core. The core's results then wake the waiting callers.
 
-Rule 1: Every record that `put` accepted gets a result, unless the producer stops; then `Outcomes` has the reason. So no
-caller waits for a thread that has ended. An error that concerns only some records fails only these. An error that
-concerns the whole stream, or one in the pump, stops the producer.
+Rule 1: Every record that `put` accepted gets a result, unless the producer stops. In this case, `Outcomes` contains the
+reason. So no caller waits for a thread that has ended. If an error concerns only some records, only these records fail.
+An error that concerns the whole stream, or an error in the pump, stops the producer.
 
-Rule 2: The threads are daemons. They all start with the producer, because `_drain_at_exit` needs them when the
-interpreter is exiting and can no longer start threads. They keep the producer alive only while it has records.
+Rule 2: The threads are daemons. All of them are started together with the producer, because `_drain_at_exit` needs them
+when the interpreter is exiting and can no longer start threads. They keep the producer alive only while it has records.
 
-Rule 3: A fork copies the producer without its threads, and perhaps with its lock held. So the copy in another process
-raises before it touches the lock.
+Rule 3: A fork copies the producer without its threads, and perhaps with its lock held. So in another process, the copy
+raises an error before it uses the lock.
 """
 
 import logging
@@ -82,7 +82,7 @@ from leasehold.stores.printable import escaped, said, text_of
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
-except ImportError:  # then boto3 serializes the requests
+except ImportError:  # without it, boto3 serializes the requests
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
 if TYPE_CHECKING:  # the stubs are not installed for users
@@ -91,16 +91,17 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 PUT_TIMEOUTS = 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response. A request that times out may have been carried out, and is sent again."""
+"""How long to wait for the next bytes of a response, in seconds. A request that times out is sent again, although it
+may have been carried out."""
 QUICK_RESPONSES = 20
-"""How many consecutive quick responses restore the shortest timeout. It takes many, because a request goes to many
-shards."""
+"""The number of consecutive quick responses after which the shortest timeout is used again. It is high, because a
+request contains records for many shards."""
 
 EXIT_SECONDS = 10.0
-"""How long the exit of a process waits for the records of all producers that were not closed."""
+"""How long a process waits at its exit until the producers that were not closed have sent their records."""
 
 _RECORD_ERRORS = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
-"""Errors that mean that the service rejects a record, rather than the caller or the stream."""
+"""Errors which mean that the service rejects a record, and not the caller or the stream."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
@@ -140,14 +141,14 @@ def client_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client that sends each request once, because we would not notice if its own retries wrote twice.
+    """Return a client that does not retry, because we would not notice if its own retries wrote a record twice.
 
     Args:
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         connections: The number of connections, one for each concurrent request.
         wire: The format in which records are sent, if the service supports it.
-        read_seconds: After how many seconds without a byte a request is given up.
+        read_seconds: The read timeout: how many seconds to wait for the next bytes of a response.
         session: The session with the credentials; None for the environment's.
         arn: The ARN of the stream, if requests name it by ARN.
     """
@@ -178,7 +179,7 @@ class KinesisPutClient:
     """Makes the requests of a producer."""
 
     def __init__(self, client: "KinesisClient | KinesisClients", stream: str) -> None:
-        """Send requests to `stream` with `client`, which must not retry them by itself."""
+        """Use `client`, which must not retry requests by itself, to write to `stream`."""
         clients = KinesisClients.of(client)
         self._stream = stream
         self._put_timeouts, self._other_timeouts = (
@@ -216,7 +217,7 @@ class KinesisPutClient:
             return shard_map_of(shards_from(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
-        """Send units together, once. If the request is rejected because of a record, send each half to find it.
+        """Send units in one request. If a record causes its rejection, send each half separately to find the record.
 
         Any other error of the client propagates.
 
@@ -240,7 +241,8 @@ class KinesisPutClient:
                 return self.put(units[:half]) + self.put(units[half:])
             if not isinstance(fault, SourceUnavailable):
                 raise
-            # If the request was rejected or never sent, nothing was written. In any other case it may have been.
+            # If the request was rejected or not sent, nothing was written. In any other case, the records may have been
+            # written.
             not_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
                 not_written = (
@@ -269,7 +271,7 @@ class KinesisPutClient:
 
 
 _KEY_CHARACTERS = 256
-_LATE_SECONDS = 1.0  # how long after its expiry a record may be given up
+_LATE_SECONDS = 1.0  # how long after its expiry a record is given up at the latest
 _FIRST_MAP_TRIES, _FIRST_MAP_SECONDS = 60, 0.5
 
 
@@ -283,7 +285,7 @@ class Written:
 
 
 class Outcomes:
-    """Wakes the callers that wait for records of one producer, and stores the reason why it stopped."""
+    """Wakes the callers that wait for records of one producer, and stores the reason if the producer stops."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock, self.changed, self.process = lock, Condition(lock), current_process()
@@ -291,11 +293,11 @@ class Outcomes:
 
     @property
     def fault(self) -> ProducerError | None:
-        """The reason why no more results will come; None while the producer is running."""
+        """The error that stopped the producer; None while it is running."""
         return self._fault if self.process is current_process() else _wrong_process_error()
 
     def end(self, fault: ProducerError) -> None:
-        """Fail all current and later waits. The first reason is kept."""
+        """Make all current and later waits fail. The first reason is kept."""
         self._fault = self._fault or fault
         self.changed.notify_all()
 
@@ -309,7 +311,7 @@ def _wrong_process_error() -> "ProducerError":
 
 @define(eq=False)
 class RecordFuture(Entry):
-    """The future of one record. It is also the queue entry, which halves the work of the garbage collector."""
+    """The future of one record, and also its queue entry: one object halves the garbage collector's work."""
 
     _outcomes: Outcomes
     _result: UnitWritten | ProducerError | None = None
@@ -346,25 +348,25 @@ class RecordFuture(Entry):
                 raise error
 
     def set_result(self, result: UnitWritten | ProducerError, index: int = 0) -> None:
-        """Set the result and free the data. Only the producer calls this, and it then wakes the waiting threads."""
+        """Set the result and free the data. Only for the producer, which then wakes the waiting threads."""
         self._result, self._index, self.data = result, index, b""
 
 
 class Producer:
-    """Writes records to one stream, each partition key in order, and loses none.
+    """Writes records to one stream, in order for each partition key, without losing any.
 
     A producer belongs to the process that created it. In a forked process, every call raises ProducerError, except for
-    results that were already set. If a producer is no longer referenced, it sends its remaining records, and then its
+    results that were already set. A producer that is no longer referenced sends its remaining records, and then its
     threads end.
 
     Args:
         client: The client of the service, which must not retry requests by itself. Use `clients_of`, whose timeouts
             adapt to a slow service, or `client_of`.
         stream: The name of the stream.
-        settings: How to send. The record limit is replaced by that of the stream.
-        pending_records: How many records may be accepted and not yet written before `put` waits.
-        pending_bytes: How many bytes of data may be accepted and not yet written before `put` waits.
-        requests: The maximum number of concurrent requests, each for other shards.
+        settings: The settings. The limit for the size of records is replaced by that of the stream.
+        pending_records: The number of records that may be accepted but not yet written. Above it, `put` waits.
+        pending_bytes: The number of bytes that may be accepted but not yet written. Above it, `put` waits.
+        requests: The maximum number of concurrent requests. They are for different shards.
         clock: Returns monotonic seconds.
     """
 
@@ -424,7 +426,7 @@ class Producer:
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
-        """Return the hash key of a record. Raises the same TypeError or ValueError as `put` for this record."""
+        """Return the hash key of a record. Raises the TypeError or ValueError that `put` would raise."""
         return self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
 
     def put(
@@ -481,7 +483,7 @@ class Producer:
         """Send all records now; return whether all of them had a result within `timeout` seconds.
 
         Raises:
-            ProducerError: In another process than the producer's own.
+            ProducerError: If this is not the process that created the producer.
         """
         if self._process is not current_process():
             raise _wrong_process_error()
@@ -494,7 +496,7 @@ class Producer:
         Records without a result fail, and their number is logged as an error.
 
         Raises:
-            ProducerError: If an error had stopped the producer, or if this is not the process that created it.
+            ProducerError: If an error has stopped the producer, or if this is not the process that created it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
@@ -525,7 +527,7 @@ class Producer:
             self.close()
         except ProducerError:
             if kind is None:
-                raise  # otherwise the exception that ended the block takes precedence; the fault is logged
+                raise  # the exception that ended the block takes precedence; the fault is logged
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a producer cannot be sent to another process; open one in each")
@@ -535,7 +537,7 @@ class Producer:
         return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
     def _wait_until_not_full(self) -> None:
-        with self._sending_at_once():  # lingering is pointless while no record can be added
+        with self._sending_at_once():  # waiting for more records is pointless while none can be added
             while self._full and not self._closed:
                 self._not_full.wait()
 
@@ -551,7 +553,7 @@ class Producer:
             self._core.flushing = self._flushing > 0
 
     def _check(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
-        """Return the hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
+        """Return the hash key of a record. Raises like `put`, as if the record were larger by `framing` bytes."""
         if not isinstance(partition_key, str):
             raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
@@ -575,7 +577,7 @@ class Producer:
         return hash_key
 
     def _start_due_requests(self) -> float:
-        """Start the requests that are due; return the seconds until something else is due."""
+        """Start the requests that are due. Return the seconds until another one is due."""
         now = self._clock()
         self._set_results(self._core.expire(now))
         while self._requests_under_way < self._max_requests and (units := self._core.request(now)):
@@ -599,8 +601,8 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  waiting callers must get any error
-            # Drop the traceback: its frames refer to the data of the records, which refer to the error.
+        except BaseException as error:  # noqa: BLE001 waiting callers must receive every error
+            # Drop the traceback. Its frames refer to the records' data, and the records refer to the error.
             fault = error.with_traceback(None)
             outcomes = [Failed(fault)] * len(units)
         with self._lock:
@@ -627,7 +629,7 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  after any error, another listing may succeed
+        except BaseException as error:  # noqa: BLE001 after any error, the next listing may succeed
             fault = said(error)
         previous, self._listing_error = self._listing_error, fault
         with self._lock:
@@ -648,7 +650,7 @@ class Producer:
         log.error("stream %r: the producer has stopped with %d records not sent: %s", self._stream, unsent, self._fault)
 
     def _abandon(self) -> int:
-        """Give up every record; return how many there were."""
+        """Give up all records, and return their number."""
         with self._lock:
             self._closed = True
             abandoned = self._core.abandon()
@@ -660,7 +662,7 @@ class Producer:
         return sum(len(late.entries) for late in abandoned)
 
     def _closed_error(self) -> "ProducerError":
-        """Return a new error for each caller, because threads that raise the same one would mix their tracebacks."""
+        """Return a new error for each caller. Threads that raise the same error would mix their tracebacks."""
         if self._fault is None:
             return ProducerError("the producer is closed")
         fault = ProducerError(*self._fault.args)
@@ -736,7 +738,7 @@ def _run_pump(
 
 
 def _run_calls(calls: "SimpleQueue[Any]") -> None:
-    """Make the calls one after the other, until the queue returns None."""
+    """Make the calls in the queue one after the other, until it returns None."""
     while (call := calls.get()) is not None:
         call()
         del call
