@@ -35,7 +35,7 @@ POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
 is not read until the first of these timeouts is over. If a response does not arrive within the last one, the next
 request asks for fewer records."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
-"""How long to wait for the next event of a subscription, in seconds. The service sends a heartbeat about every five."""
+"""How long to wait for the next event of a subscription, in seconds. The service sends a heartbeat about every 5 s."""
 MAX_PENDING_CALLS = 30
 """The maximum number of calls of one source that run in separate threads at the same time. Further calls are
 postponed."""
@@ -131,7 +131,7 @@ class CallTimeouts:
 
     @property
     def step(self) -> int:
-        """The index in `timeouts` of the longest timeout that any operation has now."""
+        """The index in `timeouts` of the longest timeout of all operations."""
         return max([self._initial_step, *self._steps.values()]) if self._steps else self._initial_step
 
     def timeout(self, operation: str) -> float:
@@ -221,7 +221,7 @@ def datetime_of(position: Position) -> datetime:
     """Return the time of a position AT_TIMESTAMP.
 
     Raises:
-        SourceError: If the time is outside datetime's range (rows may contain any number).
+        SourceError: If the time is outside datetime's range, because a row may contain any number.
     """
     try:
         return datetime.fromtimestamp(position.sub / 1000, UTC)

@@ -61,12 +61,12 @@ def change_of(data: bytes) -> Change:
 
 
 _MILLISECONDS = 10**11
-"""A time of at least this number is in milliseconds, as Kinesis Data Streams for DynamoDB sends it; others are in
-seconds."""
+"""Times of at least this number are in milliseconds, as Kinesis Data Streams for DynamoDB sends them. Smaller ones are
+in seconds."""
 
 
 class _FromJson(TypeDeserializer):
-    """Decodes bytes from base64; boto3 alone would wrap them in a class of its own."""
+    """Decodes bytes from base64, because boto3 expects decoded bytes, and would wrap them in `Binary`."""
 
     def _deserialize_b(self, value: str) -> bytes:
         return b64decode(value)

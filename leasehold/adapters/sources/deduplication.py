@@ -130,7 +130,7 @@ class _RunState:
                 del entries[next(iter(entries))]
 
     def copy_rows_to(self, others: Iterable["_RunState"]) -> None:
-        """Copy the rows of this run to the other runs at the same batch. Called before the rows are dropped."""
+        """Copy the rows of this run to the other runs at the same batch. Call this before they are dropped."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
@@ -179,8 +179,8 @@ def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
 class SeenRows:
     """The rows of each query that a shard's reader has read, kept separately for each piece of the hash key space.
 
-    It also counts the rows that may be duplicates but are kept by R3. These are the rows of a new run up to the highest
-    batch of the other runs.
+    It also counts the rows that are kept although they may be duplicates (R3). These are the rows of a new run up to
+    the highest batch of the other runs.
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.
@@ -263,7 +263,7 @@ class SeenRows:
 
     @property
     def token(self) -> str:
-        """The token for a position with this state; "" if no record had a tag."""
+        """The token with this state for a position; "" if no record had a tag."""
         if self._token is None:
             self._token = ""
             if self.position is not None and self:
@@ -364,7 +364,7 @@ NewRow = tuple[Tag, Position]
 
 
 class Trail(NamedTuple):
-    """The states of `SeenRows` after each row of a sequence.
+    """The state of `SeenRows` after each row of a sequence.
 
     Attributes:
         before: The state before the first row.

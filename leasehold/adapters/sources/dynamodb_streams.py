@@ -7,7 +7,7 @@ requests, growing timeouts, and the end of a shard. The differences are:
   new ARN.
 - A shard has no hash range, and at most one parent. It ends by itself after some hours, and expires after a day.
 - A listing is not a snapshot, because one page may be older than another. A shard that has a child therefore counts as
-  closed, even if its own entry says that it is open.
+  closed, even if its own entry is open.
 - A response does not contain the reader's lag, so we compute it from the time of the last record and the service's
   clock.
 """
@@ -146,8 +146,7 @@ class ChangePoller(Poller):
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new = records = tuple(map(record_of, response["Records"]))
         skip_through, since = self._skip_through, self._since
-        # Drop only leading records, because records are in order: all records after the first one past the start are
-        # past it.
+        # Drop only leading records. Records are in order, so all those after the first one to keep are kept, too.
         if skip_through is not None:
             new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
         if since is not None:

@@ -1,4 +1,4 @@
-"""Connects to an event hub as one consumer group, and translates the client's errors.
+"""Creates clients for an event hub and a consumer group, and translates their errors.
 
 The client authenticates with a connection string, or with the identity of this machine or user. Its errors are
 translated into messages that say how to fix the problem.
@@ -105,7 +105,7 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
         ValueError: If the address cannot be parsed. The message never repeats it, because an address from the
             environment may contain a password.
     """
-    # NO_PROXY may name a port, and the client connects to 443 unless the host has one.
+    # An entry of NO_PROXY may contain a port. The client connects to port 443, unless the host contains another one.
     target = host if ":" in host else f"{host}:443"
     address = proxy or ("" if proxy_bypass(target) else getproxies().get("https", ""))
     if not address:
@@ -176,7 +176,7 @@ class Contended(SourceUnavailable):
 
 
 def translate_error(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
-    """Translate an error of the client. Return SourceUnavailable if trying again may help.
+    """Translate an error of the client. The result is a SourceUnavailable if trying again may help.
 
     Rejected credentials become a TransientRejection, because the token may soon be renewed, or the role may have been
     assigned a moment ago. The messages contain no part of a connection string, because the client's own messages

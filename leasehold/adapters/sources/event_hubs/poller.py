@@ -1,17 +1,17 @@
 """A source that lists the partitions of an event hub, and opens a reader for each.
 
 Event loop. A source runs the client's asynchronous interface on one event loop in its own thread (`BackgroundLoop`).
-This takes one thread for all partitions of a worker, and events are delivered every 50 ms. The client's blocking
-interface would take at least two threads per partition, and would hold events back until the prefetch count is reached.
+Only one thread is needed for all partitions of a worker, and events are delivered every 50 ms. The client's blocking
+interface would need at least two threads per partition, and would hold events back until the prefetch count is reached.
 The client's own load balancing and checkpoint stores are not used.
 
 On the loop, a `PartitionReceiver` puts the events of its link into a small inbox. A `PartitionReader` takes them from
 the inbox, drops events that were already processed, and reopens the link after faults.
 
-Owner levels. Opening a link closes all other links to the partition with a lower or equal owner level. Among them may
-be the link of a worker that has taken the lease in the meantime. For example, workers of the Azure SDKs never have a
-higher level than ours. So the first batch of a link reports how long the link took to open, and if another reader
-closes our link, this is reported at once. The caller then checks the lease to see whether it still owns the partition.
+Owner levels. Opening a link closes all other links to the partition with a lower or equal owner level. One of them may
+belong to a worker that has taken the lease in the meantime. For example, workers of the Azure SDKs never have a higher
+level than ours. So the first batch of a link reports how long the link took to open, and if another reader closes our
+link, this is reported at once. The caller then checks the lease to see whether it still owns the partition.
 
 Silent links. If no events arrive over a link, the partition may be idle or the link may be dead, because a link is not
 closed when the service or the network hangs. The client's `idle_timeout` cannot tell the difference, because it ignores
@@ -299,8 +299,8 @@ SILENT_SECONDS = 8.0
 reported."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""How long nothing may arrive over a link before the reader requests the number of the partition's last event. The
-first value applies after an event, and the second after a response has shown that the partition is idle."""
+"""If nothing arrives over a link for this long, the reader requests the number of the partition's last event. The first
+value applies after an event, and the second after a response that shows that the partition is idle."""
 
 LATE_SECONDS = 2.0
 """If the request for the partition's last event has no response within this time, a fault is reported."""
@@ -513,7 +513,7 @@ class EventHubsSource:
         return True
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all partitions by number, including those that were added after the hub was created.
+        """List all partitions in order of their numbers, including those added after the hub was created.
 
         Raises:
             SourceUnavailable: If trying again later may help.
@@ -547,7 +547,7 @@ class EventHubsSource:
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Return the partition's last event once `until` is more than `SETTLE_SECONDS` ago.
 
-        The time is that of this machine's clock, because responses do not contain the service's time.
+        The time is compared with this machine's clock, because responses do not contain the service's time.
         """
         if time.time() < until + SETTLE_SECONDS:
             return None
@@ -560,7 +560,7 @@ class EventHubsSource:
     def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
-    def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has a result of its own
+    def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each request has its own result
         async def call() -> Mapping[str, Any]:
             async with self.access.client() as client:
                 return await request(client)

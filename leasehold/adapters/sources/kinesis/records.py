@@ -1,4 +1,4 @@
-"""Stores the records of Kinesis responses in columns, marks records, and converts listings of shards.
+"""Stores the records of Kinesis responses in columns, marks records, and reads listings of shards.
 
 A response may contain hundreds of thousands of user records. Creating an object for each would take most of the time
 and memory of a read, and would start the garbage collector often, because it counts objects that are created and not
@@ -351,7 +351,7 @@ _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
 def check_shard(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
-    """Check that a response is about this shard, as far as its content shows that.
+    """Check that a response is about this shard, as far as that can be checked.
 
     A sequence number contains the number of its shard (the Kinesis Client Library relies on this, too), and child
     shards name their parents. A response with neither records nor child shards cannot be checked.

@@ -82,7 +82,7 @@ class PolledStream:
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all shards. Pass a response to `_note_server_time`, which reads the service's time from it."""
+        """List all shards, and pass a response to `_note_server_time`, which reads the service's time from it."""
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:

@@ -42,7 +42,7 @@ Misplaced = Literal["keep", "drop"]
 
 keep  Keep the records inside the range. No record that a producer considers delivered is lost, but if the producer
       sends the whole aggregate again, these records are duplicated.
-drop  Drop the whole aggregate, as KCL does.
+drop  Drop the whole aggregate, as the KCL does.
 """
 
 

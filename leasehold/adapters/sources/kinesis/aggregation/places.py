@@ -30,7 +30,8 @@ class LocatedRecords:
     Attributes:
         record: The Kinesis record.
         keys: The partition keys in its table.
-        locations: Eight bytes for each user record: the offset (4) and size (2) of its data, the index of its key (2).
+        locations: Eight bytes for each user record: the offset (4 bytes) and the size (2 bytes) of its data, and the
+            index of its key (2 bytes).
         first: The sub-sequence number of the first user record.
         number: The sequence number of the Kinesis record.
         arrived: When the Kinesis record arrived, or None.

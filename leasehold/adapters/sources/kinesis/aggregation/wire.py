@@ -97,7 +97,8 @@ def read(body: bytes, begin: int, end: int) -> Message:
     try:
         _fields(body, begin, end, message, growing=True)
         if len(message.datas) < message.total:
-            # An index precedes its table entry, or is not in the table. A second pass with complete tables decides.
+            # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
+            # out.
             message.keep(())
             _fields(body, begin, end, message, growing=False)
     except IndexError:  # the message runs past the end of `body`

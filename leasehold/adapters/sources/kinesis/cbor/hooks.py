@@ -17,8 +17,8 @@ in CBOR, and the same request in JSON, which is sent at once, has another outcom
 Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, because
 such a request can be repeated without harm.
 
-Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, and not if they may have
-been written.
+Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, so that none of them can
+have been written.
 
 If the service supports CBOR, the calls that read or write records can bypass boto3 entirely (`stores/aws_calls`).
 `read_directly` and `put_directly` replace methods of the client, so its callers need no change.

@@ -1,4 +1,4 @@
-"""Decides what a producer sends next, without reading a clock, starting threads or doing I/O.
+"""Decides which records a producer sends next, without reading a clock, starting threads or doing I/O.
 
 The inputs of `Core` are records, responses, listings of shards and the time. Its outputs are requests and the results
 of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`)
@@ -60,7 +60,7 @@ class ShardMap:
 def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
-    The latter happens during a split or a merge, and a later listing will be complete.
+    A listing may be incomplete during a split or a merge. A later one will be complete.
     """
     listing = tuple(shards)
     # While a shard is being split, the listing may contain both the shard, still open, and its children.
@@ -104,7 +104,7 @@ class Entry:
     """A user record that waits for its shard or is under way to it.
 
     Attributes:
-        serial_number: Its number among all records of this producer.
+        serial_number: The record's number among all records of this producer.
         data: The payload.
         partition_key: The partition key.
         hash_key: The hash key, which determines the shard.
@@ -141,8 +141,8 @@ class Unit:
     """A Kinesis record. It is accepted or sent again as a whole.
 
     Attributes:
-        shard: The shard for which it is meant.
-        entries: Its user records, in order.
+        shard: The shard for which the unit is meant.
+        entries: The user records in order.
         data: The data of the Kinesis record.
         partition_key: The partition key of the Kinesis record.
         hash_key: The hash key of the first user record, which determines the shard.
@@ -201,12 +201,12 @@ class ShardQueue:
         queue: The waiting records.
         queued: The size of the waiting records.
         unit: The unit that was sent, or that must be sent again before anything else.
-        sent: When the unit was sent; None while it waits here.
+        sent: When the unit was sent; None while it waits to be sent.
         written_to: The shard and sequence number under which the unit was written. Set while the shard map is too old
             to show whether that was the right shard.
         not_before: Nothing is sent before this time.
         faults: The number of consecutive failed attempts.
-        singles_left: How many of the oldest records must be sent one by one, to find the one that cannot be sent.
+        singles_left: The number of oldest records that must be sent one by one, to find the one that cannot be sent.
     """
 
     shard: str
@@ -454,7 +454,7 @@ class Core:
         return not before or before < self._target <= shard_queue.queued
 
     def due(self) -> float:
-        """Return the time at which `request` will next have something to send, as far as we know."""
+        """Return the time at which `request` will next have something to send, as far as is known."""
         return min(map(self._shard_queue_due, self._shard_queues.values()), default=inf)
 
     def map_due(self) -> float:

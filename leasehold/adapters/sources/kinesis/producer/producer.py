@@ -1,4 +1,4 @@
-"""An ordered, aggregating producer for Kinesis: the threads around `Core`.
+"""A producer for Kinesis that keeps records in order and aggregates them. It runs `Core` in threads.
 
 with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
@@ -202,7 +202,7 @@ class KinesisPutClient:
         return evolve(settings, record_bytes=record_bytes)
 
     def shards(self) -> ShardMap | None:
-        """Return the map of the stream's shards, or None if the open shards leave a gap.
+        """Return the map of the stream's shards, or None if there is a gap between the open shards.
 
         Raises:
             SourceUnavailable: If trying again later may help.
@@ -364,9 +364,10 @@ class Producer:
             adapt to a slow service, or `client_of`.
         stream: The name of the stream.
         settings: The settings. The limit for the size of records is replaced by that of the stream.
-        pending_records: The number of records that may be accepted but not yet written. Above it, `put` waits.
-        pending_bytes: The number of bytes that may be accepted but not yet written. Above it, `put` waits.
-        requests: The maximum number of concurrent requests. They are for different shards.
+        pending_records: The maximum number of records that are accepted but not yet written. If it is reached, `put`
+            waits.
+        pending_bytes: The maximum number of bytes that are accepted but not yet written. If it is reached, `put` waits.
+        requests: The maximum number of concurrent requests, which are for different shards.
         clock: Returns monotonic seconds.
     """
 
@@ -467,7 +468,7 @@ class Producer:
             now, serial_number = self._clock(), self._next_serial_number
             expires = now + self._settings.time_to_live_seconds
             fields = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
-            # Keyword arguments would add half to the time of a call, and few records need them.
+            # Avoid keyword arguments, which would make the call take half as long again and are needed by few records.
             make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
             future = make_future(*fields, self._outcomes)
             self._next_serial_number = serial_number + 1
@@ -480,7 +481,7 @@ class Producer:
         return future
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Send all records now; return whether all of them had a result within `timeout` seconds.
+        """Send all records now. Return whether all of them had a result within `timeout` seconds.
 
         Raises:
             ProducerError: If this is not the process that created the producer.
@@ -491,7 +492,7 @@ class Producer:
             return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Flush, then stop; return whether all records had a result within `timeout` seconds.
+        """Flush, then stop. Return whether all records had a result within `timeout` seconds.
 
         Records without a result fail, and their number is logged as an error.
 
@@ -587,7 +588,7 @@ class Producer:
         if not self._listing and self._core.map_due() <= now:
             self._listing = True
             self._calls.put(self._list_shards)
-        # A request or a listing that ends wakes this thread.
+        # When a request or a listing ends, it wakes this thread.
         send_at = self._core.due() if self._requests_under_way < self._max_requests else inf
         list_at = inf if self._listing else self._core.map_due()
         return max(0.0, min(send_at - now, list_at - now, _LATE_SECONDS))
@@ -601,7 +602,7 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001 waiting callers must receive every error
+        except BaseException as error:  # noqa: BLE001  waiting callers must receive every error
             # Drop the traceback. Its frames refer to the records' data, and the records refer to the error.
             fault = error.with_traceback(None)
             outcomes = [Failed(fault)] * len(units)
@@ -629,7 +630,7 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001 after any error, the next listing may succeed
+        except BaseException as error:  # noqa: BLE001  after any error, the next listing may succeed
             fault = said(error)
         previous, self._listing_error = self._listing_error, fault
         with self._lock:
