@@ -83,7 +83,7 @@ from leasehold.stores.printable import escaped, said, text_of
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
 except ImportError:  # without it, boto3 serializes the requests
-    PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
+    PutRows, ProducerCborHooks = list, None  # type: ignore[assignment,misc]  # the slow way
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
