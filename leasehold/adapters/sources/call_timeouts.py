@@ -164,8 +164,8 @@ class CallTimeouts:
             else:
                 break
         self._retries_first_call = False
-        quick = self._clients.clock() - started < self._timeouts[0]
-        self._quick_in_a_row[operation] = self._quick_in_a_row[operation] + 1 if quick else 0
+        is_quick = self._clients.clock() - started < self._timeouts[0]
+        self._quick_in_a_row[operation] = self._quick_in_a_row[operation] + 1 if is_quick else 0
         if self._quick_in_a_row[operation] >= self._quick_responses:
             self._steps[operation] = self._initial_step = 0
         return response
@@ -191,13 +191,13 @@ class CallTimeouts:
                 return self.call(operation, **parameters)
             if not self._clients.pending_calls.acquire(blocking=False):
                 raise ResponsePending
-            pending: Future[Any] = Future()
+            future: Future[Any] = Future()
 
             def make_call() -> None:
                 try:
-                    pending.set_result(self.call(operation, **parameters))
+                    future.set_result(self.call(operation, **parameters))
                 except BaseException as error:  # noqa: BLE001  raised by the `try_call` that picks up the response
-                    pending.set_exception(error)
+                    future.set_exception(error)
                 finally:
                     self._clients.pending_calls.release()
 
@@ -206,11 +206,11 @@ class CallTimeouts:
             except BaseException:
                 self._clients.pending_calls.release()  # the thread did not start, so nothing waits
                 raise
-            self._pending = pending
+            self._pending = future
         if not self._pending.done():
             raise ResponsePending
-        finished, self._pending = self._pending, None
-        return finished.result()
+        done, self._pending = self._pending, None
+        return done.result()
 
 
 def _log_lost(fault: BaseException) -> None:

@@ -76,4 +76,4 @@ _deserialize = _FromJson().deserialize
 
 
 def _plain(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if image is None else {name: _deserialize(typed) for name, typed in image.items()}
+    return None if image is None else {name: _deserialize(tagged_value) for name, tagged_value in image.items()}

@@ -98,17 +98,17 @@ def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
     A value that is only a row number has the context and span of the previous record's tag. A value that is not a tag
     of a Spark sink becomes None. A record without a tag always counts as new.
     """
-    tags, last = list[Tag | None](), None
+    tags, previous = list[Tag | None](), None
     for value in values:
         if (match := _TAG.fullmatch(value)) is not None:
             query, run, batch, part, edition, row, low, high = (group.decode() for group in match.groups(b""))
             span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
-            last = Tag(query, int(run), int(batch), part, edition, int(row), span)
-        elif last is None or _ROW.fullmatch(value) is None:
-            last = None
+            previous = Tag(query, int(run), int(batch), part, edition, int(row), span)
+        elif previous is None or _ROW.fullmatch(value) is None:
+            previous = None
         else:
-            last = last._replace(row=int(value))
-        tags.append(last)
+            previous = previous._replace(row=int(value))
+        tags.append(previous)
     return tags
 
 
@@ -148,29 +148,29 @@ _Queries = dict[str, _RunStates]
 
 
 def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
-    own = runs.get(tag.run)
-    if own is not None and (tag.batch < own.batch or own.has(tag)):  # R2, R1
+    own_run = runs.get(tag.run)
+    if own_run is not None and (tag.batch < own_run.batch or own_run.has(tag)):  # R2, R1
         return True
-    return (own is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
+    return (own_run is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
 
 
 def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
     """Record a row for one piece of the hash key space. `spans` is true if the row's span includes that piece."""
-    own = runs.get(tag.run)
-    if own is None:
+    own_run = runs.get(tag.run)
+    if own_run is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
             del runs[number]  # R3
-        own = _RunState(tag.batch)
-    elif tag.batch > own.batch:
-        own.copy_rows_to(run for run in runs.values() if run is not own)
-        own.batch, own.parts = tag.batch, {}
-    if spans and own.batch == tag.batch:
-        own.add(tag.part, tag.edition, tag.row)
+        own_run = _RunState(tag.batch)
+    elif tag.batch > own_run.batch:
+        own_run.copy_rows_to(run for run in runs.values() if run is not own_run)
+        own_run.batch, own_run.parts = tag.batch, {}
+    if spans and own_run.batch == tag.batch:
+        own_run.add(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
         runs.pop(tag.run, None)
-        for number in [number for number, run in runs.items() if run.batch + BATCHES < own.batch]:
+        for number in [number for number, run in runs.items() if run.batch + BATCHES < own_run.batch]:
             del runs[number]
-        runs[tag.run] = own
+        runs[tag.run] = own_run
         if len(runs) > RUNS:
             runs.pop(next(iter(runs))).copy_rows_to(runs.values())
 
@@ -280,21 +280,21 @@ class SeenRows:
 
         The state is empty if the token contains no state, or if it contains the state of a later position.
         """
-        _, separator, rest = start.token.partition(f"{_PREFIX} ")
+        _, separator, encoded_state = start.token.partition(f"{_PREFIX} ")
         if not separator:
             return cls()
-        location, *pieces = rest.split(" ")
+        location, *pieces = encoded_state.split(" ")
         sequence, _, sub = location.partition(".")
         pieces_read = list[tuple[int, _Queries]]()
         try:
             for piece in pieces:
-                last, bound, text = piece.rpartition("@")
-                pieces_read.append((int(last, 16) if bound else HASH_KEYS[1], _queries_of(text)))
-            at = Position(sequence, int(sub))
+                last, has_bound, text = piece.rpartition("@")
+                pieces_read.append((int(last, 16) if has_bound else HASH_KEYS[1], _queries_of(text)))
+            position = Position(sequence, int(sub))
         except ValueError:
             return cls()
-        complete = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
-        return cls(pieces_read, at) if complete and at.order <= start.order else cls()
+        is_complete = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
+        return cls(pieces_read, position) if is_complete and position.order <= start.order else cls()
 
 
 _PREFIX = "had1"
@@ -302,9 +302,9 @@ _PREFIX = "had1"
 
 def own_token(token: str) -> str:
     """Return the part of a token that belongs to the source itself: the offset for Event Hubs, "" for Kinesis."""
-    own, separator, _ = token.partition(f"{_PREFIX} ")
+    source_token, separator, _ = token.partition(f"{_PREFIX} ")
     # Remove only the one space between the two parts, because the service's offset may itself end with spaces.
-    return own.removesuffix(" ") if separator else token
+    return source_token.removesuffix(" ") if separator else token
 
 
 def _copied(queries: _Queries) -> _Queries:
@@ -386,9 +386,9 @@ class Trail(NamedTuple):
     def filtered(self, selected: Sequence[bool | None]) -> "Trail":
         """Return the trail of the rows whose entry in `selected` is true."""
         rows, pending = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
-        for keep, new_rows in zip(selected, self.new_rows, strict=True):
+        for is_selected, new_rows in zip(selected, self.new_rows, strict=True):
             pending += new_rows
-            if keep:
+            if is_selected:
                 rows.append(pending)
                 pending = ()
         return Trail(self.before, rows)

@@ -114,8 +114,8 @@ class ChangePoller(Poller):
         try:
             return super()._new_iterator()
         except (ClientError, ParamValidationError) as error:
-            unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
-            if not (unsupported and self._starting_position()["Type"] == "AT_TIMESTAMP"):
+            is_unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
+            if not (is_unsupported and self._starting_position()["Type"] == "AT_TIMESTAMP"):
                 raise
             self._start = TRIM_HORIZON
             iterator = super()._new_iterator()
@@ -144,13 +144,13 @@ class ChangePoller(Poller):
         log.warning("shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, number or "its start")
 
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
-        new = records = tuple(map(record_of, response["Records"]))
+        new_records = records = tuple(map(record_of, response["Records"]))
         skip_through, since = self._skip_through, self._since
         # Drop only leading records. Records are in order, so all those after the first one to keep are kept, too.
         if skip_through is not None:
-            new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
+            new_records = tuple(dropwhile(lambda record: record.position.order <= skip_through, new_records))
         if since is not None:
-            new = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new))
+            new_records = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new_records))
         if records:
             self._log_gap(records[0].sequence_number)
         next_iterator = response.get("NextShardIterator") or None
@@ -164,13 +164,13 @@ class ChangePoller(Poller):
             behind = None if now is None or arrived is None else max(0.0, now - arrived)
         has_more = behind is not None and behind > BEHIND_SECONDS
         batch = Batch(
-            records=new,
+            records=new_records,
             read_to=Position(records[-1].sequence_number) if records else None,
             behind_seconds=behind,
             wait_seconds=self._pause(idle=not records, behind=has_more),
             ended=next_iterator is None,
         )
-        if new:
+        if new_records:
             self._skip_through = self._since = None
         self._iterator = next_iterator
         self._last_read = records[-1].sequence_number if records else self._last_read
@@ -192,8 +192,8 @@ def record_of(row: Mapping[str, Any]) -> Record:
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has the invalid sequence number {number!r}")
     # Check this here, so that code that reads the data later, such as Spark's columns, need not check again.
-    valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
-    if not valid:
+    is_valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
+    if not is_valid:
         raise ValueError(f"record {number} has an invalid eventName or userIdentity")
     return Record(
         canonical_json(row).encode(),
@@ -288,14 +288,14 @@ class TableStream(PolledStream):
         self._find_stream()
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
             rows: list[Any] = []
-            after: dict[str, str] = {}
+            page_parameters: dict[str, str] = {}
             while True:
-                page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **after)
+                page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **page_parameters)
                 description = page["StreamDescription"]
                 rows += description["Shards"]
                 if not (last := description.get("LastEvaluatedShardId")):
                     break
-                after = {"ExclusiveStartShardId": last}
+                page_parameters = {"ExclusiveStartShardId": last}
             self._note_server_time(page)
             created = int(description["CreationRequestDateTime"].timestamp())
             self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created}"

@@ -182,39 +182,39 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
     assigned a moment ago. The messages contain no part of a connection string, because the client's own messages
     contain none.
     """
-    where = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
+    subject = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
     if isinstance(error, SourceError):
         return error
     if isinstance(error, AuthenticationError):
         if _EXPIRED in str(error):
             return SourceUnavailable(
-                f"{where}: its token has expired by this machine's clock; a new one will be requested"
+                f"{subject}: its token has expired by this machine's clock; a new one will be requested"
             )
-        return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({_first_line(error)})")
+        return TransientRejection(f"{subject}: access denied: {_credential_hint(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
-        return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
+        return SourceError(f"{subject}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
-        return SourceError(f"{where}: {_first_line(error)}")
+        return SourceError(f"{subject}: {_first_line(error)}")
     code = (error.error if isinstance(error, EventHubError) else None) or ""
     message = _first_line(error)
     match code:
         case "link:stolen":
             return Contended(
-                f"{where}: another reader of group {access.group!r} took it over: "
+                f"{subject}: another reader of group {access.group!r} took it over: "
                 "the lease is lost, or two fleets share the group"
             )
         case "not-found":
-            return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
+            return SourceError(f"{subject}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({message})")
+            return TransientRejection(f"{subject}: access denied: {_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was recreated, set the checkpoints back with `leasehold reset`"
-            return Trimmed(f"{where}: the starting position was rejected; {hint} ({message})")
+            return Trimmed(f"{subject}: the starting position was rejected; {hint} ({message})")
         case "resource-limit-exceeded":
             hint = f"use a separate consumer group for this fleet, because others read in {access.group!r}, too"
-            return SourceUnavailable(f"{where}: too many readers; {hint} ({message})")
+            return SourceUnavailable(f"{subject}: too many readers; {hint} ({message})")
         case _:
-            return SourceUnavailable(f"{where}: {message}")
+            return SourceUnavailable(f"{subject}: {message}")
 
 
 def _credential_hint(access: Access) -> str:

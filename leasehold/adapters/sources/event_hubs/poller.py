@@ -378,20 +378,25 @@ class PartitionReader:
         if records:
             # The sequence numbers of a partition have no gaps. If the next event has expired, the service continues
             # with the oldest one that it still has.
-            missing = int(records[0].sequence_number) - self._last_number - 1
-            if self._last_number >= 0 and missing > 0:
+            missing_count = int(records[0].sequence_number) - self._last_number - 1
+            if self._last_number >= 0 and missing_count > 0:
                 log.error(
-                    "%s: %d events after number %d have expired and are lost", self._where, missing, self._last_number
+                    "%s: %d events after number %d have expired and are lost",
+                    self._where,
+                    missing_count,
+                    self._last_number,
                 )
             last = records[-1]
             # Drop duplicates written by Spark sinks, and add the state of deduplication to the tokens of the other
             # events.
-            new = list[Record]()
-            for item in records:
-                tag = tag_of(item.event)
-                if tag is None or not self._seen.seen_before(tag, lambda: 0, item.position):
-                    new.append(item._replace(token=f"{item.token} {self._seen.token}") if self._seen else item)
-            records = tuple(new)
+            kept_records = list[Record]()
+            for record in records:
+                tag = tag_of(record.event)
+                if tag is None or not self._seen.seen_before(tag, lambda: 0, record.position):
+                    kept_records.append(
+                        record._replace(token=f"{record.token} {self._seen.token}") if self._seen else record
+                    )
+            records = tuple(kept_records)
             token = f"{last.token} {self._seen.token}" if self._seen else last.token
             self._last_number, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._pause = IDLE_SECONDS
@@ -403,14 +408,14 @@ class PartitionReader:
         self._backoff.reset()
         in_columns = partial(call_rows_of, _COLUMNS, self._partition)
         opened_at, self._opened_at = self._opened_at, None
-        unlinked = 0.0 if opened_at is None else self._clock() - opened_at
+        seconds_without_link = 0.0 if opened_at is None else self._clock() - opened_at
         return Batch(
             records,
             self._position,
             self._behind,
             wait_seconds=0.0,
             in_columns=in_columns,
-            unlinked_seconds=unlinked,
+            unlinked_seconds=seconds_without_link,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )
 
@@ -445,8 +450,8 @@ class PartitionReader:
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
         silence, fault = now - self._last_response, ""
-        late = self._probe is not None and now - self._probed_at > LATE_SECONDS
-        if late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
+        is_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
+        if is_late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
             fault = f"{self._probe_error or self._where}: no response for {silence:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
         behind = None if self._behind is None or fault else 0.0
@@ -460,8 +465,8 @@ class PartitionReader:
         async with self._access.client() as client:
             properties = await client.get_partition_properties(self._partition)
         # If the reader starts at a time, we don't know which events to expect until the first one arrives.
-        unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
-        return -1 if unknown else int(properties["last_enqueued_sequence_number"])
+        is_unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
+        return -1 if is_unknown else int(properties["last_enqueued_sequence_number"])
 
     def _reopen_after(self, fault: BaseException) -> Batch:
         error = translate_error(fault, self._access, self._partition)
@@ -469,11 +474,13 @@ class PartitionReader:
         self._receiver = self._undelivered = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
-        contended = isinstance(error, Contended)
-        wait = CONTENDED_SECONDS if contended else self._backoff.next()
+        is_taken_over = isinstance(error, Contended)
+        wait = CONTENDED_SECONDS if is_taken_over else self._backoff.next()
         log.warning("%s; trying again in %.1f s", error, wait)
-        unlinked = math.inf if contended else 0.0
-        return Batch((), None, None, wait, fault=str(error), unlinked_seconds=unlinked, answered=contended)
+        seconds_without_link = math.inf if is_taken_over else 0.0
+        return Batch(
+            (), None, None, wait, fault=str(error), unlinked_seconds=seconds_without_link, answered=is_taken_over
+        )
 
 
 DEFAULT_GROUP = "$Default"
@@ -521,8 +528,8 @@ class EventHubsSource:
         """
         properties = self._call(lambda client: client.get_eventhub_properties())
         self._created = properties["created_at"]
-        ids = sorted(properties["partition_ids"], key=lambda each: (len(each), each))
-        return tuple(Shard(partition, stream=self.stream) for partition in ids)
+        ids = sorted(properties["partition_ids"], key=lambda partition_id: (len(partition_id), partition_id))
+        return tuple(Shard(partition_id, stream=self.stream) for partition_id in ids)
 
     def incarnation(self) -> str:
         """Return the namespace, hub and group, and the hub's creation time as of the last listing."""

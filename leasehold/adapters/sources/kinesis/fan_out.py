@@ -313,10 +313,12 @@ class FanOut(Poller):
             self._previous_continuation = self._continuation
             self._continuation = event.get("ContinuationSequenceNumber") or None
             records, children = event.get("Records"), event.get("ChildShards") or []
-            ended = self._continuation is None or (bool(children) and not records)  # rule 3
+            has_ended = self._continuation is None or (bool(children) and not records)  # rule 3
             body = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
             # The form of a GetRecords response.
-            return cast("GetRecordsOutputTypeDef", body | {"NextShardIterator": None if ended else self._continuation})
+            return cast(
+                "GetRecordsOutputTypeDef", body | {"NextShardIterator": None if has_ended else self._continuation}
+            )
         if subscription_ended:
             self._end_subscription(self._subscription)
         return None

@@ -134,14 +134,14 @@ def _translated(error: ClientError, stream: str, service: AwsService) -> SourceE
         message = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
         return TransientRejection(message)
     if code in DENIED:
-        operation, right = error.operation_name, f"{service.iam_prefix}:{error.operation_name}"
-        writes = operation in {"PutRecord", "PutRecords"}
+        operation, permission = error.operation_name, f"{service.iam_prefix}:{error.operation_name}"
+        is_write = operation in {"PutRecord", "PutRecords"}
         if code == "KMSAccessDeniedException":
-            right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
-        verb = "write to" if writes else "read"
-        return SourceError(f"these credentials cannot {verb} stream {stream!r}, because they lack {right}: {text}")
-    kind = SourceError if code in PERMANENT else TransientRejection
-    return kind(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
+            permission = f"{'kms:GenerateDataKey' if is_write else 'kms:Decrypt'} of the stream's key"
+        verb = "write to" if is_write else "read"
+        return SourceError(f"these credentials cannot {verb} stream {stream!r}, because they lack {permission}: {text}")
+    error_type = SourceError if code in PERMANENT else TransientRejection
+    return error_type(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
 
 
 TIP_SECONDS = 0.5

@@ -90,18 +90,18 @@ class DropCounter:
         self._counts, self._logged = Counter[Reason](), Counter[Reason]()
         self._repeated = 0
 
-    def add(self, number: str, users: UserRecords) -> None:
+    def add(self, number: str, user_records: UserRecords) -> None:
         """Count the dropped user records of this Kinesis record."""
-        if not users.dropped:
+        if not user_records.dropped:
             return
-        self._counts[users.reason] += users.dropped
-        if users.reason not in self._logged:
-            self._logged[users.reason] = users.dropped
+        self._counts[user_records.reason] += user_records.dropped
+        if user_records.reason not in self._logged:
+            self._logged[user_records.reason] = user_records.dropped
             explanation = (
-                ", because their aggregate went to another shard" if users.reason is Reason.OUT_OF_RANGE else ""
+                ", because their aggregate went to another shard" if user_records.reason is Reason.OUT_OF_RANGE else ""
             )
             message = "shard %s: %d user records of %s dropped: %s%s; more are counted until the reader closes"
-            log.warning(message, self._shard, users.dropped, number, users.reason, explanation)
+            log.warning(message, self._shard, user_records.dropped, number, user_records.reason, explanation)
 
     def repeated(self, count: int) -> None:
         """Count duplicates, which are records that a Spark sink sent again."""
@@ -169,7 +169,7 @@ class Unpacker:
             for index in range(len(rows)):
                 self._unpack_whole(rows, index)
             return
-        for aggregates, group in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
+        for aggregates, group in groupby(range(len(rows)), lambda index: rows.datas[index].startswith(MAGIC)):
             if aggregates or self.skip_through is not None:
                 for index in group:
                     self._unpack_aggregate(rows, index)
@@ -191,8 +191,8 @@ class Unpacker:
         self.subs = min(count, 1)
 
     def _unpack_whole(self, rows: RowColumns, index: int) -> None:
-        users = deaggregate(rows.datas[index])
-        self.subs = max(len(users) + users.dropped, 1)
+        user_records = deaggregate(rows.datas[index])
+        self.subs = max(len(user_records) + user_records.dropped, 1)
         last = self.subs - 1
         if self.skip_through is not None:
             # If a checkpoint is inside this aggregate, because an earlier reader returned user records, the whole
@@ -207,52 +207,52 @@ class Unpacker:
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
         data, number, arrived = rows.datas[index], rows.numbers[index], rows.arrived[index]
         rows.datas[index] = b""
-        plain = self.skip_through is None and not self.seen
-        located = locate_records(data, number, arrived, self._hash_range) if plain else None
+        can_locate = self.skip_through is None and not self.seen
+        located = locate_records(data, number, arrived, self._hash_range) if can_locate else None
         if located is not None:
             self._parts.append(located)
             self.subs = len(located)
             return
-        users = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
-        self._dropped.add(number, users)
+        user_records = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
+        self._dropped.add(number, user_records)
         first = 0
         if self.skip_through is not None:
             # The index of the first user record to keep. All records after it are kept, too.
             sequence = int(number)
-            first = bisect(users.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
-            self.skip_through = None if first < len(users) else self.skip_through
-        self.subs = len(users) + users.dropped
-        if users.tags:
-            self._unpack_tagged(number, arrived, users, first)
+            first = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
+            self.skip_through = None if first < len(user_records) else self.skip_through
+        self.subs = len(user_records) + user_records.dropped
+        if user_records.tags:
+            self._unpack_tagged(number, arrived, user_records, first)
             return
-        records, count = self._columns(), len(users) - first
+        records, count = self._columns(), len(user_records) - first
         # Usually nothing is dropped, so don't copy the columns again.
-        records.datas += users.datas[first:] if first else users.datas
+        records.datas += user_records.datas[first:] if first else user_records.datas
         records.numbers += [number] * count
-        records.subs += users.subs[first:]
-        records.keys += users.keys[first:] if first else users.keys
-        records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
+        records.subs += user_records.subs[first:]
+        records.keys += user_records.keys[first:] if first else user_records.keys
+        records.hash_keys += user_records.hash_keys[first:] if first else user_records.hash_keys
         records.arrived += [arrived] * count
-        records.aggregated += [users.aggregated] * count
+        records.aggregated += [user_records.aggregated] * count
         if isinstance(records, TokenedColumns):
             records.tokens += [self.seen.token] * count
 
-    def _unpack_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
+    def _unpack_tagged(self, number: str, arrived: float | None, user_records: UserRecords, first: int) -> None:
         """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
         records, tokens = RecordColumns(), list[str]()
-        for index in range(first, len(users)):
-            key, hash_key, tag = users.keys[index], users.hash_keys[index], users.tags[index]
-            position = Position(number, users.subs[index])
+        for index in range(first, len(user_records)):
+            key, hash_key, tag = user_records.keys[index], user_records.hash_keys[index], user_records.tags[index]
+            position = Position(number, user_records.subs[index])
             if tag is not None and self.seen.seen_before(tag, partial(hash_key_of, key, hash_key), position):
                 continue
-            records.datas.append(users.datas[index])
-            records.subs.append(users.subs[index])
+            records.datas.append(user_records.datas[index])
+            records.subs.append(user_records.subs[index])
             records.keys.append(key)
             records.hash_keys.append(hash_key)
             tokens.append(self.seen.token)
         records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
         records.aggregated = [True] * len(tokens)
-        self._dropped.repeated(len(users) - first - len(tokens))
+        self._dropped.repeated(len(user_records) - first - len(tokens))
         self._parts.append(records.with_tokens(tokens))
 
     def _columns(self) -> RecordColumns:
@@ -373,16 +373,16 @@ class Poller:
             # Return a fault, because an empty batch without one would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
-            lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
-            if isinstance(fault.__cause__, ReadTimeoutError) and not lengthened:  # rule 3
+            is_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
+            if isinstance(fault.__cause__, ReadTimeoutError) and not is_lengthened:  # rule 3
                 self._limit = max(self._limit // LIMIT_DIVISOR, 1)
-            throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
-            if throttled:
+            is_throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
+            if is_throttled:
                 self._pace.throttled()
-            wait = FAULT_SECONDS[0] if lengthened else self._backoff.next()  # rule 4
-            empty = Batch((), None, None, wait, fault=str(fault), answered=throttled)
+            wait = FAULT_SECONDS[0] if is_lengthened else self._backoff.next()  # rule 4
+            empty_batch = Batch((), None, None, wait, fault=str(fault), answered=is_throttled)
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
-            return empty
+            return empty_batch
         if batch is None:
             return Batch((), None, None, self._pause(idle=True), fault=NO_RESPONSE)
         self._backoff.reset()
@@ -446,8 +446,8 @@ class Poller:
 
     def _rewind_from(self, error: ClientError) -> None:
         """Start at the oldest record if the start was trimmed and `rewind` is set; else raise Trimmed or `error`."""
-        trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
-        if not trimmed:
+        is_trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
+        if not is_trimmed:
             raise error
         if not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
@@ -500,8 +500,8 @@ class Poller:
     def _log_gap(self, first: str) -> None:
         # If the record AT the checkpoint was trimmed, the service starts with a later one.
         if self._last_read is None and self._start.numbered and int(first) > int(self._start.sequence):
-            gap = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading continues at {first}"
-            log.warning("shard %s: %s, and any records in between are lost", self._shard, gap)
+            message = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading continues at {first}"
+            log.warning("shard %s: %s, and any records in between are lost", self._shard, message)
 
     def _pause(self, *, idle: bool, behind: bool = False) -> float:
         return self._pace.next_pause(idle=idle, behind=behind)

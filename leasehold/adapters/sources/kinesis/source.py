@@ -96,14 +96,14 @@ class PolledStream:
                 }
                 self._timeouts.call("get_shard_iterator", **parameters)
         except SourceError as fault:
-            missing = (
+            is_missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
             )
-            if not missing:
+            if not is_missing:
                 raise
             # The error is the same if the whole stream is gone, but in this case `shards` raises, so no lease is
             # deleted.
-            return all(listed.id != shard for listed in self.shards())
+            return all(listed_shard.id != shard for listed_shard in self.shards())
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards

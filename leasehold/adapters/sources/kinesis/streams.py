@@ -80,11 +80,11 @@ class KinesisStreams:
                 message = f"stream %s was recreated: %s is another stream, {consequence}"
                 log.warning(message, source.name, identity, previous)
                 with self._lock:
-                    renamed = {identity if key == previous else key: value for key, value in self._sources.items()}
-                    self._sources = renamed
-        permanent = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
-        if permanent:
-            raise permanent[0]
+                    sources = {identity if key == previous else key: value for key, value in self._sources.items()}
+                    self._sources = sources
+        permanent_faults = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
+        if permanent_faults:
+            raise permanent_faults[0]
         faults, listed = unresolved, []
         for stream, source in tuple(self._sources.items()):
             try:

@@ -103,20 +103,20 @@ def _rows_of_spans(
         return None, all_indexes
     # Check all digests first. Alternating between digests and spans would make both slower, because caches would be
     # cold.
-    sealed = [
+    digest_matches = [
         data.startswith(MAGIC)
         and len(data) > _FRAME
         and data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
         for data in records
     ]
     spans = Spans()
-    others = [
+    other_indexes = [
         index
         for index, data in enumerate(records)
-        if not (sealed[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
+        if not (digest_matches[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
     ]
     # Keys outside the range are rare. If there is one, all records go through `deaggregate`.
-    if len(others) == len(records) or not _inside(spans, records, hash_range):
+    if len(other_indexes) == len(records) or not _inside(spans, records, hash_range):
         return None, all_indexes
     if (size := len(spans.keys)) >= _LIMIT:
         raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_LIMIT - 1} fit")
@@ -130,7 +130,7 @@ def _rows_of_spans(
         _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
         _FLAT.call([_column(pa.binary_view(), rows, *views)], _TO_BINARY),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), others
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), other_indexes
 
 
 def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
@@ -144,17 +144,17 @@ def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | No
     )
 
 
-def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, *buffers])
+def _column(data_type: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(data_type, rows, [None, *buffers])
 
 
 def _rows(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
     """Return the rows of the records that went through `deaggregate`."""
-    results = deaggregated.values()
-    rows = list(chain.from_iterable(users.rows for users in results))
-    subs = [np.asarray(users.subs, np.int32) for users in results]
+    all_user_records = deaggregated.values()
+    rows = list(chain.from_iterable(user_records.rows for user_records in all_user_records))
+    subs = [np.asarray(user_records.subs, np.int32) for user_records in all_user_records]
     columns = [
-        pa.array(np.repeat(np.array([*deaggregated], np.int32), [*map(len, results)])),
+        pa.array(np.repeat(np.array([*deaggregated], np.int32), [*map(len, all_user_records)])),
         pa.array(np.concatenate([np.zeros(0, np.int32), *subs])),
         *(pa.array([row[column] for row in rows], SCHEMA.field(2 + column).type) for column in range(3)),
     ]

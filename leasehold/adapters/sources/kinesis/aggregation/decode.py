@@ -156,12 +156,12 @@ def deaggregate(
     """
     message = _message(data)
     if isinstance(message, Message):
-        users = _kept_records(message, hash_range, misplaced)
+        user_records = _kept_records(message, hash_range, misplaced)
     else:
-        users = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
-    if strict and users.reason in MALFORMED:
-        raise MalformedAggregate(f"{users.reason}: this record starts like an aggregate, but is malformed")
-    return users
+        user_records = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
+    if strict and user_records.reason in MALFORMED:
+        raise MalformedAggregate(f"{user_records.reason}: this record starts like an aggregate, but is malformed")
+    return user_records
 
 
 def locate_records(
@@ -225,8 +225,8 @@ def _provably_inside(message: Message, hash_range: HashRange) -> bool:
     """Return whether the key tables show that no row is outside the range. This way, each key is hashed only once."""
     if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
-    hashed = message.hash_keys and None not in message.row_hash_keys
-    return bool(hashed) or _are_inside(message.keys, hash_range)
+    all_have_hash_keys = message.hash_keys and None not in message.row_hash_keys
+    return bool(all_have_hash_keys) or _are_inside(message.keys, hash_range)
 
 
 def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
@@ -243,18 +243,18 @@ def _select_inside(
     """Return the indexes of the rows to keep, and the reason why others are dropped."""
     # Cache the result for each pair of keys, because an aggregate may use one very long hash key a million times.
     drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
-    kept: list[int] = []
-    for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
-        match drop_reason(*keys):
+    indexes: list[int] = []
+    for sub, row_keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
+        match drop_reason(*row_keys):
             case Reason.BAD_HASH_KEY as malformed:
-                return kept, malformed
+                return indexes, malformed
             case None:
-                kept.append(sub)
+                indexes.append(sub)
             case outside if misplaced == "drop":
                 return (), outside
             case outside if reason is Reason.AGGREGATED:
                 reason = outside
-    return kept, reason
+    return indexes, reason
 
 
 def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:

@@ -73,13 +73,13 @@ class LocatedRecords:
 class LocatedRecordIterator:
     """An iterator that creates one record after the other."""
 
-    def __init__(self, locate: LocatedRecords) -> None:
-        self.record = locate.record
-        self.keys: list[str] = locate.keys
-        self.locations = locate.locations
-        self.number = locate.number
-        self.arrived = locate.arrived
-        self.sub: i64 = locate.first
+    def __init__(self, located: LocatedRecords) -> None:
+        self.record = located.record
+        self.keys: list[str] = located.keys
+        self.locations = located.locations
+        self.number = located.number
+        self.arrived = located.arrived
+        self.sub: i64 = located.first
         self.at: i64 = 0
 
     def __iter__(self) -> "LocatedRecordIterator":

@@ -117,10 +117,10 @@ def _copy(column: BytesWriter, record: bytes, offset: i64, stop: i64) -> None:
 def _add_inline_view(column: BytesWriter, record: bytes, offset: i64, size: i64) -> None:
     """Add a view that contains record[offset:offset+size] inline, padded with zeros."""
     head: i64 = i64(read_i32_le(record, offset))
-    rest: i64 = 0
+    tail: i64 = 0
     if size < _INLINE_HEAD_BYTES:
         head &= read_i64_le(_MASKS, 8 - size)
     else:
-        rest = read_i64_le(record, offset + 4) & read_i64_le(_MASKS, 12 - size)
+        tail = read_i64_le(record, offset + 4) & read_i64_le(_MASKS, 12 - size)
     write_i64_le(column, size | head << 32)
-    write_i64_le(column, rest)
+    write_i64_le(column, tail)

@@ -106,25 +106,25 @@ def read(body: bytes, begin: int, end: int) -> Message:
     return message
 
 
-def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) -> None:
+def _fields(body: bytes, offset: int, end: int, message: Message, *, growing: bool) -> None:
     """Add the user records before the first one that cannot be resolved and, if growing, all table entries."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved = 0
-    while at < end:
-        if growing and body[at] != _RECORD:
-            at = _common_entries(body, at, end, _KEY, keys)
-            at = _common_entries(body, at, end, _HASH_KEY, hash_keys)
+    while offset < end:
+        if growing and body[offset] != _RECORD:
+            offset = _common_entries(body, offset, end, _KEY, keys)
+            offset = _common_entries(body, offset, end, _HASH_KEY, hash_keys)
         if not unresolved:
-            at = _common_records(body, at, end, message)
-        if at == end:
+            offset = _common_records(body, offset, end, message)
+        if offset == end:
             break
-        tag, at = _tag(body, at)
+        tag, offset = _tag(body, offset)
         if tag not in (_RECORD, _KEY, _HASH_KEY):
-            at = _skip(body, at, end, tag, _MAX_DEPTH)
+            offset = _skip(body, offset, end, tag, _MAX_DEPTH)
             continue
-        at, stop = _span(body, at, end)
+        offset, stop = _span(body, offset, end)
         if tag == _RECORD:
-            key, hash_key, first, last, tag_first, tag_last = _record(body, at, stop)
+            key, hash_key, first, last, tag_first, tag_last = _record(body, offset, stop)
             # After a record that cannot be resolved, the others are only counted and validated.
             if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
                 unresolved += 1
@@ -136,28 +136,28 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
                     message.tags += [b""] * (len(message.datas) - 1 - len(message.tags))
                     message.tags.append(body[tag_first:tag_last])
         elif growing:
-            (keys if tag == _KEY else hash_keys).append(_decode(body[at:stop]))
-        at = stop
+            (keys if tag == _KEY else hash_keys).append(_decode(body[offset:stop]))
+        offset = stop
     if message.tags:
         message.tags += [b""] * (len(message.datas) - len(message.tags))
     message.total = len(message.datas) + unresolved
 
 
-def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]) -> int:
+def _common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
     """Read table entries of fewer than 128 bytes; return the offset of the first other field."""
-    while at < end and body[at] == tag and body[at + 1] < _CONTINUATION_BIT:
-        stop = at + 2 + body[at + 1]
+    while offset < end and body[offset] == tag and body[offset + 1] < _CONTINUATION_BIT:
+        stop = offset + 2 + body[offset + 1]
         if stop > end:
             raise MalformedMessage
         try:
-            entries.append(body[at + 2 : stop].decode())
+            entries.append(body[offset + 2 : stop].decode())
         except UnicodeDecodeError:
-            entries.append(_decode(body[at + 2 : stop]))
-        at = stop
-    return at
+            entries.append(_decode(body[offset + 2 : stop]))
+        offset = stop
+    return offset
 
 
-def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
+def _common_records(body: bytes, begin: int, end: int, message: Message) -> int:
     """Read user records in the form that producers write; return the offset of the first other field.
 
     `_fields` would have the same result, but would take several times as long. A record that extends past `end` is
@@ -166,8 +166,8 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
     hash_key = -1
-    while at < end and body[at] == _RECORD:
-        size, offset = body[at + 1], at + 2
+    while begin < end and body[begin] == _RECORD:
+        size, offset = body[begin + 1], begin + 2
         if size >= _CONTINUATION_BIT:
             size, offset = size - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         stop = offset + size
@@ -176,8 +176,8 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
         key, offset = body[offset + 1], offset + 2
         if key >= _CONTINUATION_BIT:
             key, offset = key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
-        hashed = body[offset] == _HASH_KEY_INDEX
-        if hashed:
+        has_hash_key = body[offset] == _HASH_KEY_INDEX
+        if has_hash_key:
             hash_key, offset = body[offset + 1], offset + 2
             if hash_key >= _CONTINUATION_BIT:
                 hash_key, offset = hash_key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
@@ -195,7 +195,7 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
             or key >= len(keys)
         ):
             break
-        if not hashed:
+        if not has_hash_key:
             row_hash_keys.append(None)
         elif hash_key < _TWO_BYTE_LIMIT and hash_key < len(hash_keys):
             row_hash_keys.append(hash_keys[hash_key])
@@ -203,8 +203,8 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
             break
         row_keys.append(keys[key])
         datas.append(body[offset:stop])
-        at = stop
-    return at
+        begin = stop
+    return begin
 
 
 def _decode(raw: bytes) -> str:
@@ -212,117 +212,117 @@ def _decode(raw: bytes) -> str:
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
-def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
+def _record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
     """Return both table indices and the spans of the data and of our tag's value; -1 for no hash key or no tag."""
     key = hash_key = first = last = tag_first = tag_last = -1
-    while at < end:
-        tag, at = _tag(body, at)
+    while offset < end:
+        tag, offset = _tag(body, offset)
         if tag == _KEY_INDEX:
-            key, at = _varint(body, at)
+            key, offset = _varint(body, offset)
             key &= _LOW_32
         elif tag == _HASH_KEY_INDEX:
-            hash_key, at = _varint(body, at)
+            hash_key, offset = _varint(body, offset)
             hash_key &= _LOW_32
         elif tag == _DATA:
-            first, last = _span(body, at, end)
-            at = last
+            first, last = _span(body, offset, end)
+            offset = last
         elif tag == _TAG:
-            begin, at = _span(body, at, end)
-            value_first, value_last = _our_tag(body, begin, at)
+            begin, offset = _span(body, offset, end)
+            value_first, value_last = _our_tag(body, begin, offset)
             if value_first >= 0:
                 tag_first, tag_last = value_first, value_last
         else:
-            at = _skip(body, at, end, tag, _MAX_DEPTH - 1)
-    if at > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
+            offset = _skip(body, offset, end, tag, _MAX_DEPTH - 1)
+    if offset > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
     return key, hash_key, first, last, tag_first, tag_last
 
 
-def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
+def _our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
-    has_key = ours = False
+    has_key = is_our_key = False
     first = last = -1
-    while at < end:
-        tag, at = _tag(body, at)
+    while offset < end:
+        tag, offset = _tag(body, offset)
         if tag == _TAG_KEY:
-            begin, at = _span(body, at, end)
-            has_key, ours = True, body[begin:at] == TAG_KEY
+            begin, offset = _span(body, offset, end)
+            has_key, is_our_key = True, body[begin:offset] == TAG_KEY
         elif tag == _TAG_VALUE:
-            first, at = _span(body, at, end)
-            last = at
+            first, offset = _span(body, offset, end)
+            last = offset
         else:
-            at = _skip(body, at, end, tag, _MAX_DEPTH - 2)
-    if at > end or not has_key:
+            offset = _skip(body, offset, end, tag, _MAX_DEPTH - 2)
+    if offset > end or not has_key:
         raise MalformedMessage
-    return (first, last) if ours else (-1, -1)
+    return (first, last) if is_our_key else (-1, -1)
 
 
-def _skip(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+def _skip(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of the field whose tag was just read. Groups may be nested `depth` deep."""
-    kind = tag & 7
-    if kind == _GROUP:
-        return _skip_group(body, at, end, tag, depth)
-    if kind == _VARINT:
-        at = _varint(body, at)[1]
-    elif kind == _SIZED:
-        at = _span(body, at, end)[1]
-    elif kind == _EIGHT_BYTES:
-        at += 8
-    elif kind == _FOUR_BYTES:
-        at += 4
+    wire_type = tag & 7
+    if wire_type == _GROUP:
+        return _skip_group(body, offset, end, tag, depth)
+    if wire_type == _VARINT:
+        offset = _varint(body, offset)[1]
+    elif wire_type == _SIZED:
+        offset = _span(body, offset, end)[1]
+    elif wire_type == _EIGHT_BYTES:
+        offset += 8
+    elif wire_type == _FOUR_BYTES:
+        offset += 4
     else:
         raise MalformedMessage
-    if at > end:
+    if offset > end:
         raise MalformedMessage
-    return at
+    return offset
 
 
-def _skip_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of a group. Open groups are kept in a list, because recursion might exhaust the stack."""
     ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
     while ends:
-        if len(ends) > depth or at >= end:
+        if len(ends) > depth or offset >= end:
             raise MalformedMessage
-        tag, at = _tag(body, at)
+        tag, offset = _tag(body, offset)
         if tag & 7 == _GROUP:
             ends.append(tag + 1)
         elif tag & 7 != _GROUP_END:
-            at = _skip(body, at, end, tag, depth)
+            offset = _skip(body, offset, end, tag, depth)
         elif tag != ends.pop():
             raise MalformedMessage
-    return at
+    return offset
 
 
-def _tag(body: bytes, at: int) -> tuple[int, int]:
-    tag, at = _varint(body, at)
+def _tag(body: bytes, offset: int) -> tuple[int, int]:
+    tag, offset = _varint(body, offset)
     tag &= _LOW_32
     if tag < 8:  # noqa: PLR2004  field number 0
         raise MalformedMessage
-    return tag, at
+    return tag, offset
 
 
-def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
+def _span(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of the length-delimited field that follows."""
-    size, at = _varint(body, at)
+    size, offset = _varint(body, offset)
     # A length above 2**31 is negative in Java. Here it exceeds any end.
-    stop = at + (size & _LOW_32)
+    stop = offset + (size & _LOW_32)
     if stop > end:
         raise MalformedMessage
-    return at, stop
+    return offset, stop
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
+def _varint(body: bytes, offset: int) -> tuple[int, int]:
     """Return the low 64 bits of the number that begins here, and where it ends."""
-    value = body[at]
+    value = body[offset]
     if value < _CONTINUATION_BIT:
-        return value, at + 1
-    byte = body[at + 1]
+        return value, offset + 1
+    byte = body[offset + 1]
     if byte < _CONTINUATION_BIT:
-        return value - _CONTINUATION_BIT + (byte << 7), at + 2
+        return value - _CONTINUATION_BIT + (byte << 7), offset + 2
     value = 0
     for index in range(_VARINT_BYTES):
-        byte = body[at + index]
+        byte = body[offset + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < _CONTINUATION_BIT:
-            return value & _LOW_64, at + index + 1
+            return value & _LOW_64, offset + index + 1
     raise MalformedMessage

@@ -119,8 +119,8 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
         return None
     # Ignore unknown fields, as boto3 does, so that a new field of the service does not cause a second parse.
     fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN_FIELDS}
-    plain = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
-    return {**fields, "Records": rows} if plain else None
+    has_known_types = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
+    return {**fields, "Records": rows} if has_known_types else None
 
 
 def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
@@ -139,11 +139,11 @@ def parse_message(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
 
 def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
     """Return the rows, with data as bytes, and the remaining fields by name."""
-    if cbor and SCAN is not None and (scanned := SCAN.viewed(body)) is not None:
-        *views, sealed, begin, end = scanned
+    if cbor and SCAN is not None and (scan_result := SCAN.viewed(body)) is not None:
+        *views, has_aggregates, begin, end = scan_result
         message = _load(body[:begin] + _UNDEFINED + body[end:], cbor=True)
         if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
-            return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=sealed), message
+            return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=has_aggregates), message
     message = _load(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
@@ -250,23 +250,23 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
     Botocore's buffer validates the messages. It receives only complete messages, because it copies its content with
     each chunk.
     """
-    buffer, received, needed = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    buffer, received, needed_bytes = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := bounded_response(raw)) is not None:
         deadline.restart()
     for chunk in raw.stream():
         received.write(chunk)
-        if received.tell() < needed:
+        if received.tell() < needed_bytes:
             continue
         data, begin = received.getvalue(), 0
-        while (needed := _size(data, begin)) <= len(data) - begin:
-            buffer.add_data(data[begin : begin + needed])
+        while (needed_bytes := _size(data, begin)) <= len(data) - begin:
+            buffer.add_data(data[begin : begin + needed_bytes])
             try:
                 messages = list(buffer)
             except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as error:
                 # The buffer does not translate errors caused by invalid headers.
                 raise ResponseParserError(f"an event has headers that cannot be read: {said(error)}") from error
             yield from messages
-            begin += needed
+            begin += needed_bytes
         received = io.BytesIO()
         received.write(data[begin:])
         if deadline is not None:  # each event has a new deadline, which counts only the time spent reading
@@ -381,8 +381,8 @@ class CborHooks:
         http, parsed = response
         code = parsed.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
-            reason, first = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
-            if code != first and http.status_code < SERVER_ERROR:
+            reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
+            if code != first_code and http.status_code < SERVER_ERROR:
                 self._fall_back(reason)
         elif UNREADABLE in parsed:
             return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
@@ -396,20 +396,20 @@ class CborHooks:
 
     def _fall_back(self, reason: str) -> None:
         with self._lock:
-            logged, self._use_cbor = not self._use_cbor, False
-        if not logged:
+            is_logged, self._use_cbor = not self._use_cbor, False
+        if not is_logged:
             log.warning("requests to Kinesis are in JSON from now on, and no longer in CBOR: %s", reason)
 
 
 def is_error_response(response: EventFields) -> bool:
     """Return whether the response is an error, after converting its body to JSON for boto3."""
-    failed: bool = response["status_code"] >= REFUSED
-    if failed and response["body"] and is_cbor(response["headers"].get("content-type")):
+    is_error: bool = response["status_code"] >= REFUSED
+    if is_error and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
             response["body"] = cbor_to_json(response["body"])
         except UnreadableBody:
             response["body"] = b""  # then only the status is known
-    return failed
+    return is_error
 
 
 def _retry_in_json(request: dict[str, Any], reason: str, code: str | None) -> int:

@@ -66,12 +66,12 @@ def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     # While a shard is being split, the listing may contain both the shard, still open, and its children.
     parents = {parent for shard in listing for parent in shard.parents}
     ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
-    leaves = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
-    firsts = [first for (first, _), _ in leaves]
-    lasts = [last for (_, last), _ in leaves]
+    open_shards = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
+    firsts = [first for (first, _), _ in open_shards]
+    lasts = [last for (_, last), _ in open_shards]
     if [HASH_KEYS[0], *(last + 1 for last in lasts)] != [*firsts, HASH_KEYS[1] + 1]:
         return None
-    return ShardMap(tuple(shard for _, shard in leaves), tuple(lasts), ranges)
+    return ShardMap(tuple(shard for _, shard in open_shards), tuple(lasts), ranges)
 
 
 @frozen
@@ -178,16 +178,16 @@ class Bucket:
 
     def take(self, size: int, now: float) -> None:
         """Subtract a Kinesis record of this size."""
-        passed = max(0.0, now - self.updated) * self.share
+        elapsed = max(0.0, now - self.updated) * self.share
         self.updated = max(self.updated, now)
-        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + passed * SHARD_BYTES_PER_SECOND) - size
-        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + passed * SHARD_RECORDS_PER_SECOND) - 1
+        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + elapsed * SHARD_BYTES_PER_SECOND) - size
+        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + elapsed * SHARD_RECORDS_PER_SECOND) - 1
 
     @property
     def ready(self) -> float:
         """The time at which the bucket is no longer overdrawn."""
-        owed = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
-        return self.updated + owed / self.share if owed else 0.0
+        deficit_seconds = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
+        return self.updated + deficit_seconds / self.share if deficit_seconds else 0.0
 
 
 @define(eq=False)
@@ -448,10 +448,10 @@ class Core:
     def put(self, entry: Entry) -> bool:
         """Queue a record. Return whether `due` may now be earlier than before."""
         shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
-        before = shard_queue.queued
+        queued_before = shard_queue.queued
         shard_queue.append(entry)
         self.metrics.received += 1
-        return not before or before < self._target <= shard_queue.queued
+        return not queued_before or queued_before < self._target <= shard_queue.queued
 
     def due(self) -> float:
         """Return the time at which `request` will next have something to send, as far as is known."""
@@ -496,8 +496,10 @@ class Core:
                 if shard != unit.shard:
                     self._request_map(now)
                 # A unit of one record is always on the shard of its hash key, even if our map has another shard for it.
-                belongs = shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
-                return self._accept(shard_queue) if belongs else ()
+                is_on_right_shard = (
+                    shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
+                )
+                return self._accept(shard_queue) if is_on_right_shard else ()
             case Retryable(code):
                 self.metrics.retried(unit, code)
             case Unknown(code):
@@ -545,12 +547,12 @@ class Core:
                 results += self._accept(shard_queue)
                 continue
             self._map_faults += 1
-            misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
-            if misplaced:
+            is_misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
+            if is_misplaced:
                 self.metrics.misplaced += 1
                 shard_queue.written_to = None
                 self._retry(shard_queue, now)
-            if not misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
+            if not is_misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
                 self._request_map(now)
         if self._map_due == inf:  # otherwise another listing is due
             self._map_faults = 0
@@ -563,16 +565,20 @@ class Core:
         results: list[Late] = []
         for shard_queue in self._shard_queues.values():
             unit = shard_queue.unit
-            waiting = shard_queue.sent is None and shard_queue.written_to is None
-            if unit is not None and waiting and unit.entries[0].expires <= now:
+            is_waiting = shard_queue.sent is None and shard_queue.written_to is None
+            if unit is not None and is_waiting and unit.entries[0].expires <= now:
                 shard_queue.unit = None
                 shard_queue.put_back(unit.entries)
-            late: list[Entry] = []
+            late_entries: list[Entry] = []
             while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
-                late.append(shard_queue.popleft())
-            if late:
-                self.metrics.late += len(late)
-                results.append(Late(tuple(late), unknown=any(entry.serial_number in self._unknown for entry in late)))
+                late_entries.append(shard_queue.popleft())
+            if late_entries:
+                self.metrics.late += len(late_entries)
+                results.append(
+                    Late(
+                        tuple(late_entries), unknown=any(entry.serial_number in self._unknown for entry in late_entries)
+                    )
+                )
         return tuple(results)
 
     def take_unsendable(self) -> tuple[Unsendable, ...]:
@@ -610,7 +616,10 @@ class Core:
         ):
             return inf
         first, last = shard_queue.hash_range
-        if any(closing.hash_range[0] <= last and first <= closing.hash_range[1] for closing in self._closing):  # rule 3
+        if any(
+            closing_queue.hash_range[0] <= last and first <= closing_queue.hash_range[1]
+            for closing_queue in self._closing
+        ):  # rule 3
             return inf
         due = max(shard_queue.not_before, shard_queue.bucket.ready)
         if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
@@ -634,16 +643,16 @@ class Core:
         """Remove the unit under way, whose records have their results."""
         shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
-        self._closing = [closing for closing in self._closing if closing is not shard_queue]
+        self._closing = [closing_queue for closing_queue in self._closing if closing_queue is not shard_queue]
 
     def _pack(self, shard_queue: ShardQueue) -> Unit | None:
         """Create a unit from the oldest records. Give up each record that the encoder rejects."""
         while shard_queue.queue:
-            single = shard_queue.singles_left > 0
+            is_single = shard_queue.singles_left > 0
             try:
                 return shard_queue.pack(self._target)
             except Exception as error:  # noqa: BLE001  the other records must still be sent
-                if single:
+                if is_single:
                     shard_queue.singles_left -= 1
                     self._unsendable.append(self._give_up((shard_queue.popleft(),), error))
         return None
@@ -672,7 +681,7 @@ class Core:
         shard_queue.faults += 1
         shard_queue.not_before = now + _backoff(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
-            self._closing = [closing for closing in self._closing if closing is not shard_queue]
+            self._closing = [closing_queue for closing_queue in self._closing if closing_queue is not shard_queue]
             self._requeue(shard_queue)
 
     def _requeue(self, shard_queue: ShardQueue) -> None:

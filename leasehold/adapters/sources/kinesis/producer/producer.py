@@ -243,12 +243,12 @@ class KinesisPutClient:
                 raise
             # If the request was rejected or not sent, nothing was written. In any other case, the records may have been
             # written.
-            not_written = isinstance(cause, _NOT_SENT)
+            nothing_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
-                not_written = (
+                nothing_written = (
                     int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
                 )
-            return [Retryable(code) if not_written else Unknown(code)] * len(units)
+            return [Retryable(code) if nothing_written else Unknown(code)] * len(units)
         except ResponseParserError as error:
             return [Unknown(type(error).__name__)] * len(units)
         results = response.get("Records") if isinstance(response, dict) else None
@@ -467,15 +467,15 @@ class Producer:
                 data = with_mark(data, Mark(self._settings.epoch, self._next_serial_number))
             now, serial_number = self._clock(), self._next_serial_number
             expires = now + self._settings.time_to_live_seconds
-            fields = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
+            arguments = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
             # Avoid keyword arguments, which would make the call take half as long again and are needed by few records.
             make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
-            future = make_future(*fields, self._outcomes)
+            future = make_future(*arguments, self._outcomes)
             self._next_serial_number = serial_number + 1
-            due = self._core.put(future)
+            may_be_due_earlier = self._core.put(future)
             self._pending += 1
             self._pending_bytes += len(data)
-            if due:
+            if may_be_due_earlier:
                 self._keep_alive.producer = self
                 self._work_available.notify()
         return future
@@ -523,11 +523,11 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+    def __exit__(self, exception_type: type[BaseException] | None, *_raised: object) -> None:
         try:
             self.close()
         except ProducerError:
-            if kind is None:
+            if exception_type is None:
                 raise  # the exception that ended the block takes precedence; the fault is logged
 
     def __reduce__(self) -> NoReturn:
@@ -671,9 +671,9 @@ class Producer:
         return fault
 
     def _set_results(self, results: Iterable[Result]) -> None:
-        any_result = False
+        has_results = False
         for result in results:
-            any_result = True
+            has_results = True
             self._pending -= len(result.entries)
             self._pending_bytes -= sum(len(entry.data) for entry in result.entries)
             futures = cast("tuple[RecordFuture, ...]", result.entries)
@@ -684,7 +684,7 @@ class Producer:
             else:
                 for future in futures:
                     future.set_result(self._error_for(result))
-        if any_result:
+        if has_results:
             self._not_full.notify_all()
             self._outcomes.changed.notify_all()
 
@@ -692,9 +692,9 @@ class Producer:
         """Return a new error for each record; see `_closed_error`."""
         outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, Unsendable):
-            failed = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
-            failed.__cause__ = result.error
-            return failed
+            error = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
+            error.__cause__ = result.error
+            return error
         if not self._closed:
             return RecordLate(f"the record's time to live has expired; {outcome}")
         if self._fault is None:
