@@ -157,7 +157,7 @@ class CallTimeouts:
                 response = getattr(self._clients.with_timeout(timeout), operation)(**parameters)
             except self._clients.timeout_error as error:
                 message = f"{self._clients.service} did not answer within {timeout:g} s"
-                message += f"; the timeout of the next call is {self.timed_out(operation, timeout):g} s"
+                message += f"; the timeout of the next call is {self.lengthen(operation, timeout):g} s"
                 if not (self._retries_first_call and self.lengthened):
                     raise SourceUnavailable(message) from error
                 log.warning("%s", message)
@@ -170,7 +170,7 @@ class CallTimeouts:
             self._steps[operation] = self._initial_step = 0
         return response
 
-    def timed_out(self, operation: str, timeout: float) -> float:
+    def lengthen(self, operation: str, timeout: float) -> float:
         """Lengthen the timeout, if possible, after a call exceeded `timeout`. Return the timeout of the next call."""
         self._quick_in_a_row[operation] = 0
         step = self._steps[operation]

@@ -49,9 +49,9 @@ def change_of(data: bytes) -> Change:
             created /= 1000
         return Change(
             event=row["eventName"],
-            keys=_plain(details["Keys"]) or {},
-            new=_plain(details.get("NewImage")),
-            old=_plain(details.get("OldImage")),
+            keys=_to_python(details["Keys"]) or {},
+            new=_to_python(details.get("NewImage")),
+            old=_to_python(details.get("OldImage")),
             sequence_number=details.get("SequenceNumber", ""),
             created=None if created is None else datetime.fromtimestamp(created, UTC),
             by=identity.get("PrincipalId") or identity.get("principalId") or "",
@@ -65,15 +65,15 @@ _MILLISECONDS = 10**11
 in seconds."""
 
 
-class _FromJson(TypeDeserializer):
+class _JsonDeserializer(TypeDeserializer):
     """Decodes bytes from base64, because boto3 expects decoded bytes, and would wrap them in `Binary`."""
 
     def _deserialize_b(self, value: str) -> bytes:
         return b64decode(value)
 
 
-_deserialize = _FromJson().deserialize
+_deserialize = _JsonDeserializer().deserialize
 
 
-def _plain(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _to_python(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if image is None else {name: _deserialize(tagged_value) for name, tagged_value in image.items()}

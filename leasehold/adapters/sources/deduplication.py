@@ -119,7 +119,7 @@ class _RunState:
     batch: int
     parts: dict[str, dict[str, int]] = field(factory=dict)
 
-    def has(self, tag: Tag) -> bool:
+    def contains(self, tag: Tag) -> bool:
         return tag.batch == self.batch and tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)
 
     def add(self, part: str, edition: str, row: int) -> None:
@@ -149,9 +149,9 @@ _Queries = dict[str, _RunStates]
 
 def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
     own_run = runs.get(tag.run)
-    if own_run is not None and (tag.batch < own_run.batch or own_run.has(tag)):  # R2, R1
+    if own_run is not None and (tag.batch < own_run.batch or own_run.contains(tag)):  # R2, R1
         return True
-    return (own_run is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
+    return (own_run is None or len(runs) > 1) and any(run.contains(tag) for run in runs.values())  # R1
 
 
 def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
@@ -232,7 +232,7 @@ class SeenRows:
         self.position, self._token = position, None
         first, last = tag.span
         for bound in (first - 1, last):
-            self._cut(bound)
+            self._split_at(bound)
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
             # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
@@ -247,18 +247,18 @@ class SeenRows:
                     merged.insert(0, piece)
             self.pieces = merged
 
-    def _cut(self, bound: int) -> None:
+    def _split_at(self, bound: int) -> None:
         """Split the piece that contains this hash key, so that one piece ends with it."""
         for index, (last, queries) in enumerate(self.pieces):
             if bound < 0 or bound == last:
                 return
             if bound < last:
-                self.pieces.insert(index, (bound, _copied(queries)))
+                self.pieces.insert(index, (bound, _copy_queries(queries)))
                 return
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        pieces = [(last, _copied(queries)) for last, queries in self.pieces]
+        pieces = [(last, _copy_queries(queries)) for last, queries in self.pieces]
         return type(self)(pieces, self.position, self._token, self._undecided_until, self._possible_duplicates)
 
     @property
@@ -268,7 +268,7 @@ class SeenRows:
             self._token = ""
             if self.position is not None and self:
                 pieces = [
-                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _queries_text(queries)
+                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _format_queries(queries)
                     for last, queries in self.pieces
                 ]
                 self._token = f"{_PREFIX} {self.position.sequence}.{self.position.sub} {' '.join(pieces)}"
@@ -285,16 +285,18 @@ class SeenRows:
             return cls()
         location, *pieces = encoded_state.split(" ")
         sequence, _, sub = location.partition(".")
-        pieces_read = list[tuple[int, _Queries]]()
+        parsed_pieces = list[tuple[int, _Queries]]()
         try:
             for piece in pieces:
                 last, has_bound, text = piece.rpartition("@")
-                pieces_read.append((int(last, 16) if has_bound else HASH_KEYS[1], _queries_of(text)))
+                parsed_pieces.append((int(last, 16) if has_bound else HASH_KEYS[1], _parse_queries(text)))
             position = Position(sequence, int(sub))
         except ValueError:
             return cls()
-        is_complete = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
-        return cls(pieces_read, position) if is_complete and position.order <= start.order else cls()
+        is_complete = [last for last, _ in parsed_pieces] == sorted(
+            {last for last, _ in parsed_pieces} | {HASH_KEYS[1]}
+        )
+        return cls(parsed_pieces, position) if is_complete and position.order <= start.order else cls()
 
 
 _PREFIX = "had1"
@@ -307,20 +309,20 @@ def own_token(token: str) -> str:
     return source_token.removesuffix(" ") if separator else token
 
 
-def _copied(queries: _Queries) -> _Queries:
+def _copy_queries(queries: _Queries) -> _Queries:
     return {name: {number: run.copy() for number, run in runs.items()} for name, runs in queries.items()}
 
 
-def _queries_text(queries: _Queries) -> str:
-    return ";".join(_run_text(name, number, run) for name, runs in queries.items() for number, run in runs.items())
+def _format_queries(queries: _Queries) -> str:
+    return ";".join(_format_run(name, number, run) for name, runs in queries.items() for number, run in runs.items())
 
 
-def _run_text(name: str, number: int, run: _RunState) -> str:
+def _format_run(name: str, number: int, run: _RunState) -> str:
     parts = (f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items())
     return ",".join((name, str(number), str(run.batch), *parts))
 
 
-def _queries_of(text: str) -> _Queries:
+def _parse_queries(text: str) -> _Queries:
     queries = _Queries()
     for run in filter(None, text.split(";")):
         name, number, batch, *rows = run.split(",")
@@ -377,13 +379,13 @@ class Trail(NamedTuple):
 
     def token(self, row: int) -> str:
         """Return the token of this row's position."""
-        return self._until(row + 1).token
+        return self._state_before(row + 1).token
 
     def from_row(self, row: int) -> "Trail":
         """Return the trail of the rows from this one on."""
-        return Trail(self._until(row), self.new_rows[row:])
+        return Trail(self._state_before(row), self.new_rows[row:])
 
-    def filtered(self, selected: Sequence[bool | None]) -> "Trail":
+    def select(self, selected: Sequence[bool | None]) -> "Trail":
         """Return the trail of the rows whose entry in `selected` is true."""
         rows, pending = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
         for is_selected, new_rows in zip(selected, self.new_rows, strict=True):
@@ -393,7 +395,7 @@ class Trail(NamedTuple):
                 pending = ()
         return Trail(self.before, rows)
 
-    def _until(self, row: int) -> SeenRows:
+    def _state_before(self, row: int) -> SeenRows:
         seen = self.before.copy()
         for tag, position in chain.from_iterable(self.new_rows[:row]):
             seen.add(tag, position)

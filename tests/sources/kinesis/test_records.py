@@ -197,7 +197,7 @@ def test_common_aggregates_are_read_where_they_lie(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
-        data = packed(list(rows))[0].sealed()
+        data = packed(list(rows))[0].encode()
         assert placed(data, hash_range) == told_at_once(data, hash_range)
         assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
 

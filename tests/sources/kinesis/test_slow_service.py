@@ -32,7 +32,7 @@ from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
-from leasehold.adapters.sources.kinesis.producer.core import UnitWritten, Unknown
+from leasehold.adapters.sources.kinesis.producer.core import UnitUnknown, UnitWritten
 from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS, QUICK_RESPONSES, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
@@ -275,7 +275,7 @@ def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put(unit) for _ in range(4)] == [
-        *[[Unknown("ReadTimeoutError")]] * 2,
+        *[[UnitUnknown("ReadTimeoutError")]] * 2,
         *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS

@@ -43,7 +43,7 @@ def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     """Return the rows and the rest of a response as cbor2 parses it. Raises ValueError or UnreadableBody."""
     with patch.object(forms, "SCAN", new=None):
-        rows, answer = forms._split(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
+        rows, answer = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
     return as_columns(rows), answer
 
 

@@ -168,7 +168,7 @@ _EXPIRED = "CBS Authentication Expired"
 was suspended or the clock was set."""
 
 
-class Contended(SourceUnavailable):
+class LinkTakenOver(SourceUnavailable):
     """Another reader took over the partition's link.
 
     Either this worker has lost the lease, or the other reader does not own it.
@@ -199,7 +199,7 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
     message = _first_line(error)
     match code:
         case "link:stolen":
-            return Contended(
+            return LinkTakenOver(
                 f"{subject}: another reader of group {access.group!r} took it over: "
                 "the lease is lost, or two fleets share the group"
             )

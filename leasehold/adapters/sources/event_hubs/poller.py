@@ -51,7 +51,7 @@ from leasehold.adapters.sources.deduplication import SeenRows, own_token
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
-    Contended,
+    LinkTakenOver,
     by_connection_string,
     by_identity,
     http_proxy_of,
@@ -99,7 +99,7 @@ class BackgroundLoop:
         self._loop = new_event_loop()
         self._loop.set_exception_handler(_handle_loop_exception)
         self._fault: BaseException | None = None
-        self._thread = spawn("leasehold-event-hubs", self._run, self._failed)
+        self._thread = spawn("leasehold-event-hubs", self._run, self._on_error)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start `work` on the loop. Canceling the returned future cancels the work.
@@ -137,7 +137,7 @@ class BackgroundLoop:
         self.call_soon(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
-    def _failed(self, fault: BaseException) -> None:
+    def _on_error(self, fault: BaseException) -> None:
         self._fault = fault  # each later call raises it, so that shards are released and the run ends
 
     def _run(self) -> None:
@@ -253,7 +253,7 @@ class PartitionReceiver:
                     max_batch_size=self._prefetch,
                     starting_position=self._start.value,
                     starting_position_inclusive=self._start.inclusive,
-                    on_error=self._failed,
+                    on_error=self._on_error,
                 )
                 self._receiving = asyncio.create_task(receiving)
                 await self._receiving
@@ -266,15 +266,15 @@ class PartitionReceiver:
         self._received += len(events)
         # While this coroutine waits, the client receives no more events than its link credit allows. This limits the
         # memory that is used if a handler is slow, without delaying other partitions.
-        while self._not_full is not None and self._full:
+        while self._not_full is not None and self._is_full:
             self._not_full.clear()
             self._is_waiting = True
-            if self._full:  # `take` may have emptied the inbox just before the flag was set
+            if self._is_full:  # `take` may have emptied the inbox just before the flag was set
                 await self._not_full.wait()
             self._is_waiting = False
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         # After `close` the inbox is no longer emptied. If we still waited for that, the task of a broken link would
         # never end.
         return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
@@ -284,7 +284,7 @@ class PartitionReceiver:
         if self._not_full is not None and self._is_waiting:
             self._background.call_soon(self._not_full.set)
 
-    async def _failed(self, _context: object, error: Exception) -> None:
+    async def _on_error(self, _context: object, error: Exception) -> None:
         self._fault = error
         # If not canceled, the client would wait half a minute, and then reopen the link at its original start.
         if self._receiving is not None:
@@ -382,7 +382,7 @@ class PartitionReader:
             if self._last_number >= 0 and missing_count > 0:
                 log.error(
                     "%s: %d events after number %d have expired and are lost",
-                    self._where,
+                    self._label,
                     missing_count,
                     self._last_number,
                 )
@@ -420,7 +420,7 @@ class PartitionReader:
         )
 
     @property
-    def _where(self) -> str:
+    def _label(self) -> str:
         return f"event hub {self._access.hub!r}, partition {self._partition}"
 
     def _empty_batch(self) -> Batch:
@@ -452,7 +452,7 @@ class PartitionReader:
         silence, fault = now - self._last_response, ""
         is_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
         if is_late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
-            fault = f"{self._probe_error or self._where}: no response for {silence:.0f} s"
+            fault = f"{self._probe_error or self._label}: no response for {silence:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
         behind = None if self._behind is None or fault else 0.0
         return Batch((), None, behind, pause, fault=fault, answered=self._last_response > previous)
@@ -474,7 +474,7 @@ class PartitionReader:
         self._receiver = self._undelivered = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
-        is_taken_over = isinstance(error, Contended)
+        is_taken_over = isinstance(error, LinkTakenOver)
         wait = CONTENDED_SECONDS if is_taken_over else self._backoff.next()
         log.warning("%s; trying again in %.1f s", error, wait)
         seconds_without_link = math.inf if is_taken_over else 0.0

@@ -34,9 +34,9 @@ def record_of_event(event: EventData) -> Record:
     return Record(
         body_of(event),
         str(number),
-        partition_key=_text(key),
+        partition_key=_to_text(key),
         arrived=milliseconds / 1000 if isinstance(milliseconds, int | float) else None,
-        token=_text(offset) or "",
+        token=_to_text(offset) or "",
         event=event,
     )
 
@@ -68,7 +68,7 @@ def body_of(event: EventData) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

@@ -79,7 +79,7 @@ class SubscriptionReceiver:
         self._closed = Event()
         self.subscribed_at: float | None = None
         self.fault: Exception | None = None
-        self._thread = spawn("leasehold-fan-out", self._run, self._failed)
+        self._thread = spawn("leasehold-fan-out", self._run, self._on_error)
 
     @property
     def ended(self) -> bool:
@@ -119,7 +119,7 @@ class SubscriptionReceiver:
                     return
                 self._inbox.append(event["SubscribeToShardEvent"])
 
-    def _failed(self, fault: BaseException) -> None:
+    def _on_error(self, fault: BaseException) -> None:
         # The reader handles any error that ends a subscription.
         self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
 
@@ -179,13 +179,13 @@ class StreamConsumer:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        if not self._resolved():
+        if not self._is_resolved():
             with self._lock:  # another caller may have resolved it during the wait for the lock
-                if not self._resolved() and self._clock() >= self._next_check:
+                if not self._is_resolved() and self._clock() >= self._next_check:
                     self._next_check = self._clock() + DESCRIBE_SECONDS
                     with translate_errors(self._stream):
                         self._find_or_register()
-            if not self._resolved():
+            if not self._is_resolved():
                 raise NotActiveYet(f"consumer {self.name!r} of stream {self._stream!r} is not ACTIVE yet")
         return self._arn
 
@@ -195,7 +195,7 @@ class StreamConsumer:
             if arn == self._arn != self.name:
                 self._arn = None
 
-    def _resolved(self) -> bool:
+    def _is_resolved(self) -> bool:
         return self._arn is not None or self._rejections >= MAX_REJECTIONS
 
     def _find_or_register(self) -> None:
@@ -346,7 +346,7 @@ class FanOut(Poller):
                 self._subscription_timeouts = self._timeouts.for_subscriptions()
             case ReadTimeoutError():
                 timeout = self._subscription_timeouts.timeout(_SUBSCRIBE)
-                next_timeout = self._subscription_timeouts.timed_out(_SUBSCRIBE, timeout)  # rule 4
+                next_timeout = self._subscription_timeouts.lengthen(_SUBSCRIBE, timeout)  # rule 4
                 log.info(
                     "shard %s: no event for %g s; the timeout of the next subscription is %g s",
                     self._shard,

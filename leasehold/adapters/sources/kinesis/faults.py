@@ -87,7 +87,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
     try:
         yield
     except ClientError as error:
-        raise _translated(error, stream, service) from error
+        raise _translate(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
     except NoRegionError as error:
@@ -121,7 +121,7 @@ def summary_of(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
     return summary
 
 
-def _translated(error: ClientError, stream: str, service: AwsService) -> SourceError:
+def _translate(error: ClientError, stream: str, service: AwsService) -> SourceError:
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
@@ -166,7 +166,7 @@ class PollPace:
         self._idle = self._tip
         self._stretch = 1.0
 
-    def throttled(self) -> None:
+    def slow_down(self) -> None:
         """Lengthen the pauses after a throttled request, because it means that other consumers read this shard, too."""
         self._stretch = min(STRETCH * self._stretch, STRETCH_MAX)
 

@@ -88,7 +88,7 @@ class DropCounter:
     def __init__(self, shard: str) -> None:
         self._shard = shard
         self._counts, self._logged = Counter[Reason](), Counter[Reason]()
-        self._repeated = 0
+        self._duplicates = 0
 
     def add(self, number: str, user_records: UserRecords) -> None:
         """Count the dropped user records of this Kinesis record."""
@@ -103,16 +103,16 @@ class DropCounter:
             message = "shard %s: %d user records of %s dropped: %s%s; more are counted until the reader closes"
             log.warning(message, self._shard, user_records.dropped, number, user_records.reason, explanation)
 
-    def repeated(self, count: int) -> None:
+    def add_duplicates(self, count: int) -> None:
         """Count duplicates, which are records that a Spark sink sent again."""
-        self._repeated += count
+        self._duplicates += count
 
     def close(self) -> None:
         """Log the counts that were not logged yet."""
-        if self._repeated:
+        if self._duplicates:
             message = "shard %s: %d duplicates from a Spark sink were dropped"
-            log.info(message, self._shard, self._repeated)
-            self._repeated = 0
+            log.info(message, self._shard, self._duplicates)
+            self._duplicates = 0
         for reason, count in (self._counts - self._logged).items():
             log.warning("shard %s: %d more user records dropped: %s", self._shard, count, reason)
         self._logged = self._counts.copy()
@@ -252,7 +252,7 @@ class Unpacker:
             tokens.append(self.seen.token)
         records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
         records.aggregated = [True] * len(tokens)
-        self._dropped.repeated(len(user_records) - first - len(tokens))
+        self._dropped.add_duplicates(len(user_records) - first - len(tokens))
         self._parts.append(records.with_tokens(tokens))
 
     def _columns(self) -> RecordColumns:
@@ -378,7 +378,7 @@ class Poller:
                 self._limit = max(self._limit // LIMIT_DIVISOR, 1)
             is_throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
             if is_throttled:
-                self._pace.throttled()
+                self._pace.slow_down()
             wait = FAULT_SECONDS[0] if is_lengthened else self._backoff.next()  # rule 4
             empty_batch = Batch((), None, None, wait, fault=str(fault), answered=is_throttled)
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)

@@ -88,7 +88,7 @@ class KinesisStreams:
         faults, listed = unresolved, []
         for stream, source in tuple(self._sources.items()):
             try:
-                listed += [_qualified(stream, shard) for shard in source.shards()]
+                listed += [_with_stream_name(stream, shard) for shard in source.shards()]
             except SourceError as fault:
                 faults.append(fault)
         if faults and not listed:
@@ -146,14 +146,14 @@ class _StreamReader:
         if not self._streams.reads(Lease("", stream=self._stream)):
             raise SourceError(f"stream {self._stream!r} was removed from this source")
         batch = self._reader.read()
-        return evolve(batch, children=tuple(_qualified(self._stream, child) for child in batch.children))
+        return evolve(batch, children=tuple(_with_stream_name(self._stream, child) for child in batch.children))
 
     def close(self) -> None:
         """Close all connections."""
         self._reader.close()
 
 
-def _qualified(stream: str, shard: Shard) -> Shard:
+def _with_stream_name(stream: str, shard: Shard) -> Shard:
     parents = tuple(f"{stream}:{parent}" for parent in shard.parents)
     return evolve(shard, id=f"{stream}:{shard.id}", stream=stream, parents=parents)
 

@@ -163,7 +163,7 @@ class ArrowPoller(Poller):
             if new:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(new_rows))
+        self._dropped.add_duplicates(len(is_new) - len(new_rows))
         return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:

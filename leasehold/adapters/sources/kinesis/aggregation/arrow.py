@@ -27,9 +27,9 @@ except ImportError:  # librt is missing, or has another version than at compile 
     Spans = None  # type: ignore[assignment,misc]  # then everything goes through `deaggregate`
 
 _DIGEST_BYTES = 16
-_FRAME = len(MAGIC) + _DIGEST_BYTES
+_FRAME_BYTES = len(MAGIC) + _DIGEST_BYTES
 _BODY = slice(len(MAGIC), -_DIGEST_BYTES)
-_LIMIT = 1 << 31
+_MAX_BYTES = 1 << 31
 _USE_SPANS = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
 
 SCHEMA = pa.schema(
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 )
 """`record` is the index of the Kinesis record."""
 
-_FLAT = pc.get_function("cast")
+_CAST = pc.get_function("cast")
 _NULLS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created once
 _TO_BINARY = pc.CastOptions.safe(pa.binary())
 
@@ -79,24 +79,22 @@ def rows_and_deaggregated(
 
     Only these Kinesis records can contain user records that were dropped.
     """
-    if (size := sum(map(len, records))) >= _LIMIT:
-        raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
-    located, indexes = _rows_of_spans(records, hash_range)
+    if (size := sum(map(len, records))) >= _MAX_BYTES:
+        raise ValueError(f"records: {size} bytes in one batch; at most {_MAX_BYTES - 1} fit")
+    located, indexes = _locate_rows(records, hash_range)
     keys: Sequence[str | None] = partition_keys or [None] * len(records)
     deaggregated = {
         index: deaggregate(records[index], keys[index], None, hash_range, misplaced=misplaced) for index in indexes
     }
     if located is None:
-        return _rows(deaggregated), deaggregated
+        return _to_batch(deaggregated), deaggregated
     if not deaggregated:
         return located, deaggregated
-    batch = pa.concat_batches([located, _rows(deaggregated)])
+    batch = pa.concat_batches([located, _to_batch(deaggregated)])
     return batch.take(pa.array(np.argsort(batch["record"].to_numpy(), kind="stable"))), deaggregated
 
 
-def _rows_of_spans(
-    records: Sequence[bytes], hash_range: HashRange | None
-) -> tuple[pa.RecordBatch | None, Sequence[int]]:
+def _locate_rows(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
     """Return the rows of all aggregates in the common form, and the indexes of all other records."""
     all_indexes = range(len(records))
     if not _USE_SPANS:
@@ -105,7 +103,7 @@ def _rows_of_spans(
     # cold.
     digest_matches = [
         data.startswith(MAGIC)
-        and len(data) > _FRAME
+        and len(data) > _FRAME_BYTES
         and data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
         for data in records
     ]
@@ -116,24 +114,24 @@ def _rows_of_spans(
         if not (digest_matches[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
     ]
     # Keys outside the range are rare. If there is one, all records go through `deaggregate`.
-    if len(other_indexes) == len(records) or not _inside(spans, records, hash_range):
+    if len(other_indexes) == len(records) or not _all_inside(spans, records, hash_range):
         return None, all_indexes
-    if (size := len(spans.keys)) >= _LIMIT:
-        raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_LIMIT - 1} fit")
+    if (size := len(spans.keys)) >= _MAX_BYTES:
+        raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_MAX_BYTES - 1} fit")
     rows = len(spans.record_indexes) >> 2
     key_ends, keys = pa.py_buffer(spans.key_ends.getvalue()), pa.py_buffer(spans.keys.getvalue())
     views = [pa.py_buffer(spans.data.getvalue()), *map(pa.py_buffer, records)]
     columns = [
-        _column(pa.int32(), rows, pa.py_buffer(spans.record_indexes.getvalue())),
-        _column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
-        _column(pa.string(), rows, key_ends, keys),
+        _make_column(pa.int32(), rows, pa.py_buffer(spans.record_indexes.getvalue())),
+        _make_column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
+        _make_column(pa.string(), rows, key_ends, keys),
         _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
-        _FLAT.call([_column(pa.binary_view(), rows, *views)], _TO_BINARY),
+        _CAST.call([_make_column(pa.binary_view(), rows, *views)], _TO_BINARY),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), other_indexes
 
 
-def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
+def _all_inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
@@ -144,11 +142,11 @@ def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | No
     )
 
 
-def _column(data_type: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
+def _make_column(data_type: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(data_type, rows, [None, *buffers])
 
 
-def _rows(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
+def _to_batch(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
     """Return the rows of the records that went through `deaggregate`."""
     all_user_records = deaggregated.values()
     rows = list(chain.from_iterable(user_records.rows for user_records in all_user_records))

@@ -115,7 +115,7 @@ class UserRecords:
     @property
     def aggregated(self) -> bool:
         """Whether the Kinesis record was an aggregate, and not returned unchanged."""
-        return self.reason not in _PASSED_ON
+        return self.reason not in _UNCHANGED
 
     def __len__(self) -> int:
         return len(self.datas)
@@ -127,7 +127,7 @@ class UserRecords:
         return map(UserRecord, self.datas, self.keys, self.hash_keys, self.subs)
 
 
-_PASSED_ON = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
+_UNCHANGED = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
 
 
 def deaggregate(
@@ -154,9 +154,9 @@ def deaggregate(
     Raises:
         MalformedAggregate: In strict mode, for the reasons in `MALFORMED`.
     """
-    message = _message(data)
+    message = _parse_message(data)
     if isinstance(message, Message):
-        user_records = _kept_records(message, hash_range, misplaced)
+        user_records = _select_records(message, hash_range, misplaced)
     else:
         user_records = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
     if strict and user_records.reason in MALFORMED:
@@ -181,12 +181,12 @@ def locate_records(
     if not _LOCATE or not data.startswith(MAGIC):
         return None
     located = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
-    if located is None or not _are_inside(located[0], hash_range) or not _digest_matches(data):
+    if located is None or not _all_inside(located[0], hash_range) or not _digest_matches(data):
         return None
     return LocatedRecords(data, *located, number=number, arrived=arrived)
 
 
-def _message(data: bytes) -> Message | Reason:
+def _parse_message(data: bytes) -> Message | Reason:
     """Return the message in the record, or the reason why the record is returned unchanged."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
@@ -204,7 +204,7 @@ def _digest_matches(data: bytes) -> bool:
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
-def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
+def _select_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
     """Return the rows before the first one at which the KCL would stop, without those outside the range."""
     rows, reason = len(message.datas), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
@@ -226,10 +226,10 @@ def _provably_inside(message: Message, hash_range: HashRange) -> bool:
     if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     all_have_hash_keys = message.hash_keys and None not in message.row_hash_keys
-    return bool(all_have_hash_keys) or _are_inside(message.keys, hash_range)
+    return bool(all_have_hash_keys) or _all_inside(message.keys, hash_range)
 
 
-def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
+def _all_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     """Return whether all partition keys are in the range."""
     if hash_range is None or hash_range == HASH_KEYS:
         return True

@@ -55,7 +55,7 @@ class Spans:
     # This is one loop without calls, because that is fastest.
     def _add(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
         record_indexes, subs, keys, key_ends, data = self.record_indexes, self.subs, self.keys, self.key_ends, self.data
-        table, offset = _table(record, offset, end)
+        table, offset = _locate_keys(record, offset, end)
         rows = BytesWriter()
         # Everything is validated before anything is added.
         if not add_locations(rows, record, offset, end, len(table) >> 3):
@@ -72,7 +72,7 @@ class Spans:
             write_i32_le(subs, sub)
             span: i64 = read_i64_le(table, 8 * (entry >> 48))
             key_end += (span >> 32) - (span & 0xFFFF_FFFF)
-            _copy(keys, record, span & 0xFFFF_FFFF, span >> 32)
+            _copy_bytes(keys, record, span & 0xFFFF_FFFF, span >> 32)
             write_i32_le(key_ends, i32(key_end))
             if length > _INLINE_BYTES:
                 write_i64_le(data, length | i64(read_i32_le(record, begin)) << 32)
@@ -85,7 +85,7 @@ class Spans:
         return True
 
 
-def _table(record: bytes, offset: i64, end: i64) -> tuple[bytes, i64]:
+def _locate_keys(record: bytes, offset: i64, end: i64) -> tuple[bytes, i64]:
     """Return where the partition keys begin and end, and where the table ends."""
     table = BytesWriter()
     begin: i64 = offset
@@ -99,7 +99,7 @@ def _table(record: bytes, offset: i64, end: i64) -> tuple[bytes, i64]:
     return table.getvalue(), offset
 
 
-def _copy(column: BytesWriter, record: bytes, offset: i64, stop: i64) -> None:
+def _copy_bytes(column: BytesWriter, record: bytes, offset: i64, stop: i64) -> None:
     """Copy record[offset:stop], up to eight bytes at a time."""
     while offset + 8 <= stop:
         write_i64_le(column, read_i64_le(record, offset))

@@ -95,36 +95,36 @@ def read(body: bytes, begin: int, end: int) -> Message:
     """
     message = Message()
     try:
-        _fields(body, begin, end, message, growing=True)
+        _parse_fields(body, begin, end, message, growing=True)
         if len(message.datas) < message.total:
             # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
             # out.
             message.keep(())
-            _fields(body, begin, end, message, growing=False)
+            _parse_fields(body, begin, end, message, growing=False)
     except IndexError:  # the message runs past the end of `body`
         raise MalformedMessage from None
     return message
 
 
-def _fields(body: bytes, offset: int, end: int, message: Message, *, growing: bool) -> None:
+def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, growing: bool) -> None:
     """Add the user records before the first one that cannot be resolved and, if growing, all table entries."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved = 0
     while offset < end:
         if growing and body[offset] != _RECORD:
-            offset = _common_entries(body, offset, end, _KEY, keys)
-            offset = _common_entries(body, offset, end, _HASH_KEY, hash_keys)
+            offset = _parse_common_entries(body, offset, end, _KEY, keys)
+            offset = _parse_common_entries(body, offset, end, _HASH_KEY, hash_keys)
         if not unresolved:
-            offset = _common_records(body, offset, end, message)
+            offset = _parse_common_records(body, offset, end, message)
         if offset == end:
             break
-        tag, offset = _tag(body, offset)
+        tag, offset = _read_tag(body, offset)
         if tag not in (_RECORD, _KEY, _HASH_KEY):
-            offset = _skip(body, offset, end, tag, _MAX_DEPTH)
+            offset = _skip_field(body, offset, end, tag, _MAX_DEPTH)
             continue
-        offset, stop = _span(body, offset, end)
+        offset, stop = _read_span(body, offset, end)
         if tag == _RECORD:
-            key, hash_key, first, last, tag_first, tag_last = _record(body, offset, stop)
+            key, hash_key, first, last, tag_first, tag_last = _parse_record(body, offset, stop)
             # After a record that cannot be resolved, the others are only counted and validated.
             if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
                 unresolved += 1
@@ -136,14 +136,14 @@ def _fields(body: bytes, offset: int, end: int, message: Message, *, growing: bo
                     message.tags += [b""] * (len(message.datas) - 1 - len(message.tags))
                     message.tags.append(body[tag_first:tag_last])
         elif growing:
-            (keys if tag == _KEY else hash_keys).append(_decode(body[offset:stop]))
+            (keys if tag == _KEY else hash_keys).append(_decode_utf8(body[offset:stop]))
         offset = stop
     if message.tags:
         message.tags += [b""] * (len(message.datas) - len(message.tags))
     message.total = len(message.datas) + unresolved
 
 
-def _common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
+def _parse_common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
     """Read table entries of fewer than 128 bytes; return the offset of the first other field."""
     while offset < end and body[offset] == tag and body[offset + 1] < _CONTINUATION_BIT:
         stop = offset + 2 + body[offset + 1]
@@ -152,16 +152,16 @@ def _common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[
         try:
             entries.append(body[offset + 2 : stop].decode())
         except UnicodeDecodeError:
-            entries.append(_decode(body[offset + 2 : stop]))
+            entries.append(_decode_utf8(body[offset + 2 : stop]))
         offset = stop
     return offset
 
 
-def _common_records(body: bytes, begin: int, end: int, message: Message) -> int:
+def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -> int:
     """Read user records in the form that producers write; return the offset of the first other field.
 
-    `_fields` would have the same result, but would take several times as long. A record that extends past `end` is
-    malformed. It is left to `_fields`, or raises IndexError if `body` stops at `end`.
+    The result is the same as that of `_parse_fields`, which takes several times as long. A record that extends past
+    `end` is malformed. It is left to `_parse_fields`, or raises IndexError if `body` stops at `end`.
     """
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
@@ -186,7 +186,7 @@ def _common_records(body: bytes, begin: int, end: int, message: Message) -> int:
         length, offset = body[offset + 1], offset + 2
         if length >= _CONTINUATION_BIT:
             length, offset = length - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
-        # A number of three bytes appears here as 2**14 or more, and is left to `_fields`.
+        # A number of three bytes appears here as 2**14 or more, and is left to `_parse_fields`.
         if (
             offset + length != stop
             or stop > end
@@ -207,65 +207,65 @@ def _common_records(body: bytes, begin: int, end: int, message: Message) -> int:
     return begin
 
 
-def _decode(raw: bytes) -> str:
+def _decode_utf8(raw: bytes) -> str:
     """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, becomes one U+FFFD."""
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
-def _record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
+def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
     """Return both table indices and the spans of the data and of our tag's value; -1 for no hash key or no tag."""
     key = hash_key = first = last = tag_first = tag_last = -1
     while offset < end:
-        tag, offset = _tag(body, offset)
+        tag, offset = _read_tag(body, offset)
         if tag == _KEY_INDEX:
-            key, offset = _varint(body, offset)
+            key, offset = _read_varint(body, offset)
             key &= _LOW_32
         elif tag == _HASH_KEY_INDEX:
-            hash_key, offset = _varint(body, offset)
+            hash_key, offset = _read_varint(body, offset)
             hash_key &= _LOW_32
         elif tag == _DATA:
-            first, last = _span(body, offset, end)
+            first, last = _read_span(body, offset, end)
             offset = last
         elif tag == _TAG:
-            begin, offset = _span(body, offset, end)
-            value_first, value_last = _our_tag(body, begin, offset)
+            begin, offset = _read_span(body, offset, end)
+            value_first, value_last = _find_our_tag(body, begin, offset)
             if value_first >= 0:
                 tag_first, tag_last = value_first, value_last
         else:
-            offset = _skip(body, offset, end, tag, _MAX_DEPTH - 1)
+            offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 1)
     if offset > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
     return key, hash_key, first, last, tag_first, tag_last
 
 
-def _our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
+def _find_our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
     has_key = is_our_key = False
     first = last = -1
     while offset < end:
-        tag, offset = _tag(body, offset)
+        tag, offset = _read_tag(body, offset)
         if tag == _TAG_KEY:
-            begin, offset = _span(body, offset, end)
+            begin, offset = _read_span(body, offset, end)
             has_key, is_our_key = True, body[begin:offset] == TAG_KEY
         elif tag == _TAG_VALUE:
-            first, offset = _span(body, offset, end)
+            first, offset = _read_span(body, offset, end)
             last = offset
         else:
-            offset = _skip(body, offset, end, tag, _MAX_DEPTH - 2)
+            offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 2)
     if offset > end or not has_key:
         raise MalformedMessage
     return (first, last) if is_our_key else (-1, -1)
 
 
-def _skip(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
+def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of the field whose tag was just read. Groups may be nested `depth` deep."""
     wire_type = tag & 7
     if wire_type == _GROUP:
         return _skip_group(body, offset, end, tag, depth)
     if wire_type == _VARINT:
-        offset = _varint(body, offset)[1]
+        offset = _read_varint(body, offset)[1]
     elif wire_type == _SIZED:
-        offset = _span(body, offset, end)[1]
+        offset = _read_span(body, offset, end)[1]
     elif wire_type == _EIGHT_BYTES:
         offset += 8
     elif wire_type == _FOUR_BYTES:
@@ -283,27 +283,27 @@ def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int
     while ends:
         if len(ends) > depth or offset >= end:
             raise MalformedMessage
-        tag, offset = _tag(body, offset)
+        tag, offset = _read_tag(body, offset)
         if tag & 7 == _GROUP:
             ends.append(tag + 1)
         elif tag & 7 != _GROUP_END:
-            offset = _skip(body, offset, end, tag, depth)
+            offset = _skip_field(body, offset, end, tag, depth)
         elif tag != ends.pop():
             raise MalformedMessage
     return offset
 
 
-def _tag(body: bytes, offset: int) -> tuple[int, int]:
-    tag, offset = _varint(body, offset)
+def _read_tag(body: bytes, offset: int) -> tuple[int, int]:
+    tag, offset = _read_varint(body, offset)
     tag &= _LOW_32
     if tag < 8:  # noqa: PLR2004  field number 0
         raise MalformedMessage
     return tag, offset
 
 
-def _span(body: bytes, offset: int, end: int) -> tuple[int, int]:
+def _read_span(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of the length-delimited field that follows."""
-    size, offset = _varint(body, offset)
+    size, offset = _read_varint(body, offset)
     # A length above 2**31 is negative in Java. Here it exceeds any end.
     stop = offset + (size & _LOW_32)
     if stop > end:
@@ -311,7 +311,7 @@ def _span(body: bytes, offset: int, end: int) -> tuple[int, int]:
     return offset, stop
 
 
-def _varint(body: bytes, offset: int) -> tuple[int, int]:
+def _read_varint(body: bytes, offset: int) -> tuple[int, int]:
     """Return the low 64 bits of the number that begins here, and where it ends."""
     value = body[offset]
     if value < _CONTINUATION_BIT:

@@ -104,7 +104,7 @@ def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
     Raises:
         UnreadableBody: If the body cannot be parsed here. boto3 may still understand it.
     """
-    rows, rest = _split(body, cbor=cbor)
+    rows, rest = _split_rows(body, cbor=cbor)
     return rows, _to_json(rest)
 
 
@@ -114,7 +114,7 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
     boto3 must parse a response with child shards, or with a field of an unexpected type.
     """
     try:
-        rows, rest = _split(body, cbor=True)
+        rows, rest = _split_rows(body, cbor=True)
     except UnreadableBody:
         return None
     # Ignore unknown fields, as boto3 does, so that a new field of the service does not cause a second parse.
@@ -125,26 +125,26 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
 
 def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """Parse an event of a subscription. Its rows are as in a response, without null values. Raises UnreadableBody."""
-    rows, fields = _split(payload, cbor=cbor)
+    rows, fields = _split_rows(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def parse_message(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
     """Parse a message, which must be a map. Raises UnreadableBody."""
-    message = _load(payload, cbor=cbor)
+    message = _parse_body(payload, cbor=cbor)
     if not isinstance(message, dict):
         raise UnreadableBody("it is not a map")
     return message
 
 
-def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
+def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
     """Return the rows, with data as bytes, and the remaining fields by name."""
     if cbor and SCAN is not None and (scan_result := SCAN.viewed(body)) is not None:
         *views, has_aggregates, begin, end = scan_result
-        message = _load(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+        message = _parse_body(body[:begin] + _UNDEFINED + body[end:], cbor=True)
         if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
             return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=has_aggregates), message
-    message = _load(body, cbor=cbor)
+    message = _parse_body(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
         raise UnreadableBody("a response without records")
@@ -161,7 +161,7 @@ def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
     return rows, message
 
 
-def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
+def _parse_body(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         if not cbor:
             return orjson.loads(body)
@@ -173,12 +173,12 @@ def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whate
 
 def _to_json(value: object) -> bytes:
     try:
-        return orjson.dumps(value, default=_base64)
+        return orjson.dumps(value, default=_encode_base64)
     except TypeError as error:
         raise UnreadableBody(f"it has a value that JSON cannot represent: {error}") from error
 
 
-def _base64(value: object) -> str:
+def _encode_base64(value: object) -> str:
     if isinstance(value, bytes):
         return pybase64.b64encode_as_string(value)
     raise TypeError(type(value).__name__)
@@ -201,25 +201,25 @@ class Subscription:
 
     def __init__(self, raw: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
         self._raw_stream, self._on_unreadable = raw, on_unreadable
-        self._messages = _messages(raw)
+        self._messages = _read_messages(raw)
         first = next(self._messages, None)
-        if first is None or _headers(first).get(":event-type") != "initial-response":
+        if first is None or _headers_of(first).get(":event-type") != "initial-response":
             raise ResponseParserError("First event was not of type initial-response")
-        self.cbor = is_cbor(_headers(first).get(":content-type"))
+        self.cbor = is_cbor(_headers_of(first).get(":content-type"))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for message in self._messages:
-            if _headers(message).get(":message-type") != "event":
-                raise EventStreamError(_fault(message), "SubscribeToShard")
-            if (name := _headers(message).get(":event-type")) == "SubscribeToShardEvent":
-                yield {name: self._event(message)}
+            if _headers_of(message).get(":message-type") != "event":
+                raise EventStreamError(_error_of(message), "SubscribeToShard")
+            if (name := _headers_of(message).get(":event-type")) == "SubscribeToShardEvent":
+                yield {name: self._parse_event(message)}
 
     def close(self) -> None:
         """Close the connection."""
         self._raw_stream.close()
 
-    def _event(self, message: EventStreamMessage) -> dict[str, Any]:
-        cbor = is_cbor(_headers(message).get(":content-type"))
+    def _parse_event(self, message: EventStreamMessage) -> dict[str, Any]:
+        cbor = is_cbor(_headers_of(message).get(":content-type"))
         try:
             return parse_event(message.payload, cbor=cbor)
         except UnreadableBody as error:
@@ -239,12 +239,12 @@ class InitialResponse:
         """Do nothing, because nothing is open."""
 
 
-def _headers(message: EventStreamMessage) -> dict[str, Any]:
+def _headers_of(message: EventStreamMessage) -> dict[str, Any]:
     headers: Any = message.headers  # the stubs type them as a number
     return dict(headers)
 
 
-def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
+def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
     """Yield each message when it is complete.
 
     Botocore's buffer validates the messages. It receives only complete messages, because it copies its content with
@@ -258,7 +258,7 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
         if received.tell() < needed_bytes:
             continue
         data, begin = received.getvalue(), 0
-        while (needed_bytes := _size(data, begin)) <= len(data) - begin:
+        while (needed_bytes := _message_size(data, begin)) <= len(data) - begin:
             buffer.add_data(data[begin : begin + needed_bytes])
             try:
                 messages = list(buffer)
@@ -273,7 +273,7 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
             deadline.restart()
 
 
-def _size(data: bytes, begin: int) -> int:
+def _message_size(data: bytes, begin: int) -> int:
     """Return the length of the message that starts at `begin`, or that of a prelude if the prelude is damaged."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
@@ -284,8 +284,8 @@ def _size(data: bytes, begin: int) -> int:
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
-def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
-    headers = _headers(message)
+def _error_of(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
+    headers = _headers_of(message)
     if (code := headers.get(":exception-type")) is None:
         return {"Error": {"Code": headers.get(":error-code", ""), "Message": headers.get(":error-message", "")}}
     try:

@@ -2,7 +2,7 @@
 
 The inputs of `Core` are records, responses, listings of shards and the time. Its outputs are requests and the results
 of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`)
-at the rate that the shard accepts (`Bucket`). Its result is set once the unit is known to be on the right shard.
+at the rate that the shard accepts (`TokenBucket`). Its result is set once the unit is known to be on the right shard.
 
 Rule 1: Each shard has at most one unit under way, and a rejected unit is sent again before anything newer.
 
@@ -161,7 +161,7 @@ class Unit:
 
 
 @define
-class Bucket:
+class TokenBucket:
     """A token bucket of bytes and records. A Kinesis record may overdraw it, and then the next one has to wait.
 
     Attributes:
@@ -184,7 +184,7 @@ class Bucket:
         self.records = min(SHARD_RECORDS_PER_SECOND, self.records + elapsed * SHARD_RECORDS_PER_SECOND) - 1
 
     @property
-    def ready(self) -> float:
+    def ready_at(self) -> float:
         """The time at which the bucket is no longer overdrawn."""
         deficit_seconds = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
         return self.updated + deficit_seconds / self.share if deficit_seconds else 0.0
@@ -211,7 +211,7 @@ class ShardQueue:
 
     shard: str
     hash_range: HashRange
-    bucket: Bucket
+    bucket: TokenBucket
     queue: deque[Entry] = field(factory=deque)
     queued: int = 0
     unit: Unit | None = None
@@ -222,7 +222,7 @@ class ShardQueue:
     singles_left: int = 0
 
     @property
-    def oldest(self) -> float:
+    def oldest_arrival(self) -> float:
         """When the oldest record arrived. The queue must not be empty."""
         return (self.unit.entries if self.unit else self.queue)[0].arrived
 
@@ -256,7 +256,7 @@ class ShardQueue:
                 ):
                     break
                 entries.append(entry)
-            unit = Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
+            unit = Unit(self.shard, tuple(entries), aggregate.encode(), aggregate.partition_key, entries[0].hash_key)
         except Exception:
             self.singles_left = self.singles_left or len(entries) + 1
             raise
@@ -276,38 +276,38 @@ class UnitWritten:
 
 
 @frozen
-class Retryable:
+class UnitRetryable:
     """A unit was not written, and may be sent again."""
 
     code: str
 
 
 @frozen
-class Unknown:
+class UnitUnknown:
     """There was no response for a unit, so it may have been written."""
 
     code: str
 
 
 @frozen(eq=False)
-class Rejected:
+class UnitRejected:
     """A unit was rejected, and would be rejected again. Perhaps only some of its records are invalid."""
 
     error: Exception
 
 
 @frozen(eq=False)
-class Failed:
+class UnitFailed:
     """The client raised an unexpected error, so the unit may have been written."""
 
     error: BaseException
 
 
-UnitOutcome = UnitWritten | Retryable | Unknown | Rejected | Failed
+UnitOutcome = UnitWritten | UnitRetryable | UnitUnknown | UnitRejected | UnitFailed
 
 
 @frozen(eq=False)
-class Delivered:
+class RecordsDelivered:
     """The records are in the stream. The index of a record is its sub-sequence number."""
 
     entries: tuple[Entry, ...]
@@ -316,7 +316,7 @@ class Delivered:
 
 
 @frozen(eq=False)
-class Late:
+class RecordsLate:
     """The records were given up. If `unknown` is true, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
@@ -324,7 +324,7 @@ class Late:
 
 
 @frozen(eq=False)
-class Unsendable:
+class RecordsUnsendable:
     """The records cannot be sent because of `error`. If `unknown` is true, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
@@ -332,12 +332,12 @@ class Unsendable:
     unknown: bool
 
 
-Result = Delivered | Late | Unsendable
+Result = RecordsDelivered | RecordsLate | RecordsUnsendable
 
 
 @define
 class ProducerMetrics:
-    """The counters of a producer. `named` explains their meaning.
+    """The counters of a producer. `by_kpl_name` explains their meaning.
 
     `buffered_seconds` is a sum over user records, and `request_seconds` is a sum over requests.
     """
@@ -358,26 +358,26 @@ class ProducerMetrics:
     misplaced: int = 0
     errors: Counter[str] = field(factory=Counter)
 
-    def sent(self, units: Iterable[Unit], now: float) -> None:
+    def count_request(self, units: Iterable[Unit], now: float) -> None:
         """Count a request that was sent."""
         self.requests += 1
         for unit in units:
             self.units_sent += 1
             self.buffered_seconds += sum(now - entry.arrived for entry in unit.entries)
 
-    def accepted(self, unit: Unit) -> None:
+    def count_put(self, unit: Unit) -> None:
         """Count a unit that is on the right shard."""
         self.put += len(unit.entries)
         self.put_bytes += sum(len(entry.data) for entry in unit.entries)
         self.units_put += 1
         self.units_put_bytes += len(unit.data)
 
-    def retried(self, unit: Unit, code: str) -> None:
+    def count_retry(self, unit: Unit, code: str) -> None:
         """Count a unit that must be sent again."""
         self.errors[code] += 1
         self.retries += len(unit.entries)
 
-    def named(self) -> dict[str, float | dict[str, int]]:
+    def by_kpl_name(self) -> dict[str, float | dict[str, int]]:
         """Return the counters by the KPL's names; times are means in milliseconds.
 
         The last three are not the KPL's:
@@ -434,13 +434,13 @@ class Core:
     _map_due: float = inf
     _map_faults: int = 0
     _unknown: set[int] = field(factory=set)  # serial numbers of records that may be in the stream already
-    _unsendable: list[Unsendable] = field(factory=list)
+    _unsendable: list[RecordsUnsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._set_target()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no record waits or is under way."""
         queues = (*self._shard_queues.values(), *self._closing)
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
@@ -468,7 +468,7 @@ class Core:
         due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
         # Start with the oldest records. Otherwise, if more shards are due than fit into a request, some might never be
         # sent.
-        for shard_queue in sorted(due, key=lambda queue: queue.oldest):
+        for shard_queue in sorted(due, key=lambda queue: queue.oldest_arrival):
             if len(units) == REQUEST_RECORDS:
                 break
             unit = shard_queue.unit = shard_queue.unit or self._pack(shard_queue)
@@ -478,7 +478,7 @@ class Core:
                 shard_queue.bucket.take(unit.size, now)
                 units.append(unit)
         if units:
-            self.metrics.sent(units, now)
+            self.metrics.count_request(units, now)
         return tuple(units)
 
     def unit_completed(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
@@ -500,20 +500,20 @@ class Core:
                     shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 )
                 return self._accept(shard_queue) if is_on_right_shard else ()
-            case Retryable(code):
-                self.metrics.retried(unit, code)
-            case Unknown(code):
+            case UnitRetryable(code):
+                self.metrics.count_retry(unit, code)
+            case UnitUnknown(code):
                 self._unknown.update(entry.serial_number for entry in unit.entries)
-                self.metrics.retried(unit, code)
+                self.metrics.count_retry(unit, code)
                 self.metrics.unknown += len(unit.entries)
-            case Failed(error):
+            case UnitFailed(error):
                 self._unknown.update(entry.serial_number for entry in unit.entries)
-                self._remove(shard_queue)
+                self._remove_unit(shard_queue)
                 return (self._give_up(unit.entries, error),)
-            case Rejected(error):
-                self.metrics.retried(unit, type(error).__name__)
+            case UnitRejected(error):
+                self.metrics.count_retry(unit, type(error).__name__)
                 if len(unit.entries) == 1:
-                    self._remove(shard_queue)
+                    self._remove_unit(shard_queue)
                     return (self._give_up(unit.entries, error),)
                 shard_queue.unit, shard_queue.singles_left = None, len(unit.entries)
                 shard_queue.put_back(unit.entries)
@@ -558,11 +558,11 @@ class Core:
             self._map_faults = 0
         return tuple(results)
 
-    def expire(self, now: float) -> tuple[Late, ...]:
+    def expire(self, now: float) -> tuple[RecordsLate, ...]:
         """Give up the records that are late and not under way."""
         if self.settings.on_late == "block":
             return ()
-        results: list[Late] = []
+        results: list[RecordsLate] = []
         for shard_queue in self._shard_queues.values():
             unit = shard_queue.unit
             is_waiting = shard_queue.sent is None and shard_queue.written_to is None
@@ -575,23 +575,23 @@ class Core:
             if late_entries:
                 self.metrics.late += len(late_entries)
                 results.append(
-                    Late(
+                    RecordsLate(
                         tuple(late_entries), unknown=any(entry.serial_number in self._unknown for entry in late_entries)
                     )
                 )
         return tuple(results)
 
-    def take_unsendable(self) -> tuple[Unsendable, ...]:
+    def take_unsendable(self) -> tuple[RecordsUnsendable, ...]:
         """Return the records that `request` could not pack into units since the last call."""
         unsendable, self._unsendable = self._unsendable, []
         return tuple(unsendable)
 
-    def abandon(self) -> tuple[Late, ...]:
+    def abandon(self) -> tuple[RecordsLate, ...]:
         """Give up all records, sent or not."""
         shard_queues = [*self._shard_queues.values(), *self._closing]
         self._shard_queues, self._closing = {}, []
         abandoned = [
-            Late((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
+            RecordsLate((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
             for shard_queue in shard_queues
         ]
         return tuple(late for late in abandoned if late.entries)
@@ -599,7 +599,7 @@ class Core:
     def _shard_queue(self, shard: str) -> ShardQueue:
         shard_queue = self._shard_queues.get(shard)
         if shard_queue is None:
-            shard_queue = ShardQueue(shard, self.shards.ranges[shard], Bucket(self.settings.share))
+            shard_queue = ShardQueue(shard, self.shards.ranges[shard], TokenBucket(self.settings.share))
             self._shard_queues[shard] = shard_queue
         return shard_queue
 
@@ -621,7 +621,7 @@ class Core:
             for closing_queue in self._closing
         ):  # rule 3
             return inf
-        due = max(shard_queue.not_before, shard_queue.bucket.ready)
+        due = max(shard_queue.not_before, shard_queue.bucket.ready_at)
         if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
             return due
         return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
@@ -629,17 +629,17 @@ class Core:
     def _request_map(self, now: float) -> None:
         self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
 
-    def _accept(self, shard_queue: ShardQueue) -> tuple[Delivered, ...]:
+    def _accept(self, shard_queue: ShardQueue) -> tuple[RecordsDelivered, ...]:
         unit, written_to = shard_queue.unit, shard_queue.written_to
         if unit is None or written_to is None:
             return ()
-        self._remove(shard_queue)
+        self._remove_unit(shard_queue)
         if self._unknown:
             self._unknown.difference_update(entry.serial_number for entry in unit.entries)
-        self.metrics.accepted(unit)
-        return (Delivered(unit.entries, *written_to),)
+        self.metrics.count_put(unit)
+        return (RecordsDelivered(unit.entries, *written_to),)
 
-    def _remove(self, shard_queue: ShardQueue) -> None:
+    def _remove_unit(self, shard_queue: ShardQueue) -> None:
         """Remove the unit under way, whose records have their results."""
         shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
@@ -657,12 +657,12 @@ class Core:
                     self._unsendable.append(self._give_up((shard_queue.popleft(),), error))
         return None
 
-    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> Unsendable:
+    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> RecordsUnsendable:
         serial_numbers = {entry.serial_number for entry in entries}
         unknown = not serial_numbers.isdisjoint(self._unknown)
         self._unknown -= serial_numbers
         self.metrics.failed += len(entries)
-        return Unsendable(entries, error, unknown)
+        return RecordsUnsendable(entries, error, unknown)
 
     def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
         """Return whether all records of the unit belong to the shard to which it was written (rule 2)."""

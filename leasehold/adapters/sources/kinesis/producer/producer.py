@@ -55,20 +55,20 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
-    Delivered,
     Entry,
-    Failed,
-    Late,
-    Rejected,
+    RecordsDelivered,
+    RecordsLate,
+    RecordsUnsendable,
     Result,
-    Retryable,
     Settings,
     ShardMap,
     Unit,
+    UnitFailed,
     UnitOutcome,
+    UnitRejected,
+    UnitRetryable,
+    UnitUnknown,
     UnitWritten,
-    Unknown,
-    Unsendable,
     shard_map_of,
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, shards_from, with_mark
@@ -236,7 +236,7 @@ class KinesisPutClient:
             code = code_of(cause) if isinstance(cause, ClientError) else type(cause).__name__
             if code in _RECORD_ERRORS or isinstance(cause, ParamValidationError):
                 if len(units) == 1:
-                    return [Rejected(fault)]
+                    return [UnitRejected(fault)]
                 half = len(units) // 2
                 return self.put(units[:half]) + self.put(units[half:])
             if not isinstance(fault, SourceUnavailable):
@@ -248,26 +248,26 @@ class KinesisPutClient:
                 nothing_written = (
                     int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
                 )
-            return [Retryable(code) if nothing_written else Unknown(code)] * len(units)
+            return [UnitRetryable(code) if nothing_written else UnitUnknown(code)] * len(units)
         except ResponseParserError as error:
-            return [Unknown(type(error).__name__)] * len(units)
+            return [UnitUnknown(type(error).__name__)] * len(units)
         results = response.get("Records") if isinstance(response, dict) else None
         if not isinstance(results, list) or len(results) != len(units):
-            return [Unknown("ResultCountMismatch")] * len(units)
+            return [UnitUnknown("ResultCountMismatch")] * len(units)
         return [self._outcome(row) for row in results]
 
     def _outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
         match row:
             case {"ErrorCode": str(code)} if code in _RECORD_ERRORS:
                 message = row.get("ErrorMessage")
-                return Rejected(
+                return UnitRejected(
                     SourceError(f"Kinesis rejected a record for stream {self._stream!r}: {code} {message or ''}")
                 )
             case {"ErrorCode": str(code)} if code:
-                return Retryable(code)
+                return UnitRetryable(code)
             case {"ShardId": str(shard), "SequenceNumber": str(sequence_number)}:
                 return UnitWritten(shard, sequence_number)
-        return Unknown("UnreadableResult")
+        return UnitUnknown("UnreadableResult")
 
 
 _KEY_CHARACTERS = 256
@@ -296,7 +296,7 @@ class Outcomes:
         """The error that stopped the producer; None while it is running."""
         return self._fault if self.process is current_process() else _wrong_process_error()
 
-    def end(self, fault: ProducerError) -> None:
+    def fail_all(self, fault: ProducerError) -> None:
         """Make all current and later waits fail. The first reason is kept."""
         self._fault = self._fault or fault
         self.changed.notify_all()
@@ -459,7 +459,7 @@ class Producer:
             data = _bytes_of(data)
         hash_key = self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
         with self._lock:
-            if self._full:
+            if self._is_full:
                 self._wait_until_not_full()
             if self._closed:
                 raise self._closed_error()
@@ -489,7 +489,7 @@ class Producer:
         if self._process is not current_process():
             raise _wrong_process_error()
         with self._lock, self._sending_at_once():
-            return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
+            return self._outcomes.changed.wait_for(lambda: self._closed or self._core.is_empty, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Flush, then stop. Return whether all records had a result within `timeout` seconds.
@@ -518,7 +518,7 @@ class Producer:
         if self._process is not current_process():
             raise _wrong_process_error()
         with self._lock:
-            return self._core.metrics.named()
+            return self._core.metrics.by_kpl_name()
 
     def __enter__(self) -> Self:
         return self
@@ -534,12 +534,12 @@ class Producer:
         raise TypeError("a producer cannot be sent to another process; open one in each")
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
     def _wait_until_not_full(self) -> None:
         with self._sending_at_once():  # waiting for more records is pointless while none can be added
-            while self._full and not self._closed:
+            while self._is_full and not self._closed:
                 self._not_full.wait()
 
     @contextmanager
@@ -605,7 +605,7 @@ class Producer:
         except BaseException as error:  # noqa: BLE001  waiting callers must receive every error
             # Drop the traceback. Its frames refer to the records' data, and the records refer to the error.
             fault = error.with_traceback(None)
-            outcomes = [Failed(fault)] * len(units)
+            outcomes = [UnitFailed(fault)] * len(units)
         with self._lock:
             now = self._clock()
             self._requests_under_way -= 1
@@ -656,7 +656,7 @@ class Producer:
             self._closed = True
             abandoned = self._core.abandon()
             self._set_results(abandoned)
-            self._outcomes.end(self._closed_error())
+            self._outcomes.fail_all(self._closed_error())
             self._not_full.notify_all()
             self._work_available.notify()
         _unclosed.discard(self)
@@ -677,7 +677,7 @@ class Producer:
             self._pending -= len(result.entries)
             self._pending_bytes -= sum(len(entry.data) for entry in result.entries)
             futures = cast("tuple[RecordFuture, ...]", result.entries)
-            if isinstance(result, Delivered):
+            if isinstance(result, RecordsDelivered):
                 position = UnitWritten(result.shard, result.sequence_number)
                 for index, future in enumerate(futures):
                     future.set_result(position, index)
@@ -688,10 +688,10 @@ class Producer:
             self._not_full.notify_all()
             self._outcomes.changed.notify_all()
 
-    def _error_for(self, result: Late | Unsendable) -> "ProducerError":
+    def _error_for(self, result: RecordsLate | RecordsUnsendable) -> "ProducerError":
         """Return a new error for each record; see `_closed_error`."""
         outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
-        if isinstance(result, Unsendable):
+        if isinstance(result, RecordsUnsendable):
             error = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
             error.__cause__ = result.error
             return error
@@ -729,7 +729,7 @@ def _run_pump(
         with work_available:
             while (producer := reference()) is not None and not producer._closed:  # noqa: SLF001
                 seconds = producer._start_due_requests()  # noqa: SLF001
-                keep_alive.producer = None if producer._core.empty else producer  # noqa: SLF001
+                keep_alive.producer = None if producer._core.is_empty else producer  # noqa: SLF001
                 producer = None
                 work_available.wait(seconds)
     finally:
