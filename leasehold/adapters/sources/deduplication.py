@@ -154,8 +154,8 @@ def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
     return (own_run is None or len(runs) > 1) and any(run.contains(tag) for run in runs.values())  # R1
 
 
-def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
-    """Record a row for one piece of the hash key space. `spans` is true if the row's span includes that piece."""
+def _add_row(runs: _RunStates, tag: Tag, *, is_in_span: bool) -> None:
+    """Record a row for one piece of the hash key space. `is_in_span` is true if the row's span includes that piece."""
     own_run = runs.get(tag.run)
     if own_run is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
@@ -164,7 +164,7 @@ def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
     elif tag.batch > own_run.batch:
         own_run.copy_rows_to(run for run in runs.values() if run is not own_run)
         own_run.batch, own_run.parts = tag.batch, {}
-    if spans and own_run.batch == tag.batch:
+    if is_in_span and own_run.batch == tag.batch:
         own_run.add(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
         runs.pop(tag.run, None)
@@ -207,7 +207,7 @@ class SeenRows:
         queries = self.pieces[0][1]
         if len(self.pieces) > 1:
             key = hash_key()
-            queries = next(candidate for last, candidate in self.pieces if key <= last)
+            queries = next(piece_queries for last_key, piece_queries in self.pieces if key <= last_key)
         runs = queries.get(tag.query)
         if runs and _is_duplicate(runs, tag):
             return True
@@ -236,7 +236,7 @@ class SeenRows:
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
             # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
-            _add_row(runs, tag, spans=first <= bound <= last)
+            _add_row(runs, tag, is_in_span=first <= bound <= last)
             queries[tag.query] = runs
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
@@ -247,13 +247,13 @@ class SeenRows:
                     merged.insert(0, piece)
             self.pieces = merged
 
-    def _split_at(self, bound: int) -> None:
+    def _split_at(self, last_key: int) -> None:
         """Split the piece that contains this hash key, so that one piece ends with it."""
-        for index, (last, queries) in enumerate(self.pieces):
-            if bound < 0 or bound == last:
+        for index, (piece_end, queries) in enumerate(self.pieces):
+            if last_key < 0 or last_key == piece_end:
                 return
-            if bound < last:
-                self.pieces.insert(index, (bound, _copy_queries(queries)))
+            if last_key < piece_end:
+                self.pieces.insert(index, (last_key, _copy_queries(queries)))
                 return
 
     def copy(self) -> Self:
@@ -283,18 +283,18 @@ class SeenRows:
         _, separator, encoded_state = start.token.partition(f"{_PREFIX} ")
         if not separator:
             return cls()
-        location, *pieces = encoded_state.split(" ")
-        sequence, _, sub = location.partition(".")
+        encoded_position, *pieces = encoded_state.split(" ")
+        sequence, _, sub = encoded_position.partition(".")
         parsed_pieces = list[tuple[int, _Queries]]()
         try:
             for piece in pieces:
-                last, has_bound, text = piece.rpartition("@")
-                parsed_pieces.append((int(last, 16) if has_bound else HASH_KEYS[1], _parse_queries(text)))
+                last_key, has_bound, text = piece.rpartition("@")
+                parsed_pieces.append((int(last_key, 16) if has_bound else HASH_KEYS[1], _parse_queries(text)))
             position = Position(sequence, int(sub))
         except ValueError:
             return cls()
-        is_complete = [last for last, _ in parsed_pieces] == sorted(
-            {last for last, _ in parsed_pieces} | {HASH_KEYS[1]}
+        is_complete = [last_key for last_key, _ in parsed_pieces] == sorted(
+            {last_key for last_key, _ in parsed_pieces} | {HASH_KEYS[1]}
         )
         return cls(parsed_pieces, position) if is_complete and position.order <= start.order else cls()
 
@@ -338,16 +338,16 @@ def inherited_token(parents: Sequence[Lease]) -> str:
 
     With two parents, the token is also "" if the hash range of one of them is unknown.
     """
-    ended = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
-    if not any(state for _, state in ended):
+    parent_states = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
+    if not any(state for _, state in parent_states):
         return ""
     # With the position TRIM_HORIZON, the state is valid from the beginning of the child shard.
-    if len(ended) == 1:
-        return SeenRows(ended[0][1].pieces, TRIM_HORIZON).token
+    if len(parent_states) == 1:
+        return SeenRows(parent_states[0][1].pieces, TRIM_HORIZON).token
     ranges: list[tuple[HashRange, SeenRows]] = sorted(
-        ((hash_range, state) for hash_range, state in ended if hash_range), key=lambda pair: pair[0]
+        ((hash_range, state) for hash_range, state in parent_states if hash_range), key=lambda pair: pair[0]
     )
-    if len(ranges) < len(ended):
+    if len(ranges) < len(parent_states):
         return ""
     pieces = list[tuple[int, _Queries]]()
     for (_, last), state in ranges:

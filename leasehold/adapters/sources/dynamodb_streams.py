@@ -156,17 +156,17 @@ class ChangePoller(Poller):
         next_iterator = response.get("NextShardIterator") or None
         self._empty_in_a_row = 0 if records else self._empty_in_a_row + 1
         at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
-        behind = 0.0 if at_tip else None
+        behind_seconds = 0.0 if at_tip else None
         if records:
             # Compute the age of the last record by the service's clock, which the response contains.
             now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
-            behind = None if now is None or arrived is None else max(0.0, now - arrived)
-        has_more = behind is not None and behind > BEHIND_SECONDS
+            behind_seconds = None if now is None or arrived is None else max(0.0, now - arrived)
+        has_more = behind_seconds is not None and behind_seconds > BEHIND_SECONDS
         batch = Batch(
             records=new_records,
             read_to=Position(records[-1].sequence_number) if records else None,
-            behind_seconds=behind,
+            behind_seconds=behind_seconds,
             wait_seconds=self._pause(idle=not records, behind=has_more),
             ended=next_iterator is None,
         )
@@ -293,9 +293,9 @@ class TableStream(PolledStream):
                 page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **page_parameters)
                 description = page["StreamDescription"]
                 rows += description["Shards"]
-                if not (last := description.get("LastEvaluatedShardId")):
+                if not (last_shard := description.get("LastEvaluatedShardId")):
                     break
-                page_parameters = {"ExclusiveStartShardId": last}
+                page_parameters = {"ExclusiveStartShardId": last_shard}
             self._note_server_time(page)
             created = int(description["CreationRequestDateTime"].timestamp())
             self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created}"

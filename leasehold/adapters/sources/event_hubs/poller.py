@@ -345,7 +345,7 @@ class PartitionReader:
         self._reported_response = self._last_response  # opening the link does not count as a response
         self._probe: Future[int] | None = None
         self._idle = False
-        self._undelivered: tuple[int, float] | None = None
+        self._undelivered_event: tuple[int, float] | None = None
         self._receiver: PartitionReceiver | None = self._open_receiver()
 
     def read(self) -> Batch:
@@ -438,27 +438,27 @@ class PartitionReader:
                 self._probe_error = str(translate_error(error, self._access, self._partition))
                 log.warning("%s", self._probe_error)
             elif probe.result() > self._last_number:
-                self._undelivered = self._undelivered or (probe.result(), now)
+                self._undelivered_event = self._undelivered_event or (probe.result(), now)
             else:
                 self._note_response(now)
                 self._idle = True
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link has delivered everything
-        if self._undelivered is not None and now - self._undelivered[1] > DELIVERY_SECONDS:
+        if self._undelivered_event is not None and now - self._undelivered_event[1] > DELIVERY_SECONDS:
             return self._reopen_after(
-                ConnectionError(f"its link delivers nothing, although event {self._undelivered[0]} is there")
+                ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} is there")
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
         silence, fault = now - self._last_response, ""
         is_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
-        if is_late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
+        if is_late or self._probe_error or (self._undelivered_event is not None and silence > SILENT_SECONDS):
             fault = f"{self._probe_error or self._label}: no response for {silence:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
-        behind = None if self._behind is None or fault else 0.0
-        return Batch((), None, behind, pause, fault=fault, answered=self._last_response > previous)
+        behind_seconds = None if self._behind is None or fault else 0.0
+        return Batch((), None, behind_seconds, pause, fault=fault, answered=self._last_response > previous)
 
     def _note_response(self, now: float) -> None:
-        self._last_response, self._probe_error, self._undelivered = now, "", None
+        self._last_response, self._probe_error, self._undelivered_event = now, "", None
 
     async def _last_enqueued(self) -> int:
         """Return the number of the last event that the link must deliver, or -1 if there is none or it is unknown."""
@@ -471,7 +471,7 @@ class PartitionReader:
     def _reopen_after(self, fault: BaseException) -> Batch:
         error = translate_error(fault, self._access, self._partition)
         self.close()
-        self._receiver = self._undelivered = None
+        self._receiver = self._undelivered_event = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
         is_taken_over = isinstance(error, LinkTakenOver)
@@ -547,9 +547,13 @@ class EventHubsSource:
             SourceError: If trying again cannot help.
         """
         properties = self._properties(lease.shard)
-        last = int(properties["last_enqueued_sequence_number"])
+        last_number = int(properties["last_enqueued_sequence_number"])
         # For an empty partition, the current time must not be used, because clocks differ and events might be skipped.
-        return at_timestamp(0) if last < 0 else Position(str(last), token=str(properties["last_enqueued_offset"]))
+        return (
+            at_timestamp(0)
+            if last_number < 0
+            else Position(str(last_number), token=str(properties["last_enqueued_offset"]))
+        )
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Return the partition's last event once `until` is more than `SETTLE_SECONDS` ago.

@@ -203,20 +203,20 @@ class StreamConsumer:
         consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
         try:
             description = self._timeouts.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
-        except ClientError as missing:
-            if code_of(missing) != "ResourceNotFoundException":
+        except ClientError as describe_error:
+            if code_of(describe_error) != "ResourceNotFoundException":
                 raise
             try:
                 description = self._timeouts.call("register_stream_consumer", **consumer)["Consumer"]
-            except ClientError as rejected:
-                if code_of(rejected) == "ResourceInUseException":  # another worker has just registered it
+            except ClientError as register_error:
+                if code_of(register_error) == "ResourceInUseException":  # another worker has just registered it
                     return
-                if code_of(rejected) != "LimitExceededException":
+                if code_of(register_error) != "LimitExceededException":
                     raise
                 self._rejections += 1
                 if self._rejections == MAX_REJECTIONS:
                     message = "stream %s has no room for consumer %r, so its shards are polled: %s"
-                    log.warning(message, self._stream, self.name, rejected)
+                    log.warning(message, self._stream, self.name, register_error)
                 return
         if description["ConsumerStatus"] == "ACTIVE":
             self._arn = description["ConsumerARN"]

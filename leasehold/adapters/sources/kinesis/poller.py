@@ -464,10 +464,10 @@ class Poller:
         return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
 
     def _batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
-        rows, behind = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
-        first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
+        rows, behind_milliseconds = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
+        first_number, last_number = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
         child_shards = child_shards_from(response.get("ChildShards", ()))
-        check_shard(self._shard, first, child_shards)
+        check_shard(self._shard, first_number, child_shards)
         unpacked = Unpacker(
             self._hash_range,
             self._skip_through,
@@ -479,14 +479,16 @@ class Poller:
         unpacked.unpack(rows)
         self._skip_through, self._seen = unpacked.skip_through, unpacked.seen
         token = unpacked.seen.token
-        if first is not None:
-            self._log_gap(first)
+        if first_number is not None:
+            self._log_gap(first_number)
         batch = Batch(
             records=unpacked.records,
             # Dropped records count as read. Otherwise the checkpoint could not move past dropped records at the tip.
-            read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
-            behind_seconds=behind / 1000,
-            wait_seconds=self._pause(idle=last is None and not behind, behind=behind > 0),
+            read_to=None if last_number is None else Position(last_number, max(unpacked.subs - 1, 0), token),
+            behind_seconds=behind_milliseconds / 1000,
+            wait_seconds=self._pause(
+                idle=last_number is None and not behind_milliseconds, behind=behind_milliseconds > 0
+            ),
             ended=not response.get("NextShardIterator"),
             children=child_shards,
             size=unpacked.size,
@@ -494,14 +496,15 @@ class Poller:
             token=token,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )
-        self._iterator, self._last_read = response.get("NextShardIterator") or None, last or self._last_read
+        self._iterator, self._last_read = response.get("NextShardIterator") or None, last_number or self._last_read
         return batch
 
-    def _log_gap(self, first: str) -> None:
+    def _log_gap(self, first_number: str) -> None:
         # If the record AT the checkpoint was trimmed, the service starts with a later one.
-        if self._last_read is None and self._start.numbered and int(first) > int(self._start.sequence):
-            message = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading continues at {first}"
-            log.warning("shard %s: %s, and any records in between are lost", self._shard, message)
+        if self._last_read is None and self._start.numbered and int(first_number) > int(self._start.sequence):
+            message = "shard %s: the record of its checkpoint, %s, was trimmed; reading continues at %s, %s"
+            consequence = "and any records in between are lost"
+            log.warning(message, self._shard, self._start.sequence, first_number, consequence)
 
     def _pause(self, *, idle: bool, behind: bool = False) -> float:
         return self._pace.next_pause(idle=idle, behind=behind)

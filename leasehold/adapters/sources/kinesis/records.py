@@ -230,25 +230,25 @@ class KinesisRecords(Sequence[Record]):
         return self._ends[-1] if self._ends else 0
 
     @overload
-    def __getitem__(self, at: int) -> Record: ...
+    def __getitem__(self, index: int) -> Record: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Self: ...
+    def __getitem__(self, index: slice) -> Self: ...
 
-    def __getitem__(self, at: int | slice) -> Record | Self:
-        if not isinstance(at, slice):
-            at = range(len(self))[at]
-            index = bisect(self._ends, at)
-            part = self._parts[index]
-            at -= self._ends[index] - len(part)
-            return cast("Record", next(iter(part[at : at + 1])))
-        begin, end, step = at.indices(len(self))
+    def __getitem__(self, index: int | slice) -> Record | Self:
+        if not isinstance(index, slice):
+            index = range(len(self))[index]
+            part_index = bisect(self._ends, index)
+            part = self._parts[part_index]
+            index -= self._ends[part_index] - len(part)
+            return cast("Record", next(iter(part[index : index + 1])))
+        begin, end, step = index.indices(len(self))
         if step != 1:
-            return self.of([*self][at])
+            return self.of([*self][index])
         end = max(begin, end)
-        touched = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
+        touched_parts = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
         parts = list[RecordsPart]()
-        for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
+        for part, stop in zip(self._parts[touched_parts], self._ends[touched_parts], strict=True):
             start = stop - len(part)
             parts.append(part[max(begin - start, 0) : end - start])
         return type(self)(parts)

@@ -85,19 +85,19 @@ class KinesisStreams:
         permanent_faults = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
         if permanent_faults:
             raise permanent_faults[0]
-        faults, listed = unresolved, []
+        faults, shards = unresolved, []
         for stream, source in tuple(self._sources.items()):
             try:
-                listed += [_with_stream_name(stream, shard) for shard in source.shards()]
+                shards += [_with_stream_name(stream, shard) for shard in source.shards()]
             except SourceError as fault:
                 faults.append(fault)
-        if faults and not listed:
+        if faults and not shards:
             raise faults[0]
         self.unlisted = next((fault for fault in faults if isinstance(fault, SourceUnavailable)), None)
-        for missing in faults:
-            if not isinstance(missing, SourceUnavailable):
-                log.warning("the shards of one stream could not be listed: %s", missing)
-        return tuple(listed)
+        for listing_fault in faults:
+            if not isinstance(listing_fault, SourceUnavailable):
+                log.warning("the shards of one stream could not be listed: %s", listing_fault)
+        return tuple(shards)
 
     def gone(self, shard: str) -> bool:
         stream, _, shard_id = shard.rpartition(":")

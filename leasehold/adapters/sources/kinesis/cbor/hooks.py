@@ -326,7 +326,7 @@ class CborHooks:
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         self._use_cbor = cbor
-        self._confirmed: set[str] = set()  # the operations with a response in CBOR
+        self._confirmed_operations: set[str] = set()  # the operations with a response in CBOR
         self._lock = Lock()
         events = client.meta.events
         check = cast("Callable[..., None]", self._check_response)  # the stubs do not know that its return value matters
@@ -338,7 +338,7 @@ class CborHooks:
 
     def uses_cbor(self, operation: str) -> bool:
         """Return whether requests of this operation are made in CBOR and had a response in CBOR."""
-        return self._use_cbor and operation in self._confirmed
+        return self._use_cbor and operation in self._confirmed_operations
 
     def _handlers(self) -> Handlers:
         """Return the handlers that encode the requests and decode the responses of each operation."""
@@ -378,20 +378,20 @@ class CborHooks:
         """Return 0 to repeat the request in JSON without waiting, or None to let boto3 decide about a retry."""
         if response is None:
             return None
-        http, parsed = response
+        http_response, parsed = response
         code = parsed.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
             reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
-            if code != first_code and http.status_code < SERVER_ERROR:
+            if code != first_code and http_response.status_code < SERVER_ERROR:
                 self._fall_back(reason)
         elif UNREADABLE in parsed:
             return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
-        elif is_cbor(http.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
-            self._confirmed.add(operation.name)
-        elif http.status_code < REFUSED:
+        elif is_cbor(http_response.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
+            self._confirmed_operations.add(operation.name)
+        elif http_response.status_code < REFUSED:
             self._fall_back("it responds in JSON")
-        elif operation.name not in self._confirmed and code not in _UNDERSTOOD:
-            return _retry_in_json(request_dict, f"it was rejected: {http.status_code} {code}", code)
+        elif operation.name not in self._confirmed_operations and code not in _UNDERSTOOD:
+            return _retry_in_json(request_dict, f"it was rejected: {http_response.status_code} {code}", code)
         return None
 
     def _fall_back(self, reason: str) -> None:
@@ -451,7 +451,7 @@ class ProducerCborHooks(CborHooks):
     def _withhold_rows(self, params: EventFields, context: EventFields, **_event: object) -> EventFields | None:
         """Withhold the rows from boto3's serializer, which receives only the other parameters."""
         rows = params.get("Records")
-        if not self._use_cbor or "ListShards" not in self._confirmed or not isinstance(rows, PutRows):
+        if not self._use_cbor or "ListShards" not in self._confirmed_operations or not isinstance(rows, PutRows):
             return None
         if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 raises the right error
             return None
@@ -476,10 +476,10 @@ class ProducerCborHooks(CborHooks):
 
     def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
         if operation.name == "PutRecords" and response is not None:
-            http, parsed = response
+            http_response, parsed = response
             if UNREADABLE in parsed:
                 self._fall_back(f"its response cannot be read: {parsed[UNREADABLE]}")
-            if UNREADABLE in parsed or http.status_code >= SERVER_ERROR:
+            if UNREADABLE in parsed or http_response.status_code >= SERVER_ERROR:
                 return None
         return super()._check_response(response, request_dict, operation, **event)
 

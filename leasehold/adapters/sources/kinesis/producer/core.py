@@ -67,11 +67,11 @@ def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     parents = {parent for shard in listing for parent in shard.parents}
     ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
     open_shards = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
-    firsts = [first for (first, _), _ in open_shards]
-    lasts = [last for (_, last), _ in open_shards]
-    if [HASH_KEYS[0], *(last + 1 for last in lasts)] != [*firsts, HASH_KEYS[1] + 1]:
+    first_keys = [first for (first, _), _ in open_shards]
+    last_keys = [last for (_, last), _ in open_shards]
+    if [HASH_KEYS[0], *(last + 1 for last in last_keys)] != [*first_keys, HASH_KEYS[1] + 1]:
         return None
-    return ShardMap(tuple(shard for _, shard in open_shards), tuple(lasts), ranges)
+    return ShardMap(tuple(shard for _, shard in open_shards), tuple(last_keys), ranges)
 
 
 @frozen
@@ -429,11 +429,11 @@ class Core:
     flushing: bool = False
     _target: int = field(init=False)
     _shard_queues: dict[str, ShardQueue] = field(factory=dict)
-    _closing: list[ShardQueue] = field(factory=list)  # queues of closed shards with a unit under way
+    _closing_queues: list[ShardQueue] = field(factory=list)  # of closed shards that have a unit under way
     _round_trip: float = 0.0
     _map_due: float = inf
     _map_faults: int = 0
-    _unknown: set[int] = field(factory=set)  # serial numbers of records that may be in the stream already
+    _unknown_serial_numbers: set[int] = field(factory=set)  # of records that may be in the stream already
     _unsendable: list[RecordsUnsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -442,7 +442,7 @@ class Core:
     @property
     def is_empty(self) -> bool:
         """Whether no record waits or is under way."""
-        queues = (*self._shard_queues.values(), *self._closing)
+        queues = (*self._shard_queues.values(), *self._closing_queues)
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
     def put(self, entry: Entry) -> bool:
@@ -464,7 +464,7 @@ class Core:
     def request(self, now: float) -> tuple[Unit, ...]:
         """Return the units to send now in one request, if any. Pass each of them to `unit_completed` later."""
         units: list[Unit] = []
-        room = REQUEST_BYTES
+        remaining_bytes = REQUEST_BYTES
         due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
         # Start with the oldest records. Otherwise, if more shards are due than fit into a request, some might never be
         # sent.
@@ -472,8 +472,8 @@ class Core:
             if len(units) == REQUEST_RECORDS:
                 break
             unit = shard_queue.unit = shard_queue.unit or self._pack(shard_queue)
-            if unit is not None and unit.size <= room:
-                room -= unit.size
+            if unit is not None and unit.size <= remaining_bytes:
+                remaining_bytes -= unit.size
                 shard_queue.sent = now
                 shard_queue.bucket.take(unit.size, now)
                 units.append(unit)
@@ -483,7 +483,7 @@ class Core:
 
     def unit_completed(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
         """Process the outcome of a unit that was sent, and return the results of its records."""
-        candidates = (*self._closing, *filter(None, [self._shard_queues.get(unit.shard)]))
+        candidates = (*self._closing_queues, *filter(None, [self._shard_queues.get(unit.shard)]))
         shard_queue = next((queue for queue in candidates if queue.unit is unit), None)
         if shard_queue is None:  # given up in the meantime
             return ()
@@ -503,11 +503,11 @@ class Core:
             case UnitRetryable(code):
                 self.metrics.count_retry(unit, code)
             case UnitUnknown(code):
-                self._unknown.update(entry.serial_number for entry in unit.entries)
+                self._unknown_serial_numbers.update(entry.serial_number for entry in unit.entries)
                 self.metrics.count_retry(unit, code)
                 self.metrics.unknown += len(unit.entries)
             case UnitFailed(error):
-                self._unknown.update(entry.serial_number for entry in unit.entries)
+                self._unknown_serial_numbers.update(entry.serial_number for entry in unit.entries)
                 self._remove_unit(shard_queue)
                 return (self._give_up(unit.entries, error),)
             case UnitRejected(error):
@@ -534,14 +534,14 @@ class Core:
             # (rule 3).
             del self._shard_queues[shard_queue.shard]
             if shard_queue.sent is not None or shard_queue.written_to is not None:
-                self._closing.append(shard_queue)
+                self._closing_queues.append(shard_queue)
                 waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
                 self._enqueue(waiting)
             else:
                 self._requeue(shard_queue)
         results: list[Result] = []
         for shard_queue in [
-            queue for queue in (*self._shard_queues.values(), *self._closing) if queue.written_to is not None
+            queue for queue in (*self._shard_queues.values(), *self._closing_queues) if queue.written_to is not None
         ]:
             if self._is_on_right_shard(shard_queue):
                 results += self._accept(shard_queue)
@@ -576,7 +576,8 @@ class Core:
                 self.metrics.late += len(late_entries)
                 results.append(
                     RecordsLate(
-                        tuple(late_entries), unknown=any(entry.serial_number in self._unknown for entry in late_entries)
+                        tuple(late_entries),
+                        unknown=any(entry.serial_number in self._unknown_serial_numbers for entry in late_entries),
                     )
                 )
         return tuple(results)
@@ -588,8 +589,8 @@ class Core:
 
     def abandon(self) -> tuple[RecordsLate, ...]:
         """Give up all records, sent or not."""
-        shard_queues = [*self._shard_queues.values(), *self._closing]
-        self._shard_queues, self._closing = {}, []
+        shard_queues = [*self._shard_queues.values(), *self._closing_queues]
+        self._shard_queues, self._closing_queues = {}, []
         abandoned = [
             RecordsLate((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
             for shard_queue in shard_queues
@@ -618,7 +619,7 @@ class Core:
         first, last = shard_queue.hash_range
         if any(
             closing_queue.hash_range[0] <= last and first <= closing_queue.hash_range[1]
-            for closing_queue in self._closing
+            for closing_queue in self._closing_queues
         ):  # rule 3
             return inf
         due = max(shard_queue.not_before, shard_queue.bucket.ready_at)
@@ -634,8 +635,8 @@ class Core:
         if unit is None or written_to is None:
             return ()
         self._remove_unit(shard_queue)
-        if self._unknown:
-            self._unknown.difference_update(entry.serial_number for entry in unit.entries)
+        if self._unknown_serial_numbers:
+            self._unknown_serial_numbers.difference_update(entry.serial_number for entry in unit.entries)
         self.metrics.count_put(unit)
         return (RecordsDelivered(unit.entries, *written_to),)
 
@@ -643,7 +644,9 @@ class Core:
         """Remove the unit under way, whose records have their results."""
         shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
-        self._closing = [closing_queue for closing_queue in self._closing if closing_queue is not shard_queue]
+        self._closing_queues = [
+            closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
+        ]
 
     def _pack(self, shard_queue: ShardQueue) -> Unit | None:
         """Create a unit from the oldest records. Give up each record that the encoder rejects."""
@@ -659,8 +662,8 @@ class Core:
 
     def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> RecordsUnsendable:
         serial_numbers = {entry.serial_number for entry in entries}
-        unknown = not serial_numbers.isdisjoint(self._unknown)
-        self._unknown -= serial_numbers
+        unknown = not serial_numbers.isdisjoint(self._unknown_serial_numbers)
+        self._unknown_serial_numbers -= serial_numbers
         self.metrics.failed += len(entries)
         return RecordsUnsendable(entries, error, unknown)
 
@@ -681,7 +684,9 @@ class Core:
         shard_queue.faults += 1
         shard_queue.not_before = now + _backoff(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
-            self._closing = [closing_queue for closing_queue in self._closing if closing_queue is not shard_queue]
+            self._closing_queues = [
+                closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
+            ]
             self._requeue(shard_queue)
 
     def _requeue(self, shard_queue: ShardQueue) -> None:

@@ -409,15 +409,17 @@ class Producer:
         self._fault: ProducerError | None = None
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._keep_alive = _KeepAlive()
-        reference, senders = ref(self), requests + 1  # one of them lists shards
-        run = partial(_run_pump, reference, self._keep_alive, self._work_available, self._calls, senders)
+        producer_reference, sender_count = ref(self), requests + 1  # one of them lists shards
+        run_pump = partial(
+            _run_pump, producer_reference, self._keep_alive, self._work_available, self._calls, sender_count
+        )
         self._threads: list[Thread] = []
         try:
-            for _ in range(senders):
+            for _ in range(sender_count):
                 self._threads.append(
-                    spawn("leasehold-put", partial(_run_calls, self._calls), partial(_stop, reference))
+                    spawn("leasehold-put", partial(_run_calls, self._calls), partial(_stop, producer_reference))
                 )
-            self._threads.append(spawn("leasehold-produce", run, partial(_stop, reference)))
+            self._threads.append(spawn("leasehold-produce", run_pump, partial(_stop, producer_reference)))
         except BaseException:
             for _ in self._threads:
                 self._calls.put(None)
@@ -718,23 +720,23 @@ class _KeepAlive:
 
 
 def _run_pump(
-    reference: "ref[Producer]",
+    producer_reference: "ref[Producer]",
     keep_alive: _KeepAlive,
     work_available: Condition,
     calls: "SimpleQueue[Any]",
-    senders: int,
+    sender_count: int,
 ) -> None:
     """Run the pump of a producer until it is closed or no longer referenced."""
     try:
         with work_available:
-            while (producer := reference()) is not None and not producer._closed:  # noqa: SLF001
+            while (producer := producer_reference()) is not None and not producer._closed:  # noqa: SLF001
                 seconds = producer._start_due_requests()  # noqa: SLF001
                 keep_alive.producer = None if producer._core.is_empty else producer  # noqa: SLF001
                 producer = None
                 work_available.wait(seconds)
     finally:
         keep_alive.producer = None
-        for _ in range(senders):
+        for _ in range(sender_count):
             calls.put(None)
 
 
