@@ -156,7 +156,7 @@ class CallTimeouts:
             try:
                 response = getattr(self._clients.with_timeout(timeout), operation)(**parameters)
             except self._clients.timeout_error as error:
-                message = f"{self._clients.service} did not answer within {timeout:g} s"
+                message = f"{self._clients.service} did not respond within {timeout:g} s"
                 message += f"; the timeout of the next call is {self.lengthen(operation, timeout):g} s"
                 if not (self._retries_first_call and self.lengthened):
                     raise SourceUnavailable(message) from error

@@ -383,7 +383,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     """
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
+        raise ValueError(
+            "source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, a shard with a trimmed checkpoint is "
+            "not read"
+        )
     poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     max_records = max_records_of(options, ChangePoller.max_records)
     opened_session = session_of(options, "source URL", session)

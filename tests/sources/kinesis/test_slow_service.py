@@ -171,7 +171,7 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
     said = (
-        "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; "
+        "shard s-0: reading again in 0.4 s: Kinesis did not respond within {:g} s; "
         "the timeout of the next call is {:g} s"
     )
     assert [record.message for record in caplog.records][:2] == [
@@ -249,7 +249,7 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
             source.shards()
         assert (
             str(caught.value)
-            == f"Kinesis did not answer within {limit:g} s; the timeout of the next call is {longer:g} s"
+            == f"Kinesis did not respond within {limit:g} s; the timeout of the next call is {longer:g} s"
         )
 
 

@@ -123,7 +123,7 @@ class BackgroundLoop:
             return future.result(timeout)
         except TimeoutError:
             future.cancel()
-            raise SourceUnavailable(f"Event Hubs did not answer within {timeout:g} s") from None
+            raise SourceUnavailable(f"Event Hubs did not respond within {timeout:g} s") from None
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedule this call on the loop, unless it is closed."""
@@ -431,7 +431,9 @@ class PartitionReader:
             # Keep the link even if there is no response, because a slow service may be about to open it.
             probe, self._probe = self._probe, None
             if probe.cancel():
-                error: BaseException | None = TimeoutError(f"no answer within {RESPONSE_SECONDS:g} s")
+                error: BaseException | None = TimeoutError(
+                    f"the request for its last event timed out after {RESPONSE_SECONDS:g} s"
+                )
             else:
                 error = probe.exception()
             if error is not None:
@@ -446,7 +448,7 @@ class PartitionReader:
                     self._behind = 0.0  # the link has delivered everything
         if self._undelivered_event is not None and now - self._undelivered_event[1] > DELIVERY_SECONDS:
             return self._reopen_after(
-                ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} is there")
+                ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} exists")
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
         silence, fault = now - self._last_response, ""

@@ -276,7 +276,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         ValueError: If an option is wrong.
     """
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
+        raise ValueError(
+            "source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, a shard with a trimmed checkpoint is "
+            "not read"
+        )
     if (wire := options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError(
             "source URL: option 'wire' must be cbor, json or boto3; without it, records are requested in CBOR"

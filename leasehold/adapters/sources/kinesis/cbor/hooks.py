@@ -147,7 +147,7 @@ def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, A
     message = _parse_body(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
-        raise UnreadableBody("a response without records")
+        raise UnreadableBody("it has no list of records")
     try:
         for row in rows:
             if type(row["Data"]) is bytes:
@@ -157,7 +157,7 @@ def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, A
             except ValueError:  # boto3 ignores characters outside the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableBody(f"no record: {said(error)}") from error
+        raise UnreadableBody(f"it has a malformed record: {said(error)}") from error
     return rows, message
 
 
@@ -168,7 +168,7 @@ def _parse_body(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401 
         # Ignore the tag for times: by the standard it means seconds, but times are in milliseconds with or without it.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as error:
-        raise UnreadableBody(f"no {'CBOR' if cbor else 'JSON'}: {error}") from error
+        raise UnreadableBody(f"it is not valid {'CBOR' if cbor else 'JSON'}: {error}") from error
 
 
 def _to_json(value: object) -> bytes:

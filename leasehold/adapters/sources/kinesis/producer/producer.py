@@ -395,7 +395,9 @@ class Producer:
                 break
             time.sleep(_FIRST_MAP_SECONDS)
         else:
-            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a gap; is it being created?")
+            raise SourceUnavailable(
+                f"stream {stream!r}: there is a gap between its open shards; try again once it is ACTIVE"
+            )
         self._core = Core(shards, fitted_settings)
         self._settings = fitted_settings
         self._max_pending, self._max_pending_bytes, self._max_requests = pending_records, pending_bytes, requests
