@@ -58,7 +58,7 @@ def test_tags_are_read_back_and_count_as_bytes(
         assert users.tags == ()  # a single record is not aggregated
         return
     packed = rows[:count]
-    assert list(zip(users.datas, users.keys, users.hash_keys, strict=True)) == [
+    assert list(zip(users.payloads, users.keys, users.hash_keys, strict=True)) == [
         (row[0], row[1], row[3]) for row in packed
     ]
     assert [*users.tags] == ([row[2] for row in packed] if any(row[2] for row in packed) else [])

@@ -37,7 +37,7 @@ ROWS = st.fixed_dictionaries(
 def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
     """Return all fields of the rows, in either form."""
     told = columns_of(rows)
-    return told.datas, told.numbers, told.keys, told.arrived, told.has_aggregates
+    return told.payloads, told.numbers, told.keys, told.arrived, told.has_aggregates
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:

@@ -34,7 +34,7 @@ def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatc
     values = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
     micros = pc.round(pc.multiply(pa.array(values.arrived, pa.float64()), 1e6)).cast(pa.int64())
     columns = [
-        pa.array(values.datas, pa.binary()),
+        pa.array(values.payloads, pa.binary()),
         pa.repeat(pa.scalar(stream), len(values)),
         pa.repeat(pa.scalar(shard), len(values)),
         pa.array(values.keys, pa.string()),

@@ -161,7 +161,7 @@ class Unpacker:
     def unpack(self, response_rows: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
         """Unpack all rows and empty `response_rows`."""
         rows = columns_of(response_rows)
-        self.size += sum(map(len, rows.datas))
+        self.size += sum(map(len, rows.payloads))
         if self.skip_through is None and not rows.has_aggregates:
             self._unpack_plain(rows, 0, len(rows))
             return
@@ -169,7 +169,7 @@ class Unpacker:
             for index in range(len(rows)):
                 self._unpack_whole(rows, index)
             return
-        for aggregates, group in groupby(range(len(rows)), lambda index: rows.datas[index].startswith(MAGIC)):
+        for aggregates, group in groupby(range(len(rows)), lambda index: rows.payloads[index].startswith(MAGIC)):
             if aggregates or self.skip_through is not None:
                 for index in group:
                     self._unpack_aggregate(rows, index)
@@ -179,7 +179,7 @@ class Unpacker:
 
     def _unpack_plain(self, rows: RowColumns, begin: int, end: int) -> None:
         records, count = self._columns(), end - begin
-        records.datas += rows.datas[begin:end]
+        records.payloads += rows.payloads[begin:end]
         records.numbers += rows.numbers[begin:end]
         records.subs += [0] * count
         records.keys += rows.keys[begin:end]
@@ -191,7 +191,7 @@ class Unpacker:
         self.subs = min(count, 1)
 
     def _unpack_whole(self, rows: RowColumns, index: int) -> None:
-        user_records = deaggregate(rows.datas[index])
+        user_records = deaggregate(rows.payloads[index])
         self.subs = max(len(user_records) + user_records.dropped, 1)
         last = self.subs - 1
         if self.skip_through is not None:
@@ -205,8 +205,8 @@ class Unpacker:
         self.subs = last + 1
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
-        data, number, arrived = rows.datas[index], rows.numbers[index], rows.arrived[index]
-        rows.datas[index] = b""
+        data, number, arrived = rows.payloads[index], rows.numbers[index], rows.arrived[index]
+        rows.payloads[index] = b""
         can_locate = self.skip_through is None and not self.seen
         located = locate_records(data, number, arrived, self._hash_range) if can_locate else None
         if located is not None:
@@ -227,7 +227,7 @@ class Unpacker:
             return
         records, count = self._columns(), len(user_records) - first
         # Usually nothing is dropped, so don't copy the columns again.
-        records.datas += user_records.datas[first:] if first else user_records.datas
+        records.payloads += user_records.payloads[first:] if first else user_records.payloads
         records.numbers += [number] * count
         records.subs += user_records.subs[first:]
         records.keys += user_records.keys[first:] if first else user_records.keys
@@ -245,7 +245,7 @@ class Unpacker:
             position = Position(number, user_records.subs[index])
             if tag is not None and self.seen.seen_before(tag, partial(hash_key_of, key, hash_key), position):
                 continue
-            records.datas.append(user_records.datas[index])
+            records.payloads.append(user_records.payloads[index])
             records.subs.append(user_records.subs[index])
             records.keys.append(key)
             records.hash_keys.append(hash_key)
@@ -278,14 +278,14 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
         rows.clear()
         return converted
     columns = RowColumns()
-    columns.datas += map(_DATA, rows)
+    columns.payloads += map(_DATA, rows)
     columns.numbers += map(_NUMBER, rows)
     "".join(columns.numbers)  # the quickest check that all of them are strings
     columns.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, columns.keys)):
         raise TypeError("a record has a partition key that is not a string")
     columns.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
-    columns.has_aggregates = any(data.startswith(MAGIC) for data in columns.datas)
+    columns.has_aggregates = any(data.startswith(MAGIC) for data in columns.payloads)
     rows.clear()
     return columns
 

@@ -39,7 +39,7 @@ class RowColumns:
     """The records of a response, as columns of the same length.
 
     Attributes:
-        datas: The data.
+        payloads: The data.
         numbers: The sequence numbers.
         keys: The partition keys; None if the stream has none.
         arrived: The times of arrival in seconds since 1970; None if unknown.
@@ -47,18 +47,18 @@ class RowColumns:
     """
 
     def __init__(self) -> None:
-        self.datas: list[bytes] = []
+        self.payloads: list[bytes] = []
         self.numbers: list[str] = []
         self.keys: list[str | None] = []
         self.arrived: list[float | None] = []
         self.has_aggregates = False
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.payloads)
 
     def __getitem__(self, index: int) -> dict[str, object]:
         """Return a record in boto3's form."""
-        row: dict[str, object] = {"Data": self.datas[index], "SequenceNumber": self.numbers[index]}
+        row: dict[str, object] = {"Data": self.payloads[index], "SequenceNumber": self.numbers[index]}
         row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[index], self.arrived[index]
         return row
 
@@ -74,7 +74,7 @@ class RowViews:
         has_aggregates: Whether any record has the magic bytes of an aggregate.
     """
 
-    __slots__ = ("_make_columns", "arrived", "body", "datas", "has_aggregates", "keys", "numbers")
+    __slots__ = ("_make_columns", "arrived", "body", "has_aggregates", "keys", "numbers", "payloads")
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class RowViews:
         has_aggregates: bool,
     ) -> None:
         self.body, self.has_aggregates, self._make_columns = body, has_aggregates, make_columns
-        self.datas, self.numbers, self.keys, self.arrived = views
+        self.payloads, self.numbers, self.keys, self.arrived = views
 
     def __len__(self) -> int:
         return len(self.arrived) >> 3
@@ -98,13 +98,13 @@ class RowViews:
 
     def clear(self) -> None:
         """Free the response and drop all records."""
-        self.body = self.datas = self.numbers = self.keys = self.arrived = b""
+        self.body = self.payloads = self.numbers = self.keys = self.arrived = b""
 
     def columns(self) -> RowColumns:
         """Return the records as columns, with an object for each value."""
         rows = RowColumns()
-        columns = self._make_columns(self.body, self.datas, self.numbers, self.keys, self.arrived)
-        rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
+        columns = self._make_columns(self.body, self.payloads, self.numbers, self.keys, self.arrived)
+        rows.payloads, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
         rows.has_aggregates = self.has_aggregates
         return rows
 
@@ -119,10 +119,10 @@ RecordsPart = Union["RecordColumns", "LocatedRecords"]
 class RecordColumns:
     """User records as columns of the same length, one for each field of `Record`."""
 
-    __slots__ = ("aggregated", "arrived", "datas", "hash_keys", "keys", "numbers", "subs")
+    __slots__ = ("aggregated", "arrived", "hash_keys", "keys", "numbers", "payloads", "subs")
 
     def __init__(self) -> None:
-        self.datas: list[bytes] = []
+        self.payloads: list[bytes] = []
         self.numbers: list[str] = []
         self.subs: list[int] = []
         self.keys: list[str | None] = []
@@ -153,7 +153,7 @@ class RecordColumns:
                 getattr(self, name).extend(getattr(part, name))
             return
         count = len(part)
-        part.copy_to(self.datas, self.keys)
+        part.copy_to(self.payloads, self.keys)
         self.numbers += [part.number] * count
         self.subs += range(part.first, part.first + count)
         self.hash_keys += [None] * count
@@ -161,7 +161,7 @@ class RecordColumns:
         self.aggregated += [True] * count
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.payloads)
 
     def __getitem__(self, rows: slice) -> Self:
         part = type(self)()
@@ -176,7 +176,7 @@ class RecordColumns:
         return map(_make_record, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
 
     def _columns(self) -> tuple[list[object], ...]:
-        columns = self.datas, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
+        columns = self.payloads, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
         return cast("tuple[list[object], ...]", columns)
 
 

@@ -92,7 +92,7 @@ class UserRecords:
     Attributes:
         keys: The partition keys; None only for a record that has none and is returned unchanged.
         hash_keys: The explicit hash keys, or None.
-        datas: The data.
+        payloads: The data.
         subs: The sub-sequence numbers, which are indexes in the aggregate, with gaps if it was misplaced.
         reason: The result of deaggregating the record.
         dropped: The number of user records that were dropped.
@@ -101,7 +101,7 @@ class UserRecords:
 
     keys: Sequence[str | None]
     hash_keys: Sequence[str | None]
-    datas: Sequence[bytes]
+    payloads: Sequence[bytes]
     subs: Sequence[int]
     reason: Reason
     dropped: int = 0
@@ -110,7 +110,7 @@ class UserRecords:
     @property
     def rows(self) -> tuple[UserRecordRow, ...]:
         """The user records as (partition key, explicit hash key, data), in a new tuple each time."""
-        return tuple(zip(self.keys, self.hash_keys, self.datas, strict=True))
+        return tuple(zip(self.keys, self.hash_keys, self.payloads, strict=True))
 
     @property
     def aggregated(self) -> bool:
@@ -118,13 +118,13 @@ class UserRecords:
         return self.reason not in _UNCHANGED
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.payloads)
 
     def __getitem__(self, index: int) -> UserRecord:
-        return UserRecord(self.datas[index], self.keys[index], self.hash_keys[index], self.subs[index])
+        return UserRecord(self.payloads[index], self.keys[index], self.hash_keys[index], self.subs[index])
 
     def __iter__(self) -> Iterator[UserRecord]:
-        return map(UserRecord, self.datas, self.keys, self.hash_keys, self.subs)
+        return map(UserRecord, self.payloads, self.keys, self.hash_keys, self.subs)
 
 
 _UNCHANGED = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
@@ -206,7 +206,7 @@ def _digest_matches(data: bytes) -> bool:
 
 def _select_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
     """Return the rows before the first one at which the KCL would stop, without those outside the range."""
-    rows, reason = len(message.datas), Reason.AGGREGATED
+    rows, reason = len(message.payloads), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
     tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the previous one
     if rows < message.total:
@@ -217,7 +217,7 @@ def _select_records(message: Message, hash_range: HashRange | None, misplaced: M
         subs, reason = _select_inside(message, hash_range, misplaced, reason)
         message.keep(subs)
         tags = [tags[sub] for sub in subs] if tags else []
-    columns = message.row_keys, message.row_hash_keys, message.datas
+    columns = message.row_keys, message.row_hash_keys, message.payloads
     return UserRecords(*columns, subs, reason, message.total - len(subs), tags)
 
 

@@ -58,14 +58,14 @@ class LocatedRecords:
     def __iter__(self) -> "LocatedRecordIterator":
         return LocatedRecordIterator(self)
 
-    def copy_to(self, datas: list[bytes], keys: list[str | None]) -> None:
+    def copy_to(self, payloads: list[bytes], keys: list[str | None]) -> None:
         """Append the data and the partition key of each user record to these columns."""
         record, table, locations = self.record, self.keys, self.locations
         offset: i64 = 0
         while offset < len(locations):
             entry: i64 = read_i64_le(locations, offset)
             begin: i64 = entry & 0xFFFF_FFFF
-            datas.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
+            payloads.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
             keys.append(table[entry >> 48])
             offset += 8
 

@@ -63,7 +63,7 @@ class Message:
         hash_keys: The table of explicit hash keys.
         row_keys: The partition key of each user record.
         row_hash_keys: The explicit hash key of each user record, or None.
-        datas: The data of each user record.
+        payloads: The data of each user record.
         tags: The value of our tag on each user record, b"" if it has none; an empty list if no user record has a tag.
         total: The number of user records in the message.
     """
@@ -73,7 +73,7 @@ class Message:
         self.hash_keys: list[str] = []
         self.row_keys: list[str] = []
         self.row_hash_keys: list[str | None] = []
-        self.datas: list[bytes] = []
+        self.payloads: list[bytes] = []
         self.tags: list[bytes] = []
         self.total = 0
 
@@ -81,7 +81,7 @@ class Message:
         """Drop all user records except those at these indexes; `total` does not change."""
         self.row_keys = [self.row_keys[index] for index in indexes]
         self.row_hash_keys = [self.row_hash_keys[index] for index in indexes]
-        self.datas = [self.datas[index] for index in indexes]
+        self.payloads = [self.payloads[index] for index in indexes]
         self.tags = [self.tags[index] for index in indexes] if self.tags else []
 
 
@@ -96,7 +96,7 @@ def read(body: bytes, begin: int, end: int) -> Message:
     message = Message()
     try:
         _parse_fields(body, begin, end, message, growing=True)
-        if len(message.datas) < message.total:
+        if len(message.payloads) < message.total:
             # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
             # out.
             message.keep(())
@@ -131,16 +131,16 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, growi
             else:
                 message.row_keys.append(keys[key])
                 message.row_hash_keys.append(hash_keys[hash_key] if hash_key >= 0 else None)
-                message.datas.append(body[first:last])
+                message.payloads.append(body[first:last])
                 if tag_first >= 0:
-                    message.tags += [b""] * (len(message.datas) - 1 - len(message.tags))
+                    message.tags += [b""] * (len(message.payloads) - 1 - len(message.tags))
                     message.tags.append(body[tag_first:tag_last])
         elif growing:
             (keys if tag == _KEY else hash_keys).append(_decode_utf8(body[offset:stop]))
         offset = stop
     if message.tags:
-        message.tags += [b""] * (len(message.datas) - len(message.tags))
-    message.total = len(message.datas) + unresolved
+        message.tags += [b""] * (len(message.payloads) - len(message.tags))
+    message.total = len(message.payloads) + unresolved
 
 
 def _parse_common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
@@ -164,7 +164,7 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
     `end` is malformed. It is left to `_parse_fields`, or raises IndexError if `body` stops at `end`.
     """
     keys, hash_keys = message.keys, message.hash_keys
-    row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
+    row_keys, row_hash_keys, payloads = message.row_keys, message.row_hash_keys, message.payloads
     hash_key = -1
     while begin < end and body[begin] == _RECORD:
         size, offset = body[begin + 1], begin + 2
@@ -202,7 +202,7 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
         else:
             break
         row_keys.append(keys[key])
-        datas.append(body[offset:stop])
+        payloads.append(body[offset:stop])
         begin = stop
     return begin
 
