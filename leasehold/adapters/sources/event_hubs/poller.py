@@ -451,10 +451,10 @@ class PartitionReader:
                 ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} exists")
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
-        silence, fault = now - self._last_response, ""
+        silent_seconds, fault = now - self._last_response, ""
         is_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
-        if is_late or self._probe_error or (self._undelivered_event is not None and silence > SILENT_SECONDS):
-            fault = f"{self._probe_error or self._label}: no response for {silence:.0f} s"
+        if is_late or self._probe_error or (self._undelivered_event is not None and silent_seconds > SILENT_SECONDS):
+            fault = f"{self._probe_error or self._label}: no response for {silent_seconds:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
         behind_seconds = None if self._behind is None or fault else 0.0
         return Batch((), None, behind_seconds, pause, fault=fault, answered=self._last_response > previous)

@@ -92,12 +92,12 @@ def create_client(
     session: "Session | None" = None,
 ) -> Any:  # noqa: ANN401  likewise
     """Return a client of this service that many threads can share, with a read timeout of `read_seconds`."""
-    core = core_of(session)
+    botocore_session = core_of(session)
     # By default, boto3 converts arrival times to the local time zone, which takes more than half of its time for a
     # record of 1 KB.
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
+    botocore_session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
     # Use botocore directly, because importing boto3 takes 0.1 s of CPU time and adds nothing to such a client.
-    client = core.create_client(
+    client = botocore_session.create_client(
         service,
         region_name=region,
         endpoint_url=endpoint,

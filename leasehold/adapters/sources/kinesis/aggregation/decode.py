@@ -246,14 +246,14 @@ def _select_inside(
     indexes: list[int] = []
     for sub, row_keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
         match drop_reason(*row_keys):
-            case Reason.BAD_HASH_KEY as malformed:
-                return indexes, malformed
+            case Reason.BAD_HASH_KEY as bad_key:
+                return indexes, bad_key
             case None:
                 indexes.append(sub)
-            case outside if misplaced == "drop":
-                return (), outside
-            case outside if reason is Reason.AGGREGATED:
-                reason = outside
+            case reason_outside if misplaced == "drop":
+                return (), reason_outside
+            case reason_outside if reason is Reason.AGGREGATED:
+                reason = reason_outside
     return indexes, reason
 
 

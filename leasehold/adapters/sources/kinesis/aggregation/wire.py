@@ -95,23 +95,23 @@ def read(body: bytes, begin: int, end: int) -> Message:
     """
     message = Message()
     try:
-        _parse_fields(body, begin, end, message, growing=True)
+        _parse_fields(body, begin, end, message, is_first_pass=True)
         if len(message.payloads) < message.total:
             # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
             # out.
             message.keep(())
-            _parse_fields(body, begin, end, message, growing=False)
+            _parse_fields(body, begin, end, message, is_first_pass=False)
     except IndexError:  # the message runs past the end of `body`
         raise MalformedMessage from None
     return message
 
 
-def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, growing: bool) -> None:
-    """Add the user records before the first one that cannot be resolved and, if growing, all table entries."""
+def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_first_pass: bool) -> None:
+    """Add the user records before the first one that cannot be resolved and, in the first pass, all table entries."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved = 0
     while offset < end:
-        if growing and body[offset] != _RECORD:
+        if is_first_pass and body[offset] != _RECORD:
             offset = _parse_common_entries(body, offset, end, _KEY, keys)
             offset = _parse_common_entries(body, offset, end, _HASH_KEY, hash_keys)
         if not unresolved:
@@ -135,7 +135,7 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, growi
                 if tag_first >= 0:
                     message.tags += [b""] * (len(message.payloads) - 1 - len(message.tags))
                     message.tags.append(body[tag_first:tag_last])
-        elif growing:
+        elif is_first_pass:
             (keys if tag == _KEY else hash_keys).append(_decode_utf8(body[offset:stop]))
         offset = stop
     if message.tags:

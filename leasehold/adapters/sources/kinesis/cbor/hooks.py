@@ -104,8 +104,8 @@ def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
     Raises:
         UnreadableBody: If the body cannot be parsed here. boto3 may still understand it.
     """
-    rows, rest = _split_rows(body, cbor=cbor)
-    return rows, _to_json(rest)
+    rows, other_fields = _split_rows(body, cbor=cbor)
+    return rows, _to_json(other_fields)
 
 
 def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
@@ -114,11 +114,11 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
     boto3 must parse a response with child shards, or with a field of an unexpected type.
     """
     try:
-        rows, rest = _split_rows(body, cbor=True)
+        rows, other_fields = _split_rows(body, cbor=True)
     except UnreadableBody:
         return None
     # Ignore unknown fields, as boto3 does, so that a new field of the service does not cause a second parse.
-    fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN_FIELDS}
+    fields = {name: value for name, value in other_fields.items() if value is not None and name in _KNOWN_FIELDS}
     has_known_types = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
     return {**fields, "Records": rows} if has_known_types else None
 

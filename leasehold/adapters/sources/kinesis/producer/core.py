@@ -44,17 +44,17 @@ class ShardMap:
 
     Attributes:
         ids: The ids of the open shards.
-        lasts: Their last hash keys, in ascending order.
+        last_keys: Their last hash keys, in ascending order.
         ranges: The hash range of every listed shard by id, including closed shards.
     """
 
     ids: tuple[str, ...]
-    lasts: tuple[int, ...]
+    last_keys: tuple[int, ...]
     ranges: dict[str, HashRange] = field(eq=False)
 
     def shard_of(self, hash_key: int) -> str:
         """Return the shard for this hash key."""
-        return self.ids[bisect_left(self.lasts, hash_key)]
+        return self.ids[bisect_left(self.last_keys, hash_key)]
 
 
 def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
@@ -166,20 +166,20 @@ class TokenBucket:
 
     Attributes:
         share: The share of the shard's rate; 1.0 for all of it.
-        updated: When the bucket was last updated.
+        updated_at: When the bucket was last updated.
         bytes: The bytes that may be written.
         records: The Kinesis records that may be written.
     """
 
     share: float
-    updated: float = 0.0
+    updated_at: float = 0.0
     bytes: float = field(default=float(SHARD_BYTES_PER_SECOND))
     records: float = field(default=float(SHARD_RECORDS_PER_SECOND))
 
     def take(self, size: int, now: float) -> None:
         """Subtract a Kinesis record of this size."""
-        elapsed = max(0.0, now - self.updated) * self.share
-        self.updated = max(self.updated, now)
+        elapsed = max(0.0, now - self.updated_at) * self.share
+        self.updated_at = max(self.updated_at, now)
         self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + elapsed * SHARD_BYTES_PER_SECOND) - size
         self.records = min(SHARD_RECORDS_PER_SECOND, self.records + elapsed * SHARD_RECORDS_PER_SECOND) - 1
 
@@ -187,7 +187,7 @@ class TokenBucket:
     def ready_at(self) -> float:
         """The time at which the bucket is no longer overdrawn."""
         deficit_seconds = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
-        return self.updated + deficit_seconds / self.share if deficit_seconds else 0.0
+        return self.updated_at + deficit_seconds / self.share if deficit_seconds else 0.0
 
 
 @define(eq=False)
@@ -199,9 +199,9 @@ class ShardQueue:
         hash_range: The hash range of the shard.
         bucket: Limits the rate of writes.
         queue: The waiting records.
-        queued: The size of the waiting records.
+        queued_bytes: The size of the waiting records.
         unit: The unit that was sent, or that must be sent again before anything else.
-        sent: When the unit was sent; None while it waits to be sent.
+        sent_at: When the unit was sent; None while it waits to be sent.
         written_to: The shard and sequence number under which the unit was written. Set while the shard map is too old
             to show whether that was the right shard.
         not_before: Nothing is sent before this time.
@@ -213,9 +213,9 @@ class ShardQueue:
     hash_range: HashRange
     bucket: TokenBucket
     queue: deque[Entry] = field(factory=deque)
-    queued: int = 0
+    queued_bytes: int = 0
     unit: Unit | None = None
-    sent: float | None = None
+    sent_at: float | None = None
     written_to: tuple[str, str] | None = None
     not_before: float = 0.0
     faults: int = 0
@@ -229,17 +229,17 @@ class ShardQueue:
     def append(self, entry: Entry) -> None:
         """Add the newest record."""
         self.queue.append(entry)
-        self.queued += len(entry.data) + len(entry.partition_key)  # the same as `entry.size`, but faster
+        self.queued_bytes += len(entry.data) + len(entry.partition_key)  # the same as `entry.size`, but faster
 
     def put_back(self, entries: Iterable[Entry]) -> None:
         """Insert records in order of age, because the records of a merged shard come from two queues."""
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
-        self.queued = sum(entry.size for entry in self.queue)
+        self.queued_bytes = sum(entry.size for entry in self.queue)
 
     def popleft(self) -> Entry:
         """Remove and return the oldest record."""
         entry = self.queue.popleft()
-        self.queued -= entry.size
+        self.queued_bytes -= entry.size
         return entry
 
     def pack(self, size: int) -> Unit:
@@ -262,7 +262,7 @@ class ShardQueue:
             raise
         for _ in entries:
             self.queue.popleft()
-        self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # as in `append`
+        self.queued_bytes -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # as in `append`
         self.singles_left = max(0, self.singles_left - 1)
         return unit
 
@@ -448,10 +448,10 @@ class Core:
     def put(self, entry: Entry) -> bool:
         """Queue a record. Return whether `due` may now be earlier than before."""
         shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
-        queued_before = shard_queue.queued
+        queued_before = shard_queue.queued_bytes
         shard_queue.append(entry)
         self.metrics.received += 1
-        return not queued_before or queued_before < self._target <= shard_queue.queued
+        return not queued_before or queued_before < self._target <= shard_queue.queued_bytes
 
     def due(self) -> float:
         """Return the time at which `request` will next have something to send, as far as is known."""
@@ -474,7 +474,7 @@ class Core:
             unit = shard_queue.unit = shard_queue.unit or self._pack(shard_queue)
             if unit is not None and unit.size <= remaining_bytes:
                 remaining_bytes -= unit.size
-                shard_queue.sent = now
+                shard_queue.sent_at = now
                 shard_queue.bucket.take(unit.size, now)
                 units.append(unit)
         if units:
@@ -489,10 +489,10 @@ class Core:
             return ()
         match outcome:
             case UnitWritten(shard, sequence_number):
-                seconds = now - shard_queue.sent if shard_queue.sent is not None else 0.0
+                seconds = now - shard_queue.sent_at if shard_queue.sent_at is not None else 0.0
                 self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
                 self._set_target()
-                shard_queue.sent, shard_queue.written_to = None, (shard, sequence_number)
+                shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._request_map(now)
                 # A unit of one record is always on the shard of its hash key, even if our map has another shard for it.
@@ -533,9 +533,9 @@ class Core:
             # The waiting records of a closed shard are moved to other queues, but its unit under way must finish first
             # (rule 3).
             del self._shard_queues[shard_queue.shard]
-            if shard_queue.sent is not None or shard_queue.written_to is not None:
+            if shard_queue.sent_at is not None or shard_queue.written_to is not None:
                 self._closing_queues.append(shard_queue)
-                waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
+                waiting, shard_queue.queue, shard_queue.queued_bytes = shard_queue.queue, deque(), 0
                 self._enqueue(waiting)
             else:
                 self._requeue(shard_queue)
@@ -565,7 +565,7 @@ class Core:
         results: list[RecordsLate] = []
         for shard_queue in self._shard_queues.values():
             unit = shard_queue.unit
-            is_waiting = shard_queue.sent is None and shard_queue.written_to is None
+            is_waiting = shard_queue.sent_at is None and shard_queue.written_to is None
             if unit is not None and is_waiting and unit.entries[0].expires <= now:
                 shard_queue.unit = None
                 shard_queue.put_back(unit.entries)
@@ -611,7 +611,7 @@ class Core:
 
     def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
         if (
-            shard_queue.sent is not None
+            shard_queue.sent_at is not None
             or shard_queue.written_to is not None
             or not (shard_queue.unit or shard_queue.queue)
         ):
@@ -623,7 +623,7 @@ class Core:
         ):  # rule 3
             return inf
         due = max(shard_queue.not_before, shard_queue.bucket.ready_at)
-        if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
+        if shard_queue.unit or self.flushing or shard_queue.queued_bytes >= self._target:
             return due
         return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
@@ -642,7 +642,7 @@ class Core:
 
     def _remove_unit(self, shard_queue: ShardQueue) -> None:
         """Remove the unit under way, whose records have their results."""
-        shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
+        shard_queue.unit = shard_queue.written_to = shard_queue.sent_at = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
         self._closing_queues = [
             closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
@@ -680,7 +680,7 @@ class Core:
 
     def _retry(self, shard_queue: ShardQueue, now: float) -> None:
         """Schedule a unit to be sent again, unchanged if its shard is still open (rule 1)."""
-        shard_queue.sent = None
+        shard_queue.sent_at = None
         shard_queue.faults += 1
         shard_queue.not_before = now + _backoff(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
@@ -691,7 +691,7 @@ class Core:
 
     def _requeue(self, shard_queue: ShardQueue) -> None:
         entries = (*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue)
-        shard_queue.unit, shard_queue.queue, shard_queue.queued = None, deque(), 0
+        shard_queue.unit, shard_queue.queue, shard_queue.queued_bytes = None, deque(), 0
         self._enqueue(entries)
 
     def _enqueue(self, entries: Iterable[Entry]) -> None:

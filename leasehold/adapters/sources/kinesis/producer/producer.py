@@ -389,7 +389,7 @@ class Producer:
             SourceError: If trying again cannot help.
         """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
-        fitted_settings = self._put_client.with_stream_limits(settings)
+        stream_settings = self._put_client.with_stream_limits(settings)
         for _ in range(_FIRST_MAP_TRIES):
             if (shards := self._put_client.shards()) is not None:
                 break
@@ -398,8 +398,8 @@ class Producer:
             raise SourceUnavailable(
                 f"stream {stream!r}: there is a gap between its open shards; try again once it is ACTIVE"
             )
-        self._core = Core(shards, fitted_settings)
-        self._settings = fitted_settings
+        self._core = Core(shards, stream_settings)
+        self._settings = stream_settings
         self._max_pending, self._max_pending_bytes, self._max_requests = pending_records, pending_bytes, requests
         self._lock = Lock()
         self._work_available, self._not_full = Condition(self._lock), Condition(self._lock)
