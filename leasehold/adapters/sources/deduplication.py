@@ -263,7 +263,7 @@ class SeenRows:
 
     @property
     def token(self) -> str:
-        """The token with this state for a position; "" if no record had a tag."""
+        """The token that contains this state, or "" if no record had a tag."""
         if self._token is None:
             self._token = ""
             if self.position is not None and self:

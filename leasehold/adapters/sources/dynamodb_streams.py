@@ -136,7 +136,7 @@ class ChangePoller(Poller):
         return super()._needs_new_iterator(error)
 
     def _restart_or_raise(self, error: ClientError | None) -> None:
-        """Restart at the oldest record if `rewind` is set or no sequence number is known; else raise Trimmed."""
+        """Restart at the oldest record. Raise Trimmed if a sequence number is known and `rewind` is not set."""
         number = self._last_read or (self._start.sequence if self._start.numbered else None)
         if number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error

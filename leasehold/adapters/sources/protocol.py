@@ -153,12 +153,12 @@ class Batch:
 
     @property
     def reached(self) -> Position | None:
-        """The position up to which the shard was read, SHARD_END if it ended; None if nothing was read."""
+        """The position up to which the shard was read, SHARD_END if it ended, or None if nothing was read."""
         return Position("SHARD_END", token=self.token) if self.ended else self.end
 
     @property
     def end(self) -> Position | None:
-        """The position up to which the shard was read, never SHARD_END; None if nothing was read."""
+        """The position up to which the shard was read, but never SHARD_END, or None if nothing was read."""
         return self.records[-1].position if self.read_to is None and self.records else self.read_to
 
     @property
@@ -168,17 +168,17 @@ class Batch:
 
     @property
     def arrivals(self) -> Sequence[float | None]:
-        """When each record arrived, in order; in seconds since 1970, or None if unknown."""
+        """The time of arrival of each record, in seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
 
     @property
     def first_arrived(self) -> float | None:
-        """When the first record arrived, in seconds since 1970; None if unknown, or if there are no records."""
+        """The time of arrival of the first record, in seconds since 1970, or None if there is none or it is unknown."""
         return self.records[0].arrived if self.records else None
 
     @property
     def last_arrived(self) -> float | None:
-        """When the last record arrived, in seconds since 1970; None if unknown, or if there are no records."""
+        """The time of arrival of the last record, in seconds since 1970, or None if there is none or it is unknown."""
         return self.records[-1].arrived if self.records else None
 
     def between(self, since: float, until: float) -> "Batch":
@@ -237,7 +237,7 @@ class MultiStream(Protocol):
 
     @property
     def unlisted(self) -> "SourceUnavailable | None":
-        """The error of a stream that is missing from the last listing, if it may be temporary; otherwise None."""
+        """The error of a stream that is missing from the last listing, or None. Permanent errors are not included."""
 
 
 @runtime_checkable

@@ -142,7 +142,7 @@ def by_connection_string(
         properties = parse_connection_string(secret)
     except ValueError:
         properties = None
-    # Text before an @ or after a ? may be a secret, so reject such a namespace: a message below would show it.
+    # Text before an @ or after a ? may be a secret. Reject such a namespace, because a message below would show it.
     if properties is None or set("@?#") & set(properties.fully_qualified_namespace):
         raise ValueError(f"{CONNECTION_STRING}: this is not an Event Hubs connection string")
     if properties.fully_qualified_namespace.lower() != namespace.lower():

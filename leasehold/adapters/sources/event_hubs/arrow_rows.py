@@ -58,7 +58,7 @@ def _to_map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
 
 
 def _to_text(value: object) -> str | None:
-    """Convert a value as the Azure connector for Spark does: strings stay as they are, other values become JSON."""
+    """Convert a value as Azure's connector for Spark does. Strings stay as they are, and other values become JSON."""
     if value is None or isinstance(value, str):
         return value
     return value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value, default=str)

@@ -230,7 +230,7 @@ class PartitionReceiver:
 
     @property
     def fault(self) -> BaseException | None:
-        """The error that ended the receiver; None while it is running. The inbox may still contain events."""
+        """The error that ended the receiver, or None while it is running. The inbox may still contain events."""
         if self._fault is None and self._work.done():
             return ConnectionError("the receiver ended without a reason")
         return self._fault
@@ -542,7 +542,7 @@ class EventHubsSource:
         return all(partition.id != shard for partition in self.shards())
 
     def latest(self, lease: Lease) -> Position:
-        """Return the position of the last event enqueued; for a partition that never had one, AT_TIMESTAMP 0.
+        """Return the position of the last event enqueued, or AT_TIMESTAMP 0 if the partition never had an event.
 
         Raises:
             SourceUnavailable: If trying again later may help.

@@ -61,7 +61,7 @@ def reading_client(
 ) -> "KinesisClient":
     """Return a client that many threads can share, and that requests records in the given format.
 
-    The client does not parse the times of records; use `seconds_of`. If no region is known, botocore's error
+    The client does not parse the times of records, which `seconds_of` does. If no region is known, botocore's error
     propagates.
 
     Args:

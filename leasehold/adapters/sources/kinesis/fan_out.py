@@ -306,7 +306,7 @@ class FanOut(Poller):
                 StartingPosition=start,
             )
             self._subscription = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
-        # Must be read before `take`: if the subscription has ended, every event is already in the inbox.
+        # Read this before calling `take`. If the subscription has ended, every event is then already in the inbox.
         subscription_ended = self._subscription.ended
         event = self._subscription.take()
         if event is not None:

@@ -24,13 +24,13 @@ def hash_of(partition_key: str) -> int:
 
 
 def hash_key_of(partition_key: str | None, hash_key: str | None) -> int:
-    """Return the hash key of a record: its explicit one if that is valid, else that of its partition key."""
+    """Return the hash key of a record, which is its explicit one if valid, and otherwise that of its partition key."""
     value = parse_hash_key(hash_key) if hash_key is not None else None
     return hash_of(partition_key or "") if value is None else value
 
 
 def parse_hash_key(hash_key: str) -> int | None:
-    """Parse a hash key as Java's BigInteger does (an optional sign, then digits of any script); None if invalid."""
+    """Parse a hash key as Java's BigInteger does: a sign or none, then digits of any script. Return None if invalid."""
     if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
         return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key

@@ -445,7 +445,7 @@ class Poller:
         return cast("str", response["ShardIterator"])
 
     def _rewind_from(self, error: ClientError) -> None:
-        """Start at the oldest record if the start was trimmed and `rewind` is set; else raise Trimmed or `error`."""
+        """Restart at the oldest record if the start was trimmed and `rewind` is set. Otherwise raise an error."""
         is_trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
         if not is_trimmed:
             raise error

@@ -123,7 +123,7 @@ class KinesisStreams:
         return self._sources[stream]
 
     def _resolve(self) -> list[SourceError]:
-        """Resolve the streams without an identity; return the errors of those that did not respond."""
+        """Resolve the streams without an identity, and return the errors of those that did not respond."""
         with self._lock:
             faults: list[SourceError] = []
             for source in tuple(self._unresolved):

@@ -139,7 +139,7 @@ def deaggregate(
     misplaced: Misplaced = "keep",
     strict: bool = False,
 ) -> UserRecords:
-    """Return the user records of one Kinesis record; with `misplaced="drop"`, those that KCL 3.5.1 would return.
+    """Return the user records of one Kinesis record. With `misplaced="drop"`, the result is that of KCL 3.5.1.
 
     Args:
         data: The data of the Kinesis record.

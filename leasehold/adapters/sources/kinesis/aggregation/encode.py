@@ -81,7 +81,7 @@ class Aggregate:
 
     @property
     def partition_key(self) -> str:
-        """The partition key of the Kinesis record; "" if there are no user records yet."""
+        """The partition key of the Kinesis record, or "" if there are no user records yet."""
         return _OUTER_KEY if self._is_framed else next(iter(self._keys), "")
 
     def add(

@@ -137,7 +137,7 @@ def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, 
     """
     begin = offset
     while offset < end:
-        # Eight bytes contain the tag, the size, and the key's tag and index; four contain the data's tag and length.
+        # Eight bytes contain the tag, the size, and the key's tag and index. Four contain the data's tag and length.
         head: i64 = read_i64_le(record, offset)
         if head & 0xFF != _RECORD:
             return False

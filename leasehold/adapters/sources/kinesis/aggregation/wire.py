@@ -44,7 +44,7 @@ _TAG_KEY: Final = 0x0A  # Tag.key
 _TAG_VALUE: Final = 0x12  # Tag.value
 
 TAG_KEY: Final = b"lh"
-"""The key of the tag by which readers detect duplicates (`sources/deduplication.py`); Java ignores tags."""
+"""The key of the tag by which readers detect duplicates (`sources/deduplication.py`). Java ignores tags."""
 
 
 class MalformedMessage(Exception):
@@ -78,7 +78,7 @@ class Message:
         self.total = 0
 
     def keep(self, indexes: Sequence[int]) -> None:
-        """Drop all user records except those at these indexes; `total` does not change."""
+        """Drop all user records except those at these indexes. This does not change `total`."""
         self.row_keys = [self.row_keys[index] for index in indexes]
         self.row_hash_keys = [self.row_hash_keys[index] for index in indexes]
         self.payloads = [self.payloads[index] for index in indexes]
@@ -144,7 +144,7 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_fi
 
 
 def _parse_common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
-    """Read table entries of fewer than 128 bytes; return the offset of the first other field."""
+    """Read table entries of fewer than 128 bytes, and return the offset of the first other field."""
     while offset < end and body[offset] == tag and body[offset + 1] < _CONTINUATION_BIT:
         stop = offset + 2 + body[offset + 1]
         if stop > end:
@@ -158,7 +158,7 @@ def _parse_common_entries(body: bytes, offset: int, end: int, tag: int, entries:
 
 
 def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -> int:
-    """Read user records in the form that producers write; return the offset of the first other field.
+    """Read user records in the form that producers write, and return the offset of the first other field.
 
     The result is the same as that of `_parse_fields`, which takes several times as long. A record that extends past
     `end` is malformed. It is left to `_parse_fields`, or raises IndexError if `body` stops at `end`.
@@ -208,12 +208,12 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
 
 
 def _decode_utf8(raw: bytes) -> str:
-    """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, becomes one U+FFFD."""
+    """Decode UTF-8 as Java does. Each malformed part, such as the three bytes of a surrogate, becomes one U+FFFD."""
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
 def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Return both table indices and the spans of the data and of our tag's value; -1 for no hash key or no tag."""
+    """Return both table indices and the spans of data and of our tag's value, with -1 for no hash key or no tag."""
     key = hash_key = first = last = tag_first = tag_last = -1
     while offset < end:
         tag, offset = _read_tag(body, offset)

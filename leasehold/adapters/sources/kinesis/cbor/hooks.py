@@ -49,7 +49,7 @@ from leasehold.stores.deadlines import bounded_response
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
-"""The compiled parser, which creates no object per record; None if only cbor2 is available."""
+"""The compiled parser, which creates no object per record, or None if only cbor2 is available."""
 with suppress(ImportError):  # not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
@@ -165,7 +165,7 @@ def _parse_body(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401 
     try:
         if not cbor:
             return orjson.loads(body)
-        # Ignore the tag for times: by the standard it means seconds, but times are in milliseconds with or without it.
+        # Ignore the tag for times. In the standard it means seconds, but Kinesis sends milliseconds with or without it.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as error:
         raise UnreadableBody(f"it is not valid {'CBOR' if cbor else 'JSON'}: {error}") from error
@@ -428,7 +428,7 @@ class PutRows(list[Any]):
 
 
 class ProducerCborHooks(CborHooks):
-    """Chooses the format in which a producer's client sends its records; other lists of records are left to boto3.
+    """Chooses the format in which a producer's client sends `PutRows`. Other lists of records are left to boto3.
 
     Args:
         client: Any boto3 client. Handlers are registered with it.
@@ -505,7 +505,7 @@ def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = N
 
 
 def put_directly(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
-    """Make this client send a producer's records without boto3; other lists of records are left to boto3.
+    """Make this client send `PutRows` without boto3. Other lists of records are left to boto3.
 
     If `arn` is given, requests contain the stream's ARN in addition to its name.
     """

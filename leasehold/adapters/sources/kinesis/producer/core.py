@@ -378,7 +378,7 @@ class ProducerMetrics:
         self.retries += len(unit.entries)
 
     def by_kpl_name(self) -> dict[str, float | dict[str, int]]:
-        """Return the counters by the KPL's names; times are means in milliseconds.
+        """Return the counters by the KPL's names. Times are means in milliseconds.
 
         The last three are not the KPL's:
 

@@ -293,7 +293,7 @@ class Outcomes:
 
     @property
     def fault(self) -> ProducerError | None:
-        """The error that stopped the producer; None while it is running."""
+        """The error that stopped the producer, or None while it is running."""
         return self._fault if self.process is current_process() else _wrong_process_error()
 
     def fail_all(self, fault: ProducerError) -> None:
@@ -311,7 +311,7 @@ def _wrong_process_error() -> "ProducerError":
 
 @define(eq=False)
 class RecordFuture(Entry):
-    """The future of one record, and also its queue entry: one object halves the garbage collector's work."""
+    """The future of one record. It is also the queue entry, because one object halves the garbage collector's work."""
 
     _outcomes: Outcomes
     _result: UnitWritten | ProducerError | None = None
