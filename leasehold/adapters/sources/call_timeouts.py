@@ -32,13 +32,13 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 
 POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
 """How long to wait for the next bytes of a response, in seconds, shortest first. If a connection goes silent, its shard
-is not read until the first of these timeouts is over. If a response does not arrive within the last one, the next
-request asks for fewer records."""
+is not read until the first timeout has passed. If a response does not arrive within the last timeout, the next request
+asks for fewer records."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
 """How long to wait for the next event of a subscription, in seconds. The service sends a heartbeat about every 5 s."""
 MAX_PENDING_CALLS = 30
-"""The maximum number of calls of one source that run in separate threads at the same time. Further calls are
-postponed."""
+"""The maximum number of calls of one source that run in separate threads at the same time. Further calls have to be
+tried again later."""
 PENDING_CHECK_SECONDS = 0.25
 """How often to check whether a pending call has finished."""
 
@@ -141,7 +141,8 @@ class CallTimeouts:
     def for_subscriptions(self) -> "CallTimeouts":
         """Return the timeouts for the events of a subscription.
 
-        Quick responses don't shorten them, because a subscription that starts quickly may still send events slowly.
+        Quick responses don't shorten these timeouts, because a subscription that starts quickly may still send events
+        slowly.
         """
         return CallTimeouts(self._clients, self._clients.subscription_timeouts, quick_responses=math.inf)
 

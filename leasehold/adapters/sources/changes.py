@@ -40,7 +40,7 @@ class Change:
 
 
 def change_of(data: bytes) -> Change:
-    """Return the change in a record's data. Raises ValueError if the data is not a change."""
+    """Decode the item change in a record's data. Raises ValueError if the data is not a change."""
     try:
         row = json.loads(data)
         details = row["dynamodb"]

@@ -1,4 +1,4 @@
-"""Finds duplicates among the records written by leasehold's Spark sinks, by the tag that a sink adds to each record.
+"""Finds duplicates among records written by leasehold's Spark sinks, using the tag that a sink adds to each record.
 
 Spark writes each batch of a query in several tasks. A task numbers its rows and sends them in order. A row is sent
 again if there was no response, if Spark repeats the task, or if the query is restarted, so the stream may contain a row
@@ -130,7 +130,7 @@ class _RunState:
                 del entries[next(iter(entries))]
 
     def copy_rows_to(self, others: Iterable["_RunState"]) -> None:
-        """Copy the rows of this run to the other runs at the same batch. Call this before they are dropped."""
+        """Copy the rows of this run to the other runs at the same batch. Call this before dropping the rows."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
@@ -142,9 +142,9 @@ class _RunState:
 
 
 _RunStates = dict[int, _RunState]
-"""The runs of a query by number, in the order in which they wrote last."""
+"""The runs of a query by number. The run that wrote most recently comes last."""
 _Queries = dict[str, _RunStates]
-"""The queries by name, in the order in which they wrote last."""
+"""The queries by name. The query that wrote most recently comes last."""
 
 
 def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
@@ -197,7 +197,7 @@ class SeenRows:
         return any(queries for _, queries in self.pieces)
 
     def seen_before(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
-        """Return whether the record with this tag is a duplicate. If it is not, record it at this position.
+        """Return whether the record with this tag is a duplicate. If it is not a duplicate, remember it as read.
 
         Args:
             tag: The tag of the record.
@@ -276,7 +276,7 @@ class SeenRows:
 
     @classmethod
     def of(cls, start: Position) -> Self:
-        """Return the state of a reader that starts at `start`.
+        """Return the state with which a reader begins at `start`.
 
         The state is empty if the token contains no state, or if it contains the state of a later position.
         """

@@ -182,7 +182,7 @@ class Batch:
         return self.records[-1].arrived if self.records else None
 
     def between(self, since: float, until: float) -> "Batch":
-        """Return the batch with only the records that arrived at `since` or later, and before `until`.
+        """Return a batch with only the records that arrived at or after `since`, and before `until`.
 
         Records whose time of arrival is unknown are kept, too.
         """

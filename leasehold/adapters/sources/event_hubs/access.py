@@ -178,9 +178,9 @@ class LinkTakenOver(SourceUnavailable):
 def translate_error(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
     """Translate an error of the client. The result is a SourceUnavailable if trying again may help.
 
-    Rejected credentials become a TransientRejection, because the token may soon be renewed, or the role may have been
-    assigned a moment ago. The messages contain no part of a connection string, because the client's own messages
-    contain none.
+    Rejected credentials become a TransientRejection, because the token may soon be renewed, or the role may only just
+    have been assigned. The messages contain no part of a connection string, because the client's own messages contain
+    none.
     """
     subject = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
     if isinstance(error, SourceError):

@@ -1,4 +1,4 @@
-"""Converts records of a stream into Arrow columns, named as in other connectors, plus shard id and sub-sequence number.
+"""Converts records of a stream into Arrow columns, named as in other connectors, with shard id and sub-sequence number.
 
 This module needs pyarrow, which is an optional dependency, so it is imported only when columns are requested.
 """

@@ -348,7 +348,7 @@ class RecordFuture(Entry):
                 raise error
 
     def set_result(self, result: UnitWritten | ProducerError, index: int = 0) -> None:
-        """Set the result and free the data. Only for the producer, which then wakes the waiting threads."""
+        """Set the result and free the data. Only the producer calls this. It then wakes the waiting threads."""
         self._result, self._index, self.data = result, index, b""
 
 
