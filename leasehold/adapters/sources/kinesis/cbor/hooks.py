@@ -437,10 +437,10 @@ class ProducerCborHooks(CborHooks):
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         super().__init__(client, cbor=cbor)
-        withhold = cast(
+        withhold_rows = cast(
             "Callable[..., None]", self._withhold_rows
         )  # the stubs do not know that its return value matters
-        client.meta.events.register("provide-client-params.kinesis.PutRecords", withhold)
+        client.meta.events.register("provide-client-params.kinesis.PutRecords", withhold_rows)
 
     def _handlers(self) -> Handlers:
         return {
