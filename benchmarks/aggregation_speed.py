@@ -85,7 +85,7 @@ def _packed(encode: ModuleType, rows: Rows) -> bytes:
     aggregate = encode.Aggregate(1 << 20)
     for key, hash_key, data in rows:
         aggregate.add(data, key, hash_key)
-    sealed: bytes = aggregate.sealed()
+    sealed: bytes = aggregate.encode()
     return sealed
 
 

@@ -97,7 +97,7 @@ class ArrowBatch(Batch):
         if self.rows is None:
             return super().between(since, until)
         within = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.filtered(within)
+        trail = None if self.trail is None else self.trail.select(within)
         return evolve(self, rows=self.rows.filter(pa.array(within)), read_to=self.end, trail=trail)
 
 

@@ -164,7 +164,7 @@ def _line(data: bytes, **fields: str) -> bytes:
     return json.dumps({"data": base64.b64encode(data).decode()} | fields).encode() + b"\n"
 
 
-AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].sealed()
+AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].encode()
 
 
 def test_records_are_taken_apart_line_by_line() -> None:
