@@ -1,7 +1,7 @@
-"""The shard tree of a stream next to its leases: which shards descend from which, and what is wrong in a listing.
+"""Relates a stream's shards to its leases, and finds what is wrong with a listing of shards.
 
 Rule 1: lease keys, shard ids and the names of parents share one namespace per stream.
-Rule 2: a listing of shards is complete; a shard that is not listed is past its retention.
+Rule 2: a listing of shards is assumed to be complete, so a shard that is not listed is past its retention.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,10 +13,10 @@ from leasehold.balancer.model import HASH_KEYS, HashRange, Hole, Lease, Problem,
 
 
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
-    """Return the first stretch of hash keys that no range covers, or None. Ranges may overlap.
+    """Return the first range of hash keys that none of these ranges covers, or None. Ranges may overlap.
 
-    Source: KCL's PeriodicShardSyncManager. KCL also reports a hole where a wide range is followed by a narrow one that
-    ends before the last key. That is not a hole, so we don't report it.
+    Source: KCL's PeriodicShardSyncManager. KCL also reports a hole if the range that begins last ends before the last
+    hash key, even if another range reaches further. That is not a hole, so we don't report it.
     """
     reach = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
@@ -27,10 +27,10 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
 
 
 def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
-    """Return the first hole of each stream in a full reading, with how many consecutive readings showed it (L7).
+    """Return the first hole of each stream, with the number of consecutive full reads that have shown it (L7).
 
-    A different hole starts from 1 again. No hole is reported for a stream that has an unfinished lease of unknown
-    range.
+    If a stream's hole has changed, its number starts at 1 again. No hole is reported for a stream with an unfinished
+    lease whose range is unknown.
     """
     times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
     streams: dict[str, list[HashRange | None]] = {}
@@ -66,7 +66,7 @@ class Family:
     def tips(self) -> frozenset[str]:
         """The shards at which lines of descent end.
 
-        These are the open shards. If there are none, as in a stream that was disabled, they are the shards without
+        These are the open shards. If no shard is open, as in a stream that was disabled, they are the shards without
         children.
         """
         open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
@@ -80,7 +80,7 @@ class Family:
     def unread(self, gone: Mapping[str, Lease]) -> frozenset[str]:
         """Return the listed shards that have no lease and no descendant with a lease.
 
-        A lease in `gone`, whose row was deleted, counts as a lease.
+        A lease in `gone`, whose row was deleted, counts as existing.
         """
         leases = {**gone, **self.leases}
         parents = {key: lease.parents for key, lease in leases.items()}
@@ -124,7 +124,7 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
-    """Return everything wrong with a complete listing: open parents of listed children, cycles, holes.
+    """Return the problems of a complete listing: open parents of listed children, cycles, and holes.
 
     Open parents and cycles stop the creation and deletion of leases for their stream (L2). A hole among the open shards
     is only reported, because the leases may be right even if one listing was not.
@@ -147,7 +147,7 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
 
 
 def blocking_problems(family: Family) -> tuple[Problem, ...]:
-    """Return the problems that leave no safe way to create or delete a lease of this stream (L2)."""
+    """Return the problems of a listing that make it unsafe to create or delete leases of this stream (L2)."""
     # An open shard cannot have children, so the entry of the shard or of its child is out of date.
     issues = [
         Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
@@ -155,8 +155,8 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
         if parent in family.shards and family.shards[parent].open
     ]
     try:
-        # A shard without parents cannot be part of a cycle. Leaving it out means that nothing is sorted in a stream of
-        # ten thousand shards that were never split.
+        # A shard without parents cannot be part of a cycle. Leaving such shards out saves sorting ten thousand shards
+        # that were never split.
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
     except CycleError as error:  # a shard that is its own ancestor would wait for itself forever
         cycle = sorted(set(error.args[1]))
@@ -165,10 +165,10 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
 
 
 def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
-    """Return the shards that are not related to any in `unread`, not even through other shards.
+    """Return the shards that are not related, directly or through other shards, to any shard in `unread`.
 
-    The position at which a shard's lease starts depends on the leases of its relatives (L3 to L9). Partitions have no
-    relatives, but each depends on all the others of its stream (L6).
+    Parents and children are related, because the leases of a shard's relatives determine where its own lease starts (L3
+    to L9). All partitions of a stream count as related (L6).
     """
     kin: dict[str, set[str]] = {}
     for shard in shards if unread else ():

@@ -1,9 +1,9 @@
-"""The entry points of the planner: leases in, actions out.
+"""Plans a worker's actions from the leases that it has read.
 
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
 keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
 Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
-So a plan made from an old reading can be rejected, but it cannot do harm (S1).
+So a plan made from outdated leases can be rejected, but it cannot do harm (S1).
 """
 
 from collections.abc import Collection, Iterable
@@ -28,10 +28,10 @@ from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 
 HANDOFF_POLL_SECONDS = 0.125
-"""How often a next owner reads the leases that it has requested.
+"""The time between two reads of the leases that a next owner has requested.
 
-Each lease costs one read, and a hand-off is noticed no later than this. A stale read is good enough, at half the price,
-because the write that takes such a lease has its own condition.
+Each time, every such lease costs one read, and a hand-off is noticed at most this much later. An eventually consistent
+read, at half the price, is good enough, because the write that takes the lease is conditional.
 """
 
 
@@ -39,8 +39,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     """Return everything that this worker should do now.
 
     The same input gives the same plan on every machine, whatever the order of leases and shards. No two actions name
-    the same key, alternates included. If two actions would, the first of these is kept: a deletion, a taking, a planned
-    move, a release of an expired lease, a renewal.
+    the same key, alternates included. If several actions would, only one is kept, in this order of precedence:
+    deletion, taking, planned move, release of an expired lease, renewal.
 
     Args:
         leases: Every known lease, as `Watch.look` returns them. Their keys must be distinct.
@@ -63,8 +63,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
         # A lease that is about to be deleted must not count toward a share, or it would be taken only to be deleted.
         reading = tuple(lease for lease in reading if lease.key not in deleted_keys)
         census = take_census(reading, me, config)
-    # Other workers' leases may have changed since the whole table was read. A reading of a few rows is used only for
-    # hand-offs in progress (H2) and for what the lookout calls this worker to do (C6).
+    # After a read of a few rows, the other leases may have changed unnoticed. Such a read is used only for hand-offs in
+    # progress (H2) and for the leases that the lookout calls this worker to claim (C6).
     taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_for(census, me, config)
     claimed_keys = deleted_keys | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
@@ -96,7 +96,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     """Return when to read the table next after these actions of `plan`, and which leases to read.
 
     Requested leases are read on their own until they are handed off, but the whole table is still read every
-    `cycle_seconds`. `me.history` tells whether `leases` come from a reading of the whole table or of a few rows.
+    `cycle_seconds`. `me.history` shows whether `leases` come from a read of the whole table or of a few rows.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, look_again
@@ -112,9 +112,9 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     }
     requested_keys |= _keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
     if requested_keys:
-        # C10: a newcomer waits for its first lease and for other joiners at the same time. If the owner that it asked
-        # is silent, that owner may be dead and may have been the lookout. A listing starts the clocks of all its leases
-        # (C1).
+        # C10: a newcomer waits at the same time for its first lease and for other workers that join. If the owner of
+        # the requested lease does not renew it, that owner may be dead, and may have been the lookout. A listing starts
+        # to measure how long all its leases stay unchanged (C1).
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
         silent = any(overdue(lease.idle, config) for lease in moving if lease.key in requested_keys)
         read_all = history.full_still >= config.cycle_seconds or (
@@ -140,8 +140,8 @@ def lifecycle(
 ) -> tuple[Create | Delete, ...]:
     """Return the leases to create (L3 to L7, L9) and to delete (L8, L10) for these shards.
 
-    A stream whose listing has a fault is left alone (L2). So is a stream where every shard has a lease, every lease has
-    a shard and no lease has ended, which is nearly every stream nearly all the time.
+    A stream is skipped if its listing has a fault (L2). A stream is also skipped if every shard has a lease, every
+    lease has a shard and no lease has ended. Nearly all streams are in this state nearly all the time.
     """
     expired = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
@@ -182,5 +182,5 @@ def _pause(actions: tuple[Action, ...], config: Config) -> float:
     if rules.keeps_lookout and (settle := settle_seconds(actions, config)) is not None:
         return settle  # read the result, then take what is still missing
     if any(isinstance(action, Create) for action in actions):
-        return 1.0  # the new lease waits only for the next look of this worker
+        return 1.0  # this worker's next look can claim the new lease
     return config.cycle_seconds

@@ -1,7 +1,7 @@
 """Decides when a worker lists the shards, finds contradictions between listing and table, and resolves them.
 
-Shards are listed seldom, because all workers share the service's rate limit. The same look also finds contradictions
-between the listing and the table (L14). If `if_recreated` is set, leases of a former stream are restarted.
+Shards are listed seldom, because all workers share the service's rate limit. Each listing is also compared with the
+lease table to find contradictions (L14). If `if_recreated` is set, leases of a former stream are restarted.
 """
 
 import logging
@@ -52,11 +52,11 @@ log = escaped(logging.getLogger("leasehold.discovery"))
 SAFETY_SECONDS = 300.0
 
 LISTERS = 3
-"""How many workers list when all of them see the same cause. Others are drawn the next time."""
+"""The number of workers, drawn each time, that list the shards when all workers see the same reason to list them."""
 
 
 class MadeAnew(SourceError):
-    """The stream that a bound worker reads was deleted, and another stream has its name now."""
+    """Raised when the stream that a worker is bound to was deleted, and another stream has its name now."""
 
 
 class Discovery:
@@ -70,7 +70,8 @@ class Discovery:
     - when finished leases wait to be deleted, and
     - every `safety_seconds`.
 
-    The whole fleet sees a hole, or that this time has passed. A few workers then list, drawn each time.
+    All workers see a hole, and all see that `safety_seconds` have passed. Only a few of them, drawn each time, then
+    list the shards.
 
     Args:
         source: The stream.
@@ -82,7 +83,7 @@ class Discovery:
         incarnation: The stream's incarnation; "" if the source does not know it.
         listed: The shards of the last listing.
         open_shards: How many of these are open; None before the first listing.
-        refused: Whether the last listing failed for a reason that may pass, entirely or for some streams.
+        refused: Whether the last listing failed, entirely or for some streams, for a reason that may be temporary.
         calling: Whether a call of the source is running.
     """
 
@@ -108,10 +109,10 @@ class Discovery:
         self._bound = ""
 
     def bind(self, incarnation: str) -> None:
-        """Read only this incarnation: once a later one is listed, `shards` raises MadeAnew.
+        """Read only this incarnation of the stream. Once a later one is listed, `shards` raises MadeAnew.
 
         This is for programs that keep positions outside the table, because a position is valid in one incarnation only.
-        A response from an earlier incarnation is ignored. "" removes the binding.
+        Listings of earlier incarnations are ignored. An empty string removes the binding.
         """
         self._bound = incarnation
 
@@ -137,11 +138,11 @@ class Discovery:
             leases: The leases as the plan will see them.
 
         Raises:
-            SourceError: The stream cannot be used and never could.
+            SourceError: The stream cannot be used, and no listing of it has succeeded before.
         """
         unread = frozenset(row.key for row in listing.malformed)
-        # With bulletins (C3), only this worker knows that a listing is due. Without them, every owner finds out at the
-        # same time.
+        # With bulletins (C3), only this worker notices that a listing is due. Without them, every owner notices it at
+        # the same time.
         owners = () if me.history.hearing is not None else (lease.owner for lease in listing.leases if lease.owner)
         crowd = frozenset((*owners, me.worker))
         if self._unread - unread:
@@ -170,7 +171,7 @@ class Discovery:
         ]
         messages = malformed + descriptions
         for message in messages:
-            if message not in self._said:  # not at every turn
+            if message not in self._said:  # log each message once, not at every turn
                 log.warning("%s", message)
         self._said = frozenset(messages) or self._said
         return None if shards is None or self.refusing else unrelated(shards, unread)
@@ -228,7 +229,7 @@ class Discovery:
             return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
-        """Return whether a lease may be deleted: its shard is listed (and finished), or the service reports it gone.
+        """Return whether a lease may be deleted because its shard is listed (and finished), or is gone at the service.
 
         While a row cannot be parsed, no lease may be deleted, because the row may belong to a child or parent.
         """
@@ -243,16 +244,18 @@ class Discovery:
             log.warning("a shard could not be looked up, its lease stays: %s", fault)
             return False
         if gone:
-            self.want()  # the row may change first and not be deleted, so check again
+            self.want()  # if the row changes first, the delete is rejected, so check again
         return gone
 
     def _row_vanished(self, me: Me) -> bool:
-        # Immediately: a lease without a row has no owner, and only workers that have seen it know its position.
+        # List immediately, because a lease without a row has no owner, and only workers that have read the row know its
+        # position.
         before, self._vanished = self._vanished, frozenset(lease.key for lease in me.history.gone if not lease.ended)
         return not self._vanished <= before
 
     def _hole_lasts(self, me: Me, crowd: frozenset[str]) -> bool:
-        # At every third full read that shows the hole: a hole that no listing fills must not cause one at every turn.
+        # List at every third full read that shows the hole. A hole that persists after a listing must not cause one at
+        # every turn.
         fresh, self._holes = me.history.holes != self._holes, me.history.holes
         lasting = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
         return fresh and any(_drawn(me, times, crowd) for times in lasting)
@@ -260,12 +263,13 @@ class Discovery:
     def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
         if now < self._next or not self.answered:
             return not self.answered
-        # The whole fleet is due at the same time. A few workers are drawn, so that not all of them list at once.
+        # Listings of all workers are due at the same time. A few workers are drawn, so that not all of them list at
+        # once.
         self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
         return _drawn(me, self._rounds, crowd)
 
     def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
-        # Once for each finished lease: if a listing did not help, do not repeat it at every turn.
+        # List once for each finished lease. If that did not help, do not repeat it at every turn.
         before, self._ripe = self._ripe, deletable(leases, worker)
         return not self._ripe <= before
 
@@ -290,7 +294,7 @@ class Discovery:
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
             passing = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
-            # A rejection before any successful listing: a name or a permission is wrong, and waiting does not help.
+            # If the first listing is rejected, a name or a permission is wrong, and waiting does not help.
             if not (self.answered or passing):
                 raise
             self.want()
@@ -331,17 +335,17 @@ class Discovery:
 
 
 class Recreated:
-    """Resolves contradictions: it restarts the leases at `start`, or annotates them if `start` is None.
+    """Restarts leases that contradict the listed shards at `start`, or only annotates them if `start` is None.
 
-    Several workers do this at the same time. Each step is a conditional write of one lease, so a step that two workers
-    take happens once. A worker first releases its own leases, after the running batches. It takes leases from other
-    owners, whose next write is then rejected, because their positions belong to a stream that no longer exists. A step
-    that is rejected or gets no response ends the pass, and the next look starts with what is left. A lease whose shard
-    exists always has a row, and no fencing number falls.
+    Several workers may do this at the same time. Each step is a conditional write of one lease, so it is applied only
+    once even if two workers try it. A worker first releases its own leases, after the running batches. It takes leases
+    away from other owners, whose next writes are then rejected, because their positions belong to a stream that no
+    longer exists. If a step is rejected or gets no response, the pass ends, and the next look continues with the
+    remaining steps. A lease whose shard exists always keeps a row, and fencing numbers never decrease.
 
-    Rows may be deleted meanwhile, while no worker holds them. The table then contains no trace of the former stream,
-    and a worker that joins takes the group for a new one. A worker that has seen the stream recreated therefore stays
-    `beginning` until, after a full read and a listing, no lease is left to create. Until then it creates missing leases
+    While no worker holds the leases, their rows may be deleted. The table then contains no trace of the former stream,
+    and a worker that joins treats the group as new. So in a worker that has seen the stream recreated, `beginning`
+    stays true until, after a full read and a listing, no lease is left to create. Until then, it creates missing leases
     at `start`, and never at a position of the former stream.
 
     Args:
@@ -372,14 +376,14 @@ class Recreated:
         return evolve(config, initial_position=self._start), evolve(history, gone=current)
 
     def looked(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
-        """After a full read and a listing, stop `beginning` if every lease has been created."""
+        """Reset `beginning` if a full read and a listing show that every lease has been created."""
         if leases and not self._discovery.refusing and not any(isinstance(action, Create) for action in actions):
             self.beginning = False
 
     def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
-        """Restart leases, or annotate them; return whether any were restarted.
+        """Restart leases, or annotate them. Return whether any were restarted.
 
-        `leases` must have been read before the shards were last listed, or without a new listing.
+        If the shards were listed in this turn, `leases` must have been read before that.
         """
         faults, discovery = self._discovery.contradictions, self._discovery
         self.beginning |= self._start is not None and any(contradiction.kind == "made anew" for contradiction in faults)
@@ -413,13 +417,14 @@ class Recreated:
             case Restart(Lease() as stored, Lease() as fresh, marks=True):
                 return self._store.write(AnnotateLease(stored, INCARNATION, fresh.annotation(INCARNATION) or SETTLED))
             case Restart(Lease() as stored, Lease() as fresh):
-                # First take it from its owner, whose next write is then rejected, because its position belongs to the
-                # former stream.
+                # First take the lease from its owner, whose next write is then rejected, because its position belongs
+                # to the former stream.
                 freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
                 if not isinstance(freed, Done):
                     return freed
                 seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
-                # Annotate the current incarnation, clear what was wrong before, and have the next owner pin LATEST.
+                # Write the current incarnation, clear an earlier contradiction, and make the next owner resolve LATEST
+                # again.
                 annotations = {INCARNATION: self._discovery.incarnation or SETTLED}
                 if stored.annotation(CONTRADICTION) is not None:
                     annotations[CONTRADICTION] = SETTLED
@@ -432,9 +437,10 @@ class Recreated:
                 raise AssertionError(step)
 
     def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
-        """Annotate the contradictions for readers of the table.
+        """Write the contradictions on their rows, for tools that read only the table.
 
-        If an annotation looks like a renewal, do so only for unowned leases, or if the stream was recreated.
+        In a store where an annotation looks like a renewal, only leases without an owner are annotated, and those of a
+        recreated stream.
         """
         wrong = {contradiction.key: contradiction.what for contradiction in found}
         stream_wide = next((contradiction.what for contradiction in found if contradiction.of_stream), None)
@@ -465,6 +471,6 @@ def expired_unread(lease: Lease) -> str:
 
 
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
-    """Return whether this worker is drawn from the crowd, the `times`-th time that a draw is needed."""
+    """Return whether this worker is one of the few drawn from the crowd in draw number `times`."""
     # All workers compute the same digest, so they agree on the draw without communication.
     return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))

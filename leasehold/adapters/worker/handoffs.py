@@ -1,9 +1,9 @@
-"""Tracks hand-offs between living workers: the requests that one worker has made, and the leases that it has given.
+"""Tracks one worker's hand-offs: the leases that it has requested, and those that it has given to other workers.
 
-The taker registers as next owner and reads only that row until it owns the lease (`Look.keys`). The owner gives the
-lease at the end of its running batch (H3), with `Holding.release`. The next owner starts to read only after it has
-claimed the lease. If it does not claim the gift in time, the gift is taken back here, because no worker would read the
-lease until it expires.
+A worker that wants a lease registers as next owner on its row, and reads only that row until it owns the lease
+(`Look.keys`). The owner gives the lease to it at the end of the running batch (H3), with `Holding.release`. The next
+owner starts to read the shard only after it has claimed the lease. If it does not claim the lease in time, the former
+owner takes it back. Otherwise no worker would read the shard until the lease expires.
 """
 
 import logging
@@ -44,8 +44,8 @@ class Handoffs:
         me: The worker's id.
         clock: A monotonic clock, in seconds.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        hold: Called with each lease that was taken back, and with when that write began.
-        doubt: Called with each lease that turned out to be ours although no write returned so.
+        hold: Called with each lease that was taken back, and with the time at which that write began.
+        doubt: Called with each lease that is ours according to the store, although no write of ours has returned Done.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Handoffs:
         doubt: Callable[[Lease], None],
     ) -> None:
         self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
-        # Early enough to take the lease back and renew it before it looks like that of a dead worker.
+        # Early enough to take the lease back and renew it before other workers consider it expired.
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
         self._asked: dict[str, Lease] = {}
         self._given: dict[str, tuple[Lease, float]] = {}
@@ -88,12 +88,12 @@ class Handoffs:
             self._given[lease.key] = (lease, now + self._accept_seconds)
 
     def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
-        """Take back the gifts that were not claimed in time; return when to call again."""
+        """Take back the leases that were given away but not claimed in time. Return when to call again."""
         with self._lock:
             overdue = tuple(lease for lease, due in self._given.values() if due <= now)
         list(each(self._take_back, overdue))
         with self._lock:
-            # A gift that could not be taken back stays overdue; the caller must pause before it tries again.
+            # A lease that could not be taken back stays overdue, so the caller must pause before it tries again.
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 
     def withdraw(self) -> None:
@@ -116,7 +116,7 @@ class Handoffs:
             log.warning("lease %s: nobody accepted it, and it could not be taken back yet: %s", lease.key, fault)
             return
         with self._lock:
-            # Only after a response: if the outcome is unknown, try again.
+            # Forget the lease only after a response. If the outcome is unknown, the next call tries again.
             self._given.pop(lease.key, None)
         if isinstance(outcome, Done):
             self._hold(outcome.lease, begun)

@@ -1,4 +1,4 @@
-"""Keeps account of all leases that one worker has to do with, in one place.
+"""Tracks in one place all leases that concern a worker.
 
 | what | where |
 |---|---|
@@ -7,8 +7,8 @@
 | left to others for a while, because they cannot be read here | `leave_alone`, `leave_silent` |
 | released although a call of the source still occupies the shard here (D6) | `leave_stuck` |
 
-A lease that is taken is no longer requested, and one that is given is watched until its next owner has claimed it. The
-worker decides when to look, and what to do with a plan.
+When a lease is taken, the request for it is forgotten. When a lease is given away, it is watched until its next owner
+has claimed it. `Worker` decides when to read the table, and carries out the plans.
 """
 
 import logging
@@ -35,14 +35,14 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 @frozen
 class LeaseEvents:
-    """What a lease book reports to its worker.
+    """The callbacks by which a `LeaseBook` notifies its worker.
 
     Attributes:
         began: Called for each lease that this worker has taken.
-        gave: Called once a lease was given to its next owner, with the time.
-        took_back: Called once a gift that was not claimed was taken back.
+        gave: Called with the current time after a lease was given to its next owner.
+        took_back: Called after a lease was taken back because its next owner did not claim it.
         gone: Called for each lease that is lost, given or released.
-        remade: Called with a description of what happened to a row that was deleted under us.
+        remade: Called with a description of what happened to a row that was deleted while this worker owned its lease.
         release: Called with each lease that is to be released once its running batch is done.
     """
 
@@ -86,7 +86,8 @@ class LeaseBook:
             identity,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            # Other workers see the last write up to one look late, and the expiry of the lease up to another look late.
+            # Other workers may read our last write one cycle late, and notice that the lease has expired another cycle
+            # late.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
             began=self._began,
             gave=self._gave,
@@ -131,7 +132,7 @@ class LeaseBook:
         self._cooldown.put(key, self._clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
 
     def without_left(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions without those that take a lease which is left to others for now."""
+        """Return the actions without those that take a lease which this worker leaves to others for now."""
         return self._silence.without(self._cooldown.without(actions, now), now)
 
     def silence_due(self, now: float) -> float:
@@ -154,21 +155,21 @@ class LeaseBook:
         for key, holding in list(self._stuck.items()):
             if holding.progress.called is None:
                 del self._stuck[key]
-            else:  # its reader still occupies the shard here (D6)
+            else:  # its reader still waits for that call (D6)
                 self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
         for leaving in self._silence.judge(leases, self.holdings.all, now):
             leaving.holding.progress.put_aside(leaving.seconds, now)
-            # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
+            # Other workers may take the lease first. D5 and `_stuck` determine for how long this worker does not.
             self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
             leaving.holding.ask_release(leaving.to)
             self._events.release(leaving.holding)
-            leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
+            leaving.holding.progress.leave()  # if the reader waits for a call, release the lease without it
         self.leave_stuck(now, config.lease_seconds, each)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap) -> None:
-        """Release the leases that are to go and whose readers have waited this long for a call of the source.
+        """Release the leases that are being given up and whose readers have waited this long for a call of the source.
 
-        The reader of such a lease cannot release it, and delivers nothing once its call returns.
+        The reader of such a lease cannot release it, and delivers nothing when its call returns.
         """
 
         def release(holding: Holding) -> None:

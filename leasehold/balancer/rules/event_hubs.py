@@ -2,10 +2,10 @@
 
 Each dialect computes the share, claims free partitions, and otherwise steals from one worker. Sources: the
 load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET), PartitionBasedLoadBalancer (Java)
-and OwnershipManager (Python) of the SDKs. They draw at random where we sort by digest.
+and OwnershipManager (Python) of the SDKs. They choose at random, and we choose by digest.
 
-E1, who is active, is the census. E2, the share, is `_share`. E7, by which an owner rewrites all its partitions, is
-`renewals`.
+The census implements E1, which determines the active workers. `_share` implements E2, the share of each worker.
+`renewals` implements E7, by which an owner rewrites all its partitions.
 """
 
 import math
@@ -121,7 +121,7 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
     """Take a partition if below the share rounded down, or if exactly at it and no worker is below it (E4).
 
     Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
-    share takes from owners that hold one more, so that no state is stuck.
+    share also takes from owners that hold one more than the share. Otherwise the counts could stay uneven forever.
     """
     low, _ = _share(census)
     mine, least = len(census.mine), min(census.counts.values())
@@ -154,7 +154,10 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
 
 
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take one partition unless above the share: a free one, else one of an owner that holds two more than it (E6)."""
+    """Take one partition unless this worker holds more than the share (E6).
+
+    Free partitions come first, then those of owners that hold at least two more than the share.
+    """
     low, _ = _share(census)
     mine = len(census.mine)
     if mine > low:  # E6

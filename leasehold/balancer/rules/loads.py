@@ -1,14 +1,14 @@
 """Balances throughput, if it is known, with the fewest moves that bring the most loaded worker close to the mean (M13).
 
-Counts do not show loads: a worker with an even share of leases may carry nearly three times the mean load. If weights
-are known, counts may differ by half a share more than usual, and loads decide within that range.
+Even counts do not make even loads. A worker with an even share of leases may carry nearly three times the mean load. If
+weights are known, counts may differ by half a share more than usual, and within that range leases are divided by load.
 
 Every worker computes the same series of moves from the same rows and carries out its own part. Each step takes the most
 and the least loaded worker and moves the lease that evens the two out best. With loads A and B, moving a weight w
 lowers the sum of squared loads by 2 w (A - B - w). Each step lowers this sum, so the moves end while loads stay the
 same (S9).
 
-Measurements fluctuate, and the workers must not follow the noise. Hence four limits:
+Measurements fluctuate, and leases must not move because of noise. So there are four limits:
     No lease moves while no worker is more than a tenth above the mean.
     A move leaves the taker more than a tenth of the mean below the load that the giver had.
     It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of the mean.
@@ -16,13 +16,13 @@ Measurements fluctuate, and the workers must not follow the noise. Hence four li
     first.
 
 A lease moves at most once per cycle: a lease that changed hands within the last cycle stays, and a lease with a
-hand-off in progress already counts for its next owner. If a worker plans from an older reading, it names a former owner
-and its write is rejected. A lease that M6 moved because of counts may move once more because of loads, since no order
-in M4 suits both.
+hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write names a former
+owner, and the store rejects it. A lease that M6 moved because of counts may move once more because of loads, since no
+order in M4 suits both.
 
-Little traffic is no reason to move anything. Below an average of a hundredth of a shard's capacity per lease, counts
-alone decide. If counts already differ because of loads, they may stay so down to half of that, so that leases do not
-move back and forth when traffic is near the limit.
+No leases move because of loads while there is little traffic. Below an average of a hundredth of a shard's capacity per
+lease, counts alone decide. If counts already differ because of loads, they may stay so down to half of that, so that
+leases do not move back and forth when traffic is near the limit.
 
 Counts have limits, too. No worker gets more than the floor + 1 + the tolerance, nor more than `max_leases`. A worker
 that is down to the floor less the tolerance gives only leases that leave it above the mean.
@@ -51,7 +51,7 @@ QUIET = 10_000
 """Bytes per second per lease below which counts alone decide: a hundredth of the capacity of a Kinesis shard."""
 
 UNKNOWN = 10
-"""One in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
+"""At most one in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
@@ -62,7 +62,7 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     """
     limit = len(leases) // UNKNOWN
     if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
-        return 0  # no worker measures, so skip the remaining leases
+        return 0  # no worker measures loads, so skip the remaining leases
     indexed_leases = indexed(leases)
     measured, load = indexed_leases.measured()
     if len(leases) - measured > limit or 2 * load < QUIET * measured:
@@ -174,7 +174,7 @@ def relief(
 
 @frozen
 class _LoadBalancer:
-    """The loads of all workers while a series of moves is tried out.
+    """The loads of all workers while a series of moves is computed.
 
     Attributes:
         held: The leases that each worker may still give.
@@ -215,9 +215,9 @@ class _LoadBalancer:
         return empty
 
     def step(self) -> bool:
-        """Make one move, or drop one giver that cannot be relieved.
+        """Make one move, or drop one worker that cannot be relieved.
 
-        Heap entries are stale once their worker's load has changed, and are dropped.
+        A heap entry is out of date if its worker's load has changed since. Such entries are dropped.
 
         Returns:
             False if no worker that could be relieved is above the band.
@@ -238,8 +238,8 @@ class _LoadBalancer:
             self.loads[worker] += sign * weight_of(lease, self.unknown)
             self.room[worker] -= sign
             self.spare[worker] += sign
-        # A worker that gains gives nothing in the same plan, because others could carry that out before the gain
-        # arrives.
+        # A worker that gains a lease gives none in the same plan, because another worker could carry out the second
+        # move before the first.
         heappush(self.full, (-self.loads[donor], donor))
         for worker in (donor, taker):
             if self.room[worker] > 0:

@@ -15,7 +15,7 @@ Order of decisions. A turn asks these questions, and the first one that yields a
     M13      Are the counts right, but not the loads?  Relieve the most loaded worker.
     M9, M11  Has something been left undone for too long?  Do it in place of the worker that should have.
 While a newcomer waits for others to join, it takes nothing from living workers (C10). `plan` does not ask these
-questions after a reading of a few rows.
+questions after a read of a few rows.
 
 Why these are the fewest moves (S6). Once all workers are visible, a worker above its share loses the difference, one
 below it gains the difference, and none does both. Extras stay with workers that already hold more than the floor, so
@@ -123,13 +123,12 @@ class Minimal(RuleSet):
         return 0.53 * lease_seconds  # C2: two chances to renew before any worker may consider the lease expired
 
     def expires_above(self, lease_seconds: float) -> float:
-        return 1.05 * lease_seconds  # C2: the half second that makes it safe to renew at 0.53
+        return 1.05 * lease_seconds  # C2: the extra half second makes it safe to renew at 0.53 x lease_seconds
 
     def overdue_seconds(self, lease_seconds: float, cycle_seconds: float) -> float:
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes now; empty once every worker has its share."""
         shares, free, overdue = self._shared(census, me, config)
         counts = shares.counts
         patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
@@ -237,8 +236,9 @@ class _Turn:
                 return tuple(Claim(lease, "M12") for lease in inherited)
         if free:
             return _one_of([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
-        # A joiner draws a few donors and any of their leases but the last. So joiners rarely choose the same lease, and
-        # no donor loses its last one. It would have to take another to be seen, which is one more move.
+        # A joining worker draws a few donors, and then any of their leases except the last one. So joining workers
+        # rarely choose the same lease, and no donor loses its last one. A donor without a lease would have to take
+        # another one to become visible, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
@@ -300,7 +300,7 @@ class _Turn:
     def rebalance_load(self) -> tuple[Action, ...]:
         """Take leases from overloaded workers once the counts are in order (M13).
 
-        Any earlier, this rule and M6 might choose the same lease.
+        Before that, this rule and M6 might choose the same lease.
         """
         shares = self.shares
         some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance

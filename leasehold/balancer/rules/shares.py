@@ -36,10 +36,10 @@ which is more than its least of one, so a second extra saves this move: x gets i
 even, because 8 for x and 4 for y are the ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the floor and the
 ceiling.
 
-A nested group must tell its parent group whether one more extra would save a move. The result is that of the part that
-would get it. The parts are in the order above, the group's least is handed out from the front, and the first part that
-it does not reach is the next in line. Parts that save a move come first, so if that part would not save a move, none
-after it would.
+For a nested group, it must be known whether one more extra would save a move. It would if it saves a move in the part
+that would get it. To find this part, the group's least is handed out along its parts in the order above. The first part
+that it does not reach would get the next extra. Parts in which an extra saves a move come first, so if that part would
+not save a move, none after it would.
 
 A newcomer waits for others that are joining before it takes leases from living workers (C10).
 """
@@ -160,7 +160,8 @@ class _Tree:
         inner = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in inner]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
-        # How far the group's least reaches along the parts. One more extra would go to the next one.
+        # The number of parts that get one extra more than their own least, which is also the index of the part that
+        # would get the next extra.
         next_part = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
 
@@ -235,7 +236,7 @@ donation_order = order_under("minimal")
 
 @frozen
 class Shares:
-    """The share of each worker, computed from one reading of the table.
+    """The share of each worker, computed from one read of the table.
 
     Attributes:
         census: The leases in play and their owners.
@@ -293,7 +294,7 @@ class Shares:
         )
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
-        """Return the surplus leases at the positions from `start` to `stop`.
+        """Return the surplus leases at the positions from `start` to `stop` in the line.
 
         The line consists of the surplus of each donor, donors sorted by name.
         """
@@ -345,30 +346,30 @@ class Shares:
         return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
 
     def short(self, worker: str) -> bool:
-        """Return whether this worker, seen or led, takes leases from living workers because of its count (M6, M14)."""
+        """Return whether this worker's count is low enough for it to take leases from living workers (M6, M14)."""
         takes_part = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return takes_part and self.lacking[worker] > self.tolerance and not self.loaded(worker)
 
 
 JOIN_WAIT = 0.5
-"""How many `lease_seconds` a newcomer waits after each change in the group of workers (C10)."""
+"""How long a newcomer waits after each change in the group of workers, as a fraction of `lease_seconds` (C10)."""
 LEASE_SECONDS_MAX = 10.0
-"""The `lease_seconds` that a newcomer without bulletins assumes at most for its wait.
+"""The largest `lease_seconds` that a newcomer without bulletins uses to compute its wait.
 
-Leases may be long only because renewals are expensive.
+Leases may be longer than this only because renewals are expensive, which is no reason to wait longer.
 """
 
 
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:
     """Return whether this newcomer still waits for other joiners before it takes from living workers (C10).
 
-    Shares computed without them would be taken, only to be taken away again. The wait ends one cycle after the worker's
-    first lease.
+    Shares computed without those workers are too large, and the surplus would be taken away again. The wait ends one
+    cycle after the worker's first lease.
     """
     history = me.history
-    # 0.8: a worker that reads only once per cycle already waits a cycle for the others.
+    # 0.8: a worker that reads the table only once per cycle already waits a cycle for the others.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
-    # 0.8: four of the five seconds suffice, because readings measure a little less than the whole wait.
+    # 0.8: four of the five seconds suffice, because the measured time is always a little shorter than the actual one.
     if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _scale(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
