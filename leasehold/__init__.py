@@ -1,7 +1,7 @@
-"""Shares the shards of a stream among a fleet of workers with nothing between them but a lease table.
+"""Shares the shards of a stream among a group of workers that coordinate only through a lease table.
 
-The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are loaded when they are first
-asked for: whoever plans alone pays for no worker.
+The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are imported on first use, so
+that a program that only plans does not load them.
 """
 
 from importlib import import_module as _import_module

@@ -158,7 +158,7 @@ class LookoutRanks:
 
     @property
     def silent(self) -> float:
-        """Seconds since the row last changed or, if its owner has released it, since then; infinite without a row."""
+        """Seconds since the row last changed or, if its owner released it, since then; infinity if there is no row."""
         if self.row is None:
             return math.inf
         return self.row.held if self.left else self.row.idle

@@ -198,7 +198,10 @@ class Discovery:
         )
 
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
-        """Find contradictions; without a listing, those that still hold or that other workers have annotated since."""
+        """Update the contradictions.
+
+        Without a new listing, keep those that still hold, and add those of a whole stream that rows show.
+        """
         strange = any(lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
         if shards is None and not (self.contradictions or (self.incarnation and strange)):
             return
@@ -410,7 +413,7 @@ class Recreated:
     def _taken(self, step: Restart) -> Outcome:
         match step:
             case Restart(None, Lease() as fresh):
-                self._store.write(CreateLease(fresh))  # if it is rejected, another worker was faster, which is as good
+                self._store.write(CreateLease(fresh))  # a rejection means that another worker has created it
                 return Done(fresh)
             case Restart(Lease() as stored, None):
                 return self._store.write(DeleteLease(stored))

@@ -83,7 +83,7 @@ class Handoffs:
         return tuple(request for request in requests if request is not None)
 
     def gave(self, lease: Lease, now: float) -> None:
-        """Remember a lease that was given away, as it is stored now; its next owner should claim it soon."""
+        """Remember a lease that was given away, as stored now, so that it can be taken back if it is not claimed."""
         with self._lock:
             self._given[lease.key] = (lease, now + self._accept_seconds)
 

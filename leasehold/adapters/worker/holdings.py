@@ -2,8 +2,8 @@
 
 A lease is added after the write that took it, and removed when its holding is lost. A row may name this worker as its
 owner without being held: after a gift, a restart, or a write whose reply was lost. Such a lease is adopted by a claim
-of the version that was seen. To read the row is not enough: its giver could take the lease back at the same moment, and
-two workers would then read the shard.
+of the version that was seen. Reading the row is not enough, because the worker that gave the lease away could take it
+back at the same moment. Two workers would then read the shard.
 
 A worker's id outlives its process, so a row of ours may belong to another process with the same id. Each write that
 takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch, that
@@ -39,11 +39,12 @@ class Holdings:
         identity: The worker and its running process.
         clock: A monotonic clock, in seconds.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        rest_seconds: How long to take no leases after takes got no response. Longer than a lease and two looks.
+        rest_seconds: How long to take no leases after repeated takes got no response. It must be longer than
+            `lease_seconds` and two cycles.
         began: Called for each lease that this worker has taken.
         gave: Called with each lease given to its next owner, as stored, and with the time.
         gone: Called for each lease that is lost, given or released.
-        remade: Called with a description of what happened to a row that was deleted under us.
+        remade: Called with a description of what happened to a row that was deleted while this worker owned its lease.
         lock: Makes the lock that serializes the writes of one lease.
     """
 
@@ -74,11 +75,11 @@ class Holdings:
         self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
         self.not_written = False
-        """Whether the store could not write a take since the last look, so that the next look should come soon."""
+        """Whether the store failed to write a take since the last look, so that the next look should come soon."""
         self.released: dict[str, Lease] = {}
         """Every lease that was held before and is not held now, as last written here."""
         self.dropped: set[str] = set()
-        """Those of the released leases that were dropped because no write confirmed them in time."""
+        """The keys of those released leases that were dropped because no write confirmed them in time."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
@@ -125,7 +126,7 @@ class Holdings:
             self._held[lease.key], self._sorted = holding, None
             self._ever.add(lease.key)
             self.dropped.discard(lease.key)
-        # KCL 2.x also holds finished leases, which contain nothing to read.
+        # Under the rules of KCL 2.x, finished leases are held, too, but there is nothing to read.
         if not lease.ended:
             self._began(holding)
 
@@ -144,10 +145,11 @@ class Holdings:
 
     @property
     def rests(self) -> bool:
-        """Whether to take no leases for now, because the store does not respond to takes.
+        """Whether to take no leases for now, because the store has not responded to takes.
 
-        Such a take may still be applied. If it were repeated soon, the lease would look alive although no worker reads
-        it. During a pause longer than a lease and two looks, another worker takes it.
+        A take without a response may still be applied. If it were repeated soon, the lease would look alive although no
+        worker reads the shard. The pause is longer than `lease_seconds` and two cycles, so that the lease expires and
+        another worker takes it.
         """
         return self._clock() < self._rests_until
 
@@ -166,14 +168,14 @@ class Holdings:
             claimed: Whether it was a claim, which is repeated.
         """
         if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
-            # The store has responded, so nothing can be applied later, and there is no reason to rest. If a write in
-            # several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
+            # The store has responded, so the write cannot be applied later, and there is no reason to rest. If a write
+            # in several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
             self.not_written = True
             return
         if claimed:
             self.mark_unconfirmed(lease)
         with self._lock:
-            if self._in_doubt and begun > self._unanswered_at:  # a second try, not a write concurrent to the first one
+            if self._in_doubt and begun > self._unanswered_at:  # a second try, not concurrent with the first
                 self._rests_until = self._clock() + self._rest_seconds
             self._in_doubt, self._unanswered_at = True, self._clock()
 
@@ -182,7 +184,7 @@ class Holdings:
         self._in_doubt, self._rests_until = False, -math.inf
 
     def allowed(self, actions: Sequence[Action]) -> tuple[Action, ...]:
-        """Return the actions; while this worker rests, without those that would take a lease."""
+        """Return the actions, without those that would take a lease if this worker rests."""
         rests = self.rests
         return tuple(action for action in actions if not (rests and isinstance(action, Claim | Steal | RequestHandoff)))
 
@@ -216,12 +218,13 @@ class Holdings:
         return True
 
     def readopt(self, seen: Lease) -> Lease | None:
-        """Claim a lease whose row names us as owner: given to us, or held before a restart, expired or not.
+        """Claim a lease whose row names this worker as owner, because it was given to us or held before a restart.
 
-        Returns the stored lease if another worker owns it by now.
+        Return the stored lease if another worker owns it now, otherwise None. The lease may have expired.
         """
         with self._lock:
-            # Must come before the claim: if that gets no response, the lease is marked as unconfirmed again below.
+            # This must come before the claim. If the claim gets no response, the lease is marked as unconfirmed again
+            # below.
             self._unconfirmed.pop(seen.key, None)
         begun = self._clock()
         try:
@@ -241,9 +244,9 @@ class Holdings:
         return lease.owner == self._identity.worker and not lease.ended
 
     def _adopt_as(self, lease: Lease) -> Lease | None:
-        """Claim the lease as seen; return None if it is held now or is gone, otherwise the stored lease."""
+        """Claim the lease as it was read. Return None if it is held now or gone, otherwise the stored lease."""
         begun = self._clock()
-        # Reading the row instead of claiming it would not do: its giver and its next owner could both own the lease.
+        # Reading the row instead of claiming the lease is not enough, because the lease could then have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.answered()
         if isinstance(outcome, Done):
@@ -264,8 +267,8 @@ class Holdings:
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)
-        # Last, because a log handler may be slow. Gifts and steals are normal; a lease that expired here suggests that
-        # the store did not respond.
+        # Logging comes last, because a log handler may be slow. Leases that are given away or stolen are normal, but
+        # one that expired here suggests that the store did not respond.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
@@ -279,18 +282,19 @@ class Cooldown:
         self._until: dict[str, tuple[float, str | None]] = {}
 
     def put(self, key: str, until: float, incarnation: str | None = None) -> None:
-        """Do not take this lease before `until`; if an incarnation is given, only while the row names that one."""
+        """Do not take this lease before `until`. If an incarnation is given, this holds only while the row names it."""
         self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that would take such a lease.
 
-        They must not count as planned, because a lookout's bulletin calls other workers to take these leases.
+        Such actions must not count as planned, because a lookout's bulletin calls other workers to take these leases.
         """
         allowed = list[Action]()
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
-            # A row of another incarnation of the stream stands for other records, which have not failed yet.
+            # If the row belongs to another incarnation of the stream, its shard has other records, which have not
+            # failed yet.
             same = incarnation in {None, action.lease.annotation(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
                 allowed.append(action)

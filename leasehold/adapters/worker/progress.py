@@ -5,12 +5,12 @@
 `Progress` is how far behind a lease is. Its owner writes it next to the throughput, so that one listing shows the whole
 fleet.
 
-1. Progress is an annotation of ours, which every other library keeps and none reads. If annotations are free, it is
-   written with renewals. An extra write is needed only if nothing but checkpoints has renewed a lease for
+1. Progress is an annotation of ours, which other libraries preserve but do not read. If annotations are free, it is
+   written with renewals. An extra write is needed only if a lease has been renewed by checkpoints alone for
    `TELL_SECONDS`.
-2. The times in it are of the owner's wall clock. They are only as accurate as the clocks of owner and reader agree.
-3. Tried, read and failed are three different things. A read that failed does not count as a read, and lag is never 0
-   merely because a read returned nothing.
+2. The times in the annotation are from the owner's wall clock. They are only as accurate as the owner's and the
+   reader's clocks agree.
+3. A read that failed does not count as a read, only as a try. Lag is never 0 merely because a read returned nothing.
 """
 
 import json
@@ -39,19 +39,20 @@ class Throughput:
         self._average: float | None = average
         self._bytes, self._began = 0, 0.0
         self._measuring = False
-        # One task reads and counts while another one renews and computes the average.
+        # One task reads records and counts bytes while another one renews the lease and computes the average.
         self._lock = Lock()
 
     def add(self, size: int, now: float) -> None:
         """Count bytes that were read, perhaps none. The first call begins the first interval."""
         with self._lock:
             if not self._measuring:
-                # Not when the lease was claimed: the wait until the shard was opened would lower the rate.
+                # The first interval does not begin when the lease is claimed, because the wait until the shard is
+                # opened would lower the rate.
                 self._measuring, self._began = True, now
             self._bytes += size
 
     def rest(self, now: float) -> None:
-        """Restart the interval: this worker delayed reading, so the bytes read don't measure the shard."""
+        """Restart the interval. This worker delayed reading, so the bytes that it read don't measure the shard."""
         with self._lock:
             self._bytes, self._began = 0, now
 
@@ -61,8 +62,8 @@ class Throughput:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
                 rate = self._bytes / elapsed
-                # Weighted by the elapsed time: updates may come late or in pairs, and each would otherwise halve the
-                # previous average.
+                # The weight depends on the elapsed time, because updates may come late or in pairs, and each of them
+                # would otherwise halve the previous average.
                 weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
@@ -71,22 +72,22 @@ class Throughput:
 
 
 NOTE = "reach"
-"""Our attribute with a `Progress` as JSON."""
+"""The name of the row attribute with a `Progress` as JSON."""
 
 TELL_SECONDS = 20.0
-"""After this time a lease that only checkpoints renew is renewed to write its annotation."""
+"""How long a lease may be renewed by checkpoints alone before a renewal writes its annotation."""
 
 FIRST_SECONDS = 3.0
-"""How soon a new owner writes its annotation, so that a look does not miss the lag of a lease that has just moved."""
+"""How soon a new owner writes its annotation, so that the lag of a lease that has just moved is known early."""
 
 SILENT_SECONDS = 30.0
-"""If a reader has read nothing for longer, this time is added to its lag, because records may have arrived since."""
+"""If nothing was read for longer, the time since the last read counts as lag, as records may have arrived since."""
 
 RENEWED = 0.6
-"""A fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
+"""The fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
 
 LATE = 0.8
-"""A fraction of `lease_seconds` within which a renewal is done that failed once and was tried again."""
+"""The fraction of `lease_seconds` within which a renewal succeeds that has failed once."""
 
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, to count as falling behind."""
@@ -95,7 +96,7 @@ DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECO
 """The fault of a read that neither ends nor fails, for example because the response comes byte by byte."""
 
 FAULT_LENGTH = 200
-"""How many characters of a fault a row keeps."""
+"""The maximum length of a fault on a row, in characters."""
 
 LARGEST = 1e12
 """An upper limit far above every time and count of a real row."""
@@ -109,14 +110,14 @@ def told_within(lease_seconds: float) -> float:
 def patience(lease_seconds: float) -> float:
     """Return how long a lease may be unowned, or unread according to its row, in a healthy group.
 
-    A reader knows within `SILENT_SECONDS` whether anything was read. Its owner writes this to the row within
-    `TELL_SECONDS` or the time between two renewals, which is at most little more than half of `lease_seconds`.
+    An owner notices within `SILENT_SECONDS` that nothing was read. It writes this to the row within `TELL_SECONDS` or
+    the time between two renewals, whichever is longer. The latter is little more than half of `lease_seconds`.
     """
     return SILENT_SECONDS + max(TELL_SECONDS, RENEWED * lease_seconds)
 
 
 def growing(lags: Sequence[tuple[float, float]]) -> bool:
-    """Return whether lag has only grown over the window: Burrow's rule, which has no threshold to set.
+    """Return whether lag has only grown over the window. This is Burrow's rule, which needs no threshold.
 
     Only the least lag of each step of `STEP_SECONDS` counts. A single slow response is therefore no growth, and a
     single read at the tip ends it.
@@ -129,7 +130,8 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(time // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     steps = [lag for _, lag in sorted(least.items())][-STEPS:]
-    # The first step must not be at the tip, from where any lag is growth: one batch behind it is not falling behind.
+    # The first step must not be at the tip. From there any lag is growth, but a reader that is one batch behind the tip
+    # is not falling behind.
     return len(steps) == STEPS and steps[0] > 0 and all(earlier < later for earlier, later in pairwise(steps))
 
 
@@ -146,8 +148,8 @@ class Progress:
         end: Whether the last read reached the tip and its batch is done.
         arrived: When the last record that is done arrived in the stream.
         read: When the shard last responded.
-        done: When everything that was read was last done, or the position last moved. Before that, the previous
-            owner's value, or when the lease was taken.
+        done: When everything that had been read was last done, or when the position last moved. Before either happens,
+            this is the previous owner's value, or the time at which the lease was taken.
         tried: When a read last succeeded, or a read or a batch last failed.
         fault: Why a read or a batch failed; "" once a batch was handled.
         work: Since when the handler has been running without ending or checkpointing.
@@ -180,12 +182,12 @@ class Progress:
 
     @property
     def cause(self) -> str:
-        """What keeps the position from moving, or "". If a dead letter failed, the handler's fault alone is not it."""
+        """The reason why the position does not move, or "". It includes why a dead letter could not be written."""
         return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
     def note(self) -> str:
-        """The value of the annotation, without unknown fields."""
+        """The value of the annotation, without fields that are not set."""
         values = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
@@ -202,7 +204,8 @@ class Progress:
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease. If not, unread records may be as old as its last response.
+            held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
+                response.
         """
         silence = max(0.0, now - self.at)
         current = held and silence <= told_within(self.lease or 0.0)
@@ -302,7 +305,8 @@ class ProgressMeter:
         self._before = before.behind
         self._behind: float | None = None
         self._began, self._told = now, -math.inf
-        # When the lease was taken, by the first of the owners that have not read anything.
+        # When the lease was taken, by this owner or by the first of the previous owners that have not read anything
+        # either.
         self._taken = now
         self._tried: float | None = None
         self._read: float | None = None
@@ -314,7 +318,7 @@ class ProgressMeter:
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
-        """Return annotations from now on; `wall` returns seconds since 1970."""
+        """Return annotations from now on. `wall` must return the time in seconds since 1970."""
         self._wall, self._told = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
         before = self._carried
@@ -332,7 +336,7 @@ class ProgressMeter:
             self.silent_since = now
 
     def asking(self, now: float) -> None:
-        """Note that the source is called; `called_back`, `read` or `failed` follows."""
+        """Note that the source is being called. A call of `called_back`, `read` or `failed` must follow."""
         with self._lock:
             self.called = now
             self.silent_since = now if self.silent_since is None else self.silent_since
@@ -348,9 +352,9 @@ class ProgressMeter:
             self.called = None
 
     def leave(self) -> bool:
-        """Keep the reader from delivering what its current call returns; return False if no call is running.
+        """Prevent the reader from delivering the result of its current call. Return False if no call is running.
 
-        No handler is running then, and none begins, so the lease can be released without the reader.
+        During a call no handler runs, and afterwards none is called, so the lease can be released without the reader.
         """
         with self._lock:
             self.left = self.left or self.called is not None
@@ -361,7 +365,7 @@ class ProgressMeter:
         return None if self._wall is None else self._wall() - (now - at)
 
     def read_lately(self, now: float, seconds: float) -> bool:
-        """Return whether the shard has responded: to this owner, or to another one within `seconds` before it."""
+        """Return whether the shard has responded to this owner, or to another one in the `seconds` before this one."""
         before = self._carried
         if self.heard > -math.inf or self._wall is None or before.read is None:
             return self.heard > -math.inf
@@ -373,7 +377,7 @@ class ProgressMeter:
         Args:
             batch: The batch, including earlier records that were not delivered yet.
             now: The time by the worker's clock.
-            waits: If the records are not to be delivered yet, why.
+            waits: Why the records must not be delivered yet; "" if they may be.
         """
         if batch.answered:
             with self._lock:
@@ -384,7 +388,7 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # No request was made: an idle link has nothing to return.
+                # No request was made, because an idle connection has nothing to return.
                 self.called = self.silent_since = None
             return
         with self._lock:
@@ -397,13 +401,13 @@ class ProgressMeter:
                 self._oldest = self._arrival(batch.first_arrived, now, batch.behind_seconds or 0.0)
             elif batch.behind_seconds == 0 or batch.ended:
                 self._oldest = None
-            # An empty response on the way to a record that was not handled is no progress.
+            # An empty response is no progress while an earlier record is not handled.
             self._pending = self._unfinished or self._oldest is None
             self._arriving, self._excused = batch.last_arrived, waits
             if waits:
-                self._done = now  # or a shard whose records are to wait would be shown as stalled
+                self._done = now  # otherwise a shard whose records must wait would be shown as stalled
             if batch.behind_seconds is not None:
-                # The time that records are to wait is lag, but does not show that the consumer falls behind.
+                # If records must wait, their age is lag, but it does not show that the consumer falls behind.
                 self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
@@ -421,7 +425,8 @@ class ProgressMeter:
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
-            # Counts as done up to now, or a shard that is right to wait would be shown as stalled.
+            # The shard counts as done up to now. Otherwise it would be shown as stalled although it waits for a good
+            # reason.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 
@@ -475,14 +480,14 @@ class ProgressMeter:
             return self._behind_at(now)
 
     def _arrival(self, first: float | None, now: float, behind: float) -> float:
-        """Return when a record arrived, by our clock; it is at least `behind` seconds old."""
+        """Return when a record arrived, by this worker's clock. The record is at least `behind` seconds old."""
         age = 0.0 if first is None or self._wall is None else self._wall() - first
         return now - max(0.0, behind, age)
 
     def _waiting(self, now: float) -> float:
-        """Return how many seconds the oldest unfinished record has waited; 0 if no longer than a slow response takes.
+        """Return how many seconds the oldest unfinished record has waited, or 0 if no more than `SILENT_SECONDS`.
 
-        A single read may return everything that waits in the stream, and then counts as being at the tip.
+        The records of a single read may reach up to the tip, so that the lag is 0 although they are not done.
         """
         waited = 0.0 if self._oldest is None else now - self._oldest
         return waited if waited > SILENT_SECONDS else 0.0
@@ -500,7 +505,8 @@ class ProgressMeter:
             if self._before is not None:
                 # The lag is at least what the previous owner wrote, and grows until the first read.
                 return max(oldest, self._before + max(0.0, now - self._began))
-            # No response has contained a lag. Records that came after the last one wait for as long as it is ago.
+            # No response has contained a lag. Records that arrived after the last response may have waited for as long
+            # as the time since then.
             silence = now - max(at for at in (self._taken, self._read, self._done) if at is not None)
             silent = silence > SILENT_SECONDS and not self._excused
             return max(oldest, silence if silent else 0.0) or None

@@ -1,12 +1,12 @@
-"""Renews held leases, each lease on its own, so that a request that stalls delays no other lease.
+"""Renews held leases, each by a call of its own, so that a request that stalls delays no other lease.
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
    a renewal is in progress, the lease is dropped a third of that time later, because nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
-from ours. `first_watch`, `renew_pause` and `news` are a worker's part in bulletins (C4): whether it reads them, how
-often it wakes for them, and which of its leases carries its own.
+from ours. `first_watch`, `renew_pause` and `news` are a worker's part in bulletins (C4). They determine whether the
+worker reads bulletins, how often it wakes up for them, and which of its leases carries its own bulletin.
 """
 
 import logging
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class BackgroundMap(Protocol):
-    """Begins to apply a function to each item, and may return before that is done. `map` is an example."""
+    """Applies a function to each item, and may return before all calls have ended. `map` is an example."""
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
         """Iterate over the result to run the calls, because `map` is lazy; ignore the values."""
@@ -56,12 +56,12 @@ class Renewing:
     """The renewals of one worker.
 
     Each lease is checked when it may be due, not at each call. A heap orders the leases by that time, so a call with
-    nothing due costs the same however many leases are held. A lease that a checkpoint has renewed meanwhile turns out
-    to be early and goes back into the heap.
+    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease meanwhile, the lease is
+    not due yet and goes back into the heap.
 
     Args:
         config: The configuration of the rules.
-        release: Called with each lease that is to be handed off once the running batch is done.
+        release: Called with each lease that must be handed off once its running batch is done.
         clock: Measures how long a renewal takes.
     """
 
@@ -100,7 +100,7 @@ class Renewing:
             # Only new leases are added to the heap. Those that are gone are skipped when they come up.
             current = frozenset(held)
             for holding in current - self._known:
-                # Check it in this call: a next owner may have registered before the lease became ours.
+                # Check it in this call, because a next owner may have registered before the lease became ours.
                 self._wake(-math.inf, holding, -math.inf)
             self._held, self._known = held, current
             key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
@@ -121,13 +121,15 @@ class Renewing:
             # A lease whose renewal is in progress needs no other one, but must still be dropped in time (rule 2).
             if holding.key not in wanted and now > self._drop_at(holding):
                 self._drop(holding)
-        # Must come before any of them begins: the next call may come while they are in progress (rule 1).
+        # This must come before the first renewal begins, because the next call may come while renewals are in progress
+        # (rule 1).
         self._begun.update(holding for holding, _ in wanted.values())
         try:
             list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
         finally:
             for holding in seen:
-                # Even if `each` has raised: a lease that is missing from the heap would never be renewed again.
+                # This must happen even if `each` has raised, because a lease that is missing from the heap is never
+                # renewed again.
                 self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
         return seen
 
@@ -139,16 +141,17 @@ class Renewing:
         config, by_key = self._config, {holding.key: holding for holding in held}
         old = [_aged(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
         due = [*renewals(old, me, config)] if old else []
-        # Checkpoints write no annotations, so a lease that only they renew would never contain how far behind it is.
+        # Checkpoints write no annotations, so the row of a lease that is renewed only by checkpoints would never
+        # contain its lag.
         due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.untold(now)]
         if look.annotations:
-            # C4: likewise, a lease that only checkpoints renew would contain no bulletin.
+            # C4: likewise, the row of a lease that is renewed only by checkpoints would contain no bulletin.
             unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
             row = self._row
             beats = () if row is None or row.key not in by_key else heartbeat([_aged(row, now)], me, config)
             due += [*beats, *(Renew(holding.lease, "C4") for holding in unsaid)]
         if due and any(holding.grouped for holding in held):
-            # One write renews all of them, and from then on they come due together.
+            # If the store groups writes, one write renews all leases, and from then on they are due at the same time.
             by_key = {candidate.key: candidate for candidate in self._held if not self._waits(candidate, now)}
             due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
         wanted = {action.lease.key: action for action in due}
@@ -156,14 +159,15 @@ class Renewing:
 
     @property
     def side_by_side(self) -> int:
-        """How many renewals must run at the same time to be in time at the store's latency, doubled for stalls."""
+        """The number of renewals that must run in parallel at the store's latency, doubled in case requests stall."""
         return math.ceil(2 * len(self._held) * self._took / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
         """Return the time of the next call."""
         while self._wakes:
             wake, _, holding, latest = self._wakes[0]
-            # The first entry may be out of date: a checkpoint has renewed the lease, or it is no longer held.
+            # The first entry may be out of date, because a checkpoint has renewed the lease, or because it is no longer
+            # held.
             gone = holding not in self._known
             if not gone and (self._waits(holding, now) or min(self._due(holding, now), latest) <= wake):
                 return wake
@@ -177,13 +181,13 @@ class Renewing:
         heappush(self._wakes, (at, self._number, one, latest))
 
     def renew(self, holding: Holding, action: Renew, look: Look, *, patient: bool = True) -> None:
-        """Renew this lease now; not `patient` if other workers wait for its annotations."""
+        """Renew this lease now. Pass `patient=False` if other workers wait for the annotations."""
         began = self._clock()
         try:
             holding.renew(merged(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # A moving average, in which a single stall counts for little, but several soon count fully.
+        # This is a moving average. A single stall changes it little, but several stalls soon count fully.
         took = min(self._clock() - began, 4 * self._took + 0.02)
         self._took += (took - self._took) / 8
 
@@ -207,13 +211,14 @@ class Renewing:
         try:
             if action is not None:
                 self.renew(holding, action, look)
-            # The renewal failed or was late, so by our own clock other workers may have claimed the lease.
+            # If the renewal failed or was late, other workers may have claimed the lease by our own clock.
             if holding.expired:
                 self._drop(holding)
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
-            # Even after an exception, or the renewal would count as in progress forever, and never be repeated.
+            # This must happen even after an exception. Otherwise the renewal would count as in progress forever and
+            # never be repeated.
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
@@ -222,7 +227,7 @@ class Renewing:
 
 
 class SlowPeers:
-    """Logs each slow worker once."""
+    """Logs each worker that renews too slowly, once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -230,7 +235,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose measured gaps are too long. `plan` waits longer for them, by the same figures."""
         for owner, gap in slow_owners(me, config):
-            # Only once, or every full read would log it for as long as that worker runs.
+            # Log each worker only once, or every full read would log it again.
             if owner not in self._said:
                 self._said.add(owner)
                 log.warning(
@@ -246,7 +251,7 @@ class SlowPeers:
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
-    # If an annotation moves the version, other workers would take each bulletin for a renewal.
+    # If writing an annotation changes the version, other workers would mistake each bulletin for a renewal.
     hears = config.rules.keeps_lookout and capabilities.free_annotations
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
@@ -254,16 +259,17 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 def renew_pause(watch: Watch, config: Config) -> float:
     """Return the longest wait between two calls: the heartbeat interval.
 
-    Any worker may become the lookout, which reads the table for the group, and must then act within that time.
+    Any worker may become the lookout, which must write its bulletin this often.
     """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
 def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
-    """Return the row with the bulletin, to be written now: the lookout's news must not wait for the next heartbeat.
+    """Return the renewal that writes the lookout's new bulletin, which must not wait for the next heartbeat.
 
-    If the lookout has just claimed a lease whose row takes over the bulletin, the former row is returned, too. Readers
-    do not know about the new one yet, and in the layout `sessions` the former one does not even fall silent.
+    If the lookout has just claimed a lease whose row takes over the bulletin, the renewal of the former row is
+    returned, too. Other workers still read the former row, and in the layout `sessions` that row does not even stop
+    changing.
     """
     by_key = {holding.key: holding for holding in held}
     leases = [holding.lease for holding in by_key.values()]

@@ -24,26 +24,31 @@ from leasehold.stores.printable import escaped, few
 log = escaped(logging.getLogger("leasehold.silence"))
 
 MARGIN = 1 / 3
-"""How much later than this worker another owner must have got a response, in lease times.
+"""How much later than this worker another owner must have got a response, in multiples of `lease_seconds`.
 
-With less we do not conclude that the stream responds to others. Reads are not simultaneous and clocks differ, so even
-in an outage of the stream one owner always got the last response.
+Only then do we conclude that the stream responds to other workers. Reads are not simultaneous and clocks differ, so
+even in an outage of the stream one owner was the last to get a response.
 """
 TRIAL = 3
-"""The silence before a trial, in lease times (D4). A stream that is merely slow responds within that time."""
+"""How long a stream is silent before one lease is released as a trial, in multiples of `lease_seconds` (D4).
+
+A stream that is merely slow responds within that time.
+"""
 REST = 2
-"""The first rest, in lease times (D5)."""
+"""How long this worker first leaves leases to others, in multiples of `lease_seconds` (D5)."""
 REST_SECONDS_MOST = 300.0
 UNLISTED_SECONDS = 1.0
-"""After waiting this long for a response, a worker does not list the shards: that request would not be answered either,
-and the turn must not wait for it."""
+"""How long a stream may not respond before a worker stops listing its shards.
+
+The listing would not get a response either, and the turn must not wait for one.
+"""
 
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, and for how many seconds at least, if no other worker takes it.
+    """A lease to leave to other workers, for at least `seconds` unless one of them takes it.
 
-    It is left to the worker `to`, if that is known.
+    If `to` is given, the lease is given to that worker.
     """
 
     holding: Holding
@@ -53,18 +58,18 @@ class SilentLease:
 
 @define
 class _Rest:
-    """The time for which leases are left to other workers. The next rest is twice as long.
+    """A period for which leases are left to other workers. Each rest is twice as long as the one before.
 
     Attributes:
         seconds: How long the next rest takes.
-        until: When the last rest ends.
+        until: When the latest rest ends.
     """
 
     seconds: float
     until: float = -math.inf
 
     def begin(self, now: float) -> float:
-        """Begin a rest; return how long it takes."""
+        """Begin a rest, and return how long it takes."""
         seconds, self.seconds = self.seconds, min(2 * self.seconds, REST_SECONDS_MOST)
         self.until = now + seconds
         return seconds
@@ -72,14 +77,14 @@ class _Rest:
 
 @define
 class _StreamState:
-    """What is known of one stream.
+    """What this worker knows about one stream.
 
     Attributes:
         rest: The rest from the stream.
         trial_due: When the next lease may be released as a trial.
-        checkpoints: The checkpoints of other owners when this worker first saw the table after it got no response.
+        checkpoints: The checkpoints of other owners when this worker first read the table during the present silence.
         read_by: Another owner that has read the stream since.
-        silent_at: When it was last found not to respond.
+        silent_at: When the stream was last found not to respond.
     """
 
     rest: _Rest
@@ -118,7 +123,7 @@ class StreamSilence:
             called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
         ]
         due = min(dues, default=math.inf)
-        # A silence that begins now is due in a lease time at the earliest, so no more frequent check is needed.
+        # A silence that begins now is due after `lease_seconds` at the earliest, so no more frequent check is needed.
         self._next = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
@@ -136,7 +141,7 @@ class StreamSilence:
         resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not resting:
             return False
-        # A lease that no other worker has taken by now, no other worker will take, so try it here.
+        # If no other worker has taken the lease in this time, none will, so this worker tries it again.
         given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= given_up)
 
@@ -220,7 +225,8 @@ class StreamSilence:
             few([holding.key for holding in left]),
             rest,
         )
-        # Not for the whole rest: a lease that no other worker has taken by then is tried again (D5).
+        # The lease is not left for the whole rest. If no other worker has taken it after `lease_seconds`, this worker
+        # tries it again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in left]
 
     def _stream(self, name: str) -> _StreamState:
@@ -244,14 +250,14 @@ class StreamSilence:
             if progress.heard > -math.inf:
                 self._shards.pop(holding.key, None)
             return math.inf
-        # After an outage of the stream every shard has its time to respond again.
+        # After an outage of the stream, every shard gets the full time to respond again.
         since = max(progress.silent_since, self._stream(holding.lease.stream).silent_at)
         if progress.failed_at <= since:
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
             return since + max(self._lease_seconds, 2 * progress.waited)
         rest = self._shards.get(holding.key)
-        # If no worker gets a response, each of them keeps the lease for longer every time.
+        # If no worker gets a response from the shard, each of them keeps the lease longer every time.
         return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
     def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
@@ -276,7 +282,7 @@ class StreamSilence:
     def _annotated(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float
     ) -> Iterable[tuple[str, bool]]:
-        """Yield each other living owner that annotates its leases, and whether it has read one of them since."""
+        """Yield each other living owner that annotates its leases, and whether it has read the stream since `since`."""
         heard = held[0].progress.since_1970(since, now)
         if heard is None:
             return

@@ -1,9 +1,9 @@
-"""What one worker has read of its lease table, how old that is, and what may have happened unseen.
+"""Keeps what one worker has read of its lease table, and tracks what may have changed unnoticed since.
 
-1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and what a
-   reading does not show: rows of leases that were dropped here, and leases that others have finished while this process
-   was paused.
-2. A reading that fails only changes what is known about outages, and must be repeated.
+1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and two kinds
+   of changes that a read does not show: leases that were dropped here while their rows still name this worker, and
+   leases that others have finished while this process was paused.
+2. A read that fails changes only what is known about outages. It must be repeated.
 """
 
 import math
@@ -31,7 +31,7 @@ class TableView:
         clock: The worker's clock.
 
     Attributes:
-        watch: What was read, and for how long each row has been unchanged.
+        watch: The rows that were read, and for how long each has been unchanged.
     """
 
     def __init__(self, store: Store, config: Config, clock: Callable[[], float]) -> None:
@@ -56,13 +56,14 @@ class TableView:
         """Read these rows, or the whole table. Raises StoreError."""
         began, rows_left = self._clock(), keys is None and self._rows_left.is_set()
         if rows_left:
-            # Must come before the read: a lease that is dropped while it runs requires another full read.
+            # This must come before the read, because a lease that is dropped during the read requires another full
+            # read.
             self._rows_left.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf
         try:
             if keys is None:
                 listing = self._store.list()
-                reject_moved(listing)  # a store that knows both tables of a swap hides what this looks for
+                reject_moved(listing)  # a store that knows both tables of a swap hides moved rows
             else:
                 listing = Listing(self._store.get(keys, stale_ok=stale_ok))
         except StoreError:
@@ -90,9 +91,9 @@ class TableView:
 
         Args:
             rows: The rows, as read or as returned by writes.
-            began: When reading or writing them began.
+            began: When the read or the write began.
             keys: The keys that were read; None: the whole table.
-            reports: What the store knows about the ages of rows.
+            reports: The reports of KCL 3.x workers that were read with the rows.
         """
         self.watch, leases = self.watch.look(rows, began, self._clock(), keys, reports)
         return leases
@@ -102,13 +103,13 @@ class TableView:
         self.watch = self.watch.recalling(released, shards)
 
     def outdated(self, now: float) -> bool:
-        """Whether what was read is too old to create leases: others may have created, finished and deleted them."""
+        """Return whether the last read is too old to create leases by, as others may have finished them since."""
         return now - self._read_at > self._config.lease_seconds
 
     # Pauses of this process
 
     def awake(self, now: float) -> None:
-        """Note that this process runs, and the leases that others may have finished if it was paused for too long."""
+        """Note that this process is running. After a long pause, remember the leases that others may have finished."""
         if now - self._awake > self._config.lease_seconds:
             self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
         self._awake = now

@@ -53,7 +53,7 @@ class TracedSpans(WorkerSpans):
 
     @contextmanager
     def span(self, name: str, **told: AttributeValue) -> Iterator[Span]:
-        """Make a span of a block and the current one within it; if the block raises, the span is marked as failed.
+        """Make a span of a block, which is current within the block. If the block raises, the span is marked as failed.
 
         If the tracer raises, the span is lost, but the block still runs and its result counts.
         """
@@ -74,7 +74,7 @@ class TracedSpans(WorkerSpans):
     def _started(self, name: str, told: dict[str, Any]) -> Span:
         try:
             return self._tracer.start_span(f"leasehold.{name}", attributes=self._told(told))
-        except Exception as fault:  # noqa: BLE001  likewise; a sampler or a processor may raise anything
+        except Exception as fault:  # noqa: BLE001  a sampler or a processor may raise anything
             self._failed(fault)
             return INVALID_SPAN
 
@@ -122,7 +122,7 @@ class TracedSpans(WorkerSpans):
         """Wrap a handler of batches so that each call, including what it awaits, is a span."""
 
         def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  the callable's own arguments
-            # OpenTelemetry rejects and logs an attribute that is None.
+            # OpenTelemetry logs a warning about an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
             attributes = {"lease": batch.lease, "records": len(batch.records), **fence}
             span, awaiting = self._started("handle", attributes), False
@@ -157,20 +157,18 @@ class TracedStore(PassingStore):
         self._spans = spans
 
     def list(self) -> Listing:
-        """List every lease."""
         with self._spans.span("list") as span:
             listing = self._store.list()
             self._spans.note(span, {"leasehold.leases": len(listing.leases)})
         return listing
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Get these leases by key."""
         requested = tuple(keys)
         with self._spans.span("get", leases=len(requested)):
             return self._store.get(requested, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or reject it; the span contains the outcome, and the rule if an action required the write."""
+        """Apply the write. The span contains the outcome, and the rule if an action required the write."""
         rule = context.get_value(RULE)
         reason = {"rule": str(rule)} if rule else {}
         with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:
@@ -191,7 +189,6 @@ class TracedSource(PassingSource):
         self._spans = spans
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Open a reader that starts just after `start`."""
         return TracedReader(super().open(lease, start), lease.key, self._spans)
 
 
@@ -202,7 +199,6 @@ class TracedReader:
         self._reader, self._lease, self._spans = reader, lease, spans
 
     def read(self) -> Batch:
-        """Read once."""
         with self._spans.span("read", lease=self._lease) as span:
             batch = self._reader.read()
             # If the lag is unknown, leave it out, because 0 would mean that the reader is at the tip.
@@ -211,5 +207,4 @@ class TracedReader:
         return batch
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()

@@ -1,9 +1,9 @@
-"""A worker of a fleet, which renews its leases, reads the table, plans and acts whenever a runner calls it.
+"""Runs one worker of a group: it renews leases, reads the table, plans and acts whenever a runner calls it.
 
 1. `renew` and `turn` each do one bounded piece of work and return when to call them next. They never wait for each
    other.
 2. This module starts no threads, does not sleep and reads no wall clock.
-3. A failed write never ends a worker. The next turn reads the table again and plans from what it contains.
+3. A failed write never ends a worker. The next turn reads the table again and plans from its rows.
 """
 
 import logging
@@ -58,7 +58,7 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
-"""The most rows that one log line names."""
+"""The maximum number of rows that one log line names."""
 
 
 def check_worker_id(me: object, capabilities: Capabilities) -> None:
@@ -82,19 +82,19 @@ class Worker:
 
     Args:
         store: The lease table.
-        source: The stream whose shards the leases stand for.
+        source: The stream whose shards the workers share.
         me: This worker's id. If it stays the same across restarts, leases are re-adopted instead of moving.
         config: The configuration, which must be the same for the whole fleet.
-        consumer: Reads the held leases; None: the runner does, once it is created. Use `Unread()` for a worker that a
-            program calls by itself and that reads nothing.
+        consumer: Reads the shards of held leases. If it is None, the runner does so once it is created. Use `Unread()`
+            for a worker that a program calls by itself and that reads nothing.
         clock: A clock in seconds that never goes back; `now` is a time of this clock. The default one also advances
             while the machine is suspended.
         uniform: Draws a number between two others, for waits after faults. Nothing else is random.
         process: Distinguishes this process from every other one that has ever used the id.
         scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
-        tracer: Where spans go; None: to the program's own provider, if it has set one before.
+        tracer: Makes the spans. If it is None, the program's own tracer provider is used, if one was set before.
         if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
-            is read then, and the log says what to do (L14).
+            is read then, and a log message contains the remedy (L14).
 
     Examples:
         >>> from leasehold import Config
@@ -128,7 +128,7 @@ class Worker:
         self.consumer, self._own_consumer = consumer, consumer is not None
         self.clock, self.uniform = clock, uniform
         self.hurried: Callable[[], None] = nobody
-        """Called, from any thread, when `turn` should be called sooner than it returned. A runner sets it."""
+        """A callback, set by the runner and called from any thread, which requests an earlier call of `turn`."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, Named) else ""
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
@@ -148,7 +148,8 @@ class Worker:
         self._creations = PendingCreations(self.config, self.source.latest)
         self._turns, self._closing = 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
-        # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
+        # C17: the waits are limited so that, after an outage, every worker has read the table before the first of them
+        # considers any lease expired.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._retake = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
@@ -194,7 +195,7 @@ class Worker:
             self._look_due = min(self._look_due, now)
             self.hurried()
         soon = min(self._renewing.due(now), now + pause, silent if silent > now else math.inf)
-        # Never without a pause: a renewal that is due but cannot be made yet would keep a core busy.
+        # There must always be a pause. Otherwise, a renewal that is due but cannot be made yet would keep a core busy.
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
@@ -221,22 +222,25 @@ class Worker:
                 "rows of the lease table were deleted under this fleet; made anew from memory: %s",
                 few(remade_rows, TOLD_MOST, "; "),
             )
-        # Gifts are still tracked while the worker leaves: no one would read a lease that its next owner never claims.
+        # Leases that were given away are tracked even while the worker leaves, because no worker would read the shard
+        # of a lease that its next owner never claims.
         if self._closing:
             return attend
         if not self._book.holdings.rests:
             list(each(self._book.holdings.readopt, self._book.holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
-            # Must be cleared before the look, so that a request made while it runs leads to another one.
+            # The event must be cleared before the look, so that a request during the look leads to another one.
             full_read = self._hurry.is_set()
             self._hurry.clear()
-            # Rows of dropped leases still name this worker as owner, and only a full read shows them (C17).
+            # The rows of dropped leases still name this worker as owner, and only a full read is sure to return them
+            # (C17).
             full_read |= self.table.needs_listing
             self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
         self._book.holdings.check_identity()
         if self._book.holdings.unconfirmed:
-            # The table may name us as their owner, so no worker reads them until we have claimed them.
+            # Their rows may name this worker as owner. Then no worker reads the shards until this one has claimed the
+            # leases.
             attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
@@ -274,8 +278,8 @@ class Worker:
         self.discovery.want()
 
     def close(self) -> None:
-        """Take no more leases, and withdraw all requests; the consumer releases the held leases."""
-        # Must come first, or a turn that begins meanwhile could make another request.
+        """Take no more leases, and withdraw all requests. The consumer releases the held leases."""
+        # This must come first, or a turn that begins meanwhile could make another request.
         self._closing = True
         self._book.handoffs.withdraw()
 
@@ -288,8 +292,8 @@ class Worker:
         except MadeAnew:
             raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
-            # If the store or source rejects us and has never worked, give up. A rejection after an earlier success may
-            # pass once a role or a token is renewed.
+            # If the store or source rejects requests and has never worked, give up. A rejection after an earlier
+            # success may pass once a role or a token is renewed.
             answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
             if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
@@ -311,7 +315,8 @@ class Worker:
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
         first = asked is None and not self.discovery.answered
         shards = self._first_listing(now, listing, me, leases) if first and self._listable(now) else None
-        # Only rows that were just read: any other lease may have a new owner. KCL 2.x renews finished leases, too.
+        # Use only rows that were just read, because any other lease may have a new owner by now. Under the rules of KCL
+        # 2.x, finished leases are adopted, too.
         seen = self.table.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
         self._book.holdings.looked(fresh)
@@ -324,8 +329,8 @@ class Worker:
         missing = tuple(key for key in asked_of if key not in table_keys)  # a renewal recreates the row
         doubted = self._book.holdings.doubted(listing.leases, missing)
         list(each(Holding.reconfirm, doubted))
-        # Must come before the shards are listed, which takes long if the stream does not respond.
-        if asked is None:  # by only some of the leases nothing is judged
+        # This must come before the shards are listed, which takes long if the stream does not respond.
+        if asked is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
         if asked is None and not first and self._listable(now):
             shards = self.discovery.shards(now, listing, me, leases)
@@ -337,7 +342,7 @@ class Worker:
         if asked is None and shards is not None:
             self._recreated.looked(actions, leases)
         if asked is not None:
-            # A lease that was not just read may have changed; leave it to the lookout or to our next full read.
+            # Leases that were not just read may have changed, so leave them to the lookout or to our next full read.
             actions = tuple(action for action in actions if action.lease.key in asked)
             adopted += fresh
         actions = self._book.holdings.allowed(actions + self._book.handoffs.again(adopted))
@@ -367,26 +372,27 @@ class Worker:
             self.hurry()  # read the result, and list the shards
 
     def _let_all_go(self) -> None:
-        """Release everything once the running batches end: the positions belong to another stream (L14)."""
+        """Release all leases once the running batches end, because the positions belong to another stream (L14)."""
         for holding in self.holdings:
             holding.ask_release()
             self._release(holding)
 
     def _listable(self, now: float) -> bool:
-        """Return whether the shards can be listed: a stream that answers no read now would not answer that either."""
+        """Return whether to list the shards. A stream that does not respond to reads would not respond to that."""
         return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
-        """Release the leases that are to be given up and whose readers wait for a call of the source.
+        """Release the leases that are being given up and whose readers wait for a call of the source.
 
-        A reader may wait for `seconds` first.
+        Only readers that have waited for `seconds` count.
         """
         self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
         """List the shards; raise WorkerError if the table belongs to another stream.
 
-        At the start this means that a setting is wrong. If such rows appear later, workers wait until they are gone.
+        At the start, such a table means that a setting is wrong. If rows of another stream appear later, workers wait
+        until they are gone.
         """
         shards = self.discovery.shards(now, listing, me, leases)
         if (other := self.discovery.other_stream) is not None:
@@ -396,7 +402,7 @@ class Worker:
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
         """Carry out these actions, and return all leases, including those that this worker has just taken.
 
-        The response to a write contains the row, so no row is read again to see the result (C10).
+        The response to a write contains the row, so the result is known without another read (C10).
         """
         began = self.clock()
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
@@ -405,7 +411,7 @@ class Worker:
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
-        """Make the next look soon and full while leases or a listing are pending, or the stream is starting again."""
+        """Make the next look early and full while creations or a listing are pending, or the stream is restarting."""
         soon = [max(SOON_SECONDS, min(early.values()))] if early else []
         if self.discovery.refused:
             # C18: the next full read of the table may be minutes away, and until then a new group has no leases.
@@ -442,12 +448,12 @@ class Worker:
                 return True
 
     def _act(self, action: Action) -> Lease | None:
-        """Carry out this action; return the lease that it has taken, if any."""
+        """Carry out this action. Return the lease that it has taken, if any."""
         held = self._book.holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
-                # The next owner has registered on the row, so a single write gives the lease. In M14 the plan names an
-                # owner that has not.
+                # The next owner has registered on the row, so a single write gives the lease to it. In M14, the plan
+                # names a next owner that has not registered.
                 held.asked(action.lease)
             else:
                 held.ask_release(action.next_owner)
@@ -511,27 +517,27 @@ class Worker:
     def _gone(self, holding: Holding) -> None:
         if holding.expired:
             self.table.lease_dropped()
-        if not self._own_consumer:  # wake the runner's lease reader, which may wait for hours; others watch `lost`
+        if not self._own_consumer:  # wake the runner's reader, which may wait for hours; others watch `lost`
             self._release(holding)
 
     def _remade(self, what: str) -> None:
         self.rows_remade += 1
         self._gone_rows.append(what)
-        self.hurry()  # other rows may be gone, too, some of them without an owner to recreate them
+        self.hurry()  # other rows may be gone, too, perhaps without an owner to recreate them
 
     def _gave(self, now: float) -> None:
-        # C13: a worker that was alone looks seldom, but the next owner may die as soon as it has the lease.
+        # C13: a worker that was alone looks seldom, but must notice if the next owner dies as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
         self.hurried()
 
 
 def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
-    """Return the fields of a log line about an action; `key` is the lease taken, if not the first choice."""
+    """Return the fields of a log line about an action. `key` is the lease taken, if that is not the first choice."""
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
 def _taken_from(action: Action, key: str) -> dict[str, str]:
-    """For a lease that was taken, return a log field that says why it could be taken."""
+    """Return a log field with the reason why the lease could be taken, or none if the action takes no lease."""
     if not isinstance(action, Claim | Steal):
         return {}
     taken = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
@@ -541,7 +547,7 @@ def _taken_from(action: Action, key: str) -> dict[str, str]:
 
 
 def nobody() -> None:
-    """Wake no task. The default for programs that call `turn` by themselves."""
+    """Wake no task, which is the default for programs that call `turn` by themselves."""
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:

@@ -44,7 +44,7 @@ class EventHubs(RuleSet):
 
     @classmethod
     def variants(cls) -> Mapping[str, RuleSet]:
-        """Return the dialects by name, and with the suffix "-greedy" those that have that mode (the note has none)."""
+        """Return each dialect by name, and again with the suffix "-greedy" if it has a greedy mode."""
         balanced = {dialect: cls(dialect) for dialect in DIALECTS}
         greedy = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
         return {cls.name: cls(), **balanced, **greedy}
