@@ -121,7 +121,7 @@ class Release:
 
 @frozen
 class Delete:
-    """Remove a lease that nothing depends on any more: its shard is done, or gone from the source (L8, L10).
+    """Remove a lease that nothing depends on any more, because its shard is done or gone from the source (L8, L10).
 
     Examples:
         >>> from leasehold import SHARD_END, Delete, Lease

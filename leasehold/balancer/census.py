@@ -59,12 +59,12 @@ class Census:
 
     @property
     def available(self) -> tuple[Lease, ...]:
-        """The leases that may be claimed without stealing: the free and the expired ones."""
+        """The free and the expired leases, which may be claimed without stealing."""
         return self.free + self.expired
 
     def held_by(self, owners: Collection[str]) -> tuple[Lease, ...]:
         """Return the unexpired leases of these owners."""
-        leases = list(self.each_held_by(owners))  # building the tuple from a list takes a third of the time
+        leases = list(self.each_held_by(owners))  # building a tuple from a list is three times as fast
         return tuple(leases)
 
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
@@ -152,7 +152,7 @@ class KnownLeases(Sequence[Lease]):
 
     Attributes:
         whole: The last read of the whole table.
-        since: The rows read since, by key; None if a row is gone.
+        since: The rows read since then, by key. The value is None if the row was deleted.
         moved: The keys of the leases that appeared, disappeared, ended or changed hands since.
     """
 

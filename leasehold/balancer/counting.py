@@ -117,9 +117,9 @@ def expires_above(config: Config) -> float:
 def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     """Return the living owners that renew too slowly for our `lease_seconds`, with the longest gap measured.
 
-    They are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A gap is too long if it
-    exceeds half of `lease_seconds` and is clearly longer than our own renewal interval. If our own leases had such gaps
-    too, the store had paused for all workers, so a gap must exceed ours by `lease_seconds`.
+    Such owners are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A renewal gap is too
+    long if it exceeds half of `lease_seconds` and is clearly longer than our own renewal interval. If our own leases
+    had such gaps too, the store had paused for all workers, so a gap must exceed ours by `lease_seconds`.
 
     Examples:
         >>> from leasehold import Config, Me

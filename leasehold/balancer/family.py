@@ -49,7 +49,7 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
 
 @frozen
 class Family:
-    """One stream: its listed shards, their children, and its leases, each by name."""
+    """The listed shards of one stream, their children, and the stream's leases, each by name."""
 
     stream: str
     shards: Mapping[str, Shard]
@@ -66,8 +66,8 @@ class Family:
     def tips(self) -> frozenset[str]:
         """The shards at which lines of descent end.
 
-        These are the open shards. If no shard is open, as in a stream that was disabled, they are the shards without
-        children.
+        Usually the open shards are the tips. If no shard is open, as in a stream that was disabled, the tips are the
+        shards without children.
         """
         open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
         return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))
@@ -127,7 +127,7 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
     """Return the problems of a complete listing: open parents of listed children, cycles, and holes.
 
     Open parents and cycles stop the creation and deletion of leases for their stream (L2). A hole among the open shards
-    is only reported, because the leases may be right even if one listing was not.
+    is only reported, because the leases may be correct even if one listing is not.
 
     Examples:
         >>> from leasehold import Shard, problems

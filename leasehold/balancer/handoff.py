@@ -53,8 +53,8 @@ def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
 def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
     """Return the owner and next owner, by key, of the held leases that will be handed off (H1).
 
-    A request counts if its next owner holds a lease, was named recently (which is how a newcomer announces itself), or
-    was named by a KCL 3.x leader.
+    A request counts if its next owner holds a lease, if it was made recently, as by a newcomer without a lease, or if a
+    KCL 3.x leader made it.
     """
     dead = {lease.key for lease in census.expired} if census.moving else set()
     # This is one cycle after the next owner would steal the lease (H4). If requests were given up earlier, two next

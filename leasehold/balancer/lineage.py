@@ -10,8 +10,8 @@ A lease is deleted once it is finished and reading of its children has begun, or
 
 Source: HierarchicalShardSyncer, ShutdownTask, PeriodicShardSyncManager and LeaseCleanupManager of the Kinesis Client
 Library 2.7, and the README of kcl-rust. There are two differences. KCL leaves the creation of a child to the worker
-that finished its parent; here every worker creates the children that are missing (L3). KCL keeps the list of leases to
-clean up in the memory of the worker that finished the shard, so the list is lost with that worker; here it is computed
+that finished its parent, while here every worker creates missing children (L3). KCL keeps the list of leases to clean
+up in the memory of the worker that finished the shard, so the list is lost with that worker, while here it is computed
 from the table.
 """
 
@@ -33,7 +33,7 @@ NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 EPOCHS_UNSEEN = 1_000_000
 """The amount added to a lease's epoch when its row is recreated as it was last read (L13).
 
-It must exceed the number of epochs that other writers of the row may have issued since that read.
+The amount must exceed the number of epochs that other writers of the row may have issued since that read.
 """
 
 HOLE_CONFIDENCE = 3
@@ -160,8 +160,8 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
 def child_position(config: Config) -> Position:
     """Return where the child of a finished shard starts.
 
-    It starts at its beginning, because all its records were written after those of its parent. If kcl-rust was started
-    AT_TIMESTAMP, every lease starts at that time, even those of later shards.
+    The child starts at its beginning, because all its records were written after those of its parent. If kcl-rust was
+    started AT_TIMESTAMP, every lease starts at that time, even those of later shards.
     """
     starts_there = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
     return config.initial_position if starts_there else TRIM_HORIZON
@@ -293,11 +293,11 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
     """Create the leases that are needed so that each open shard without a lease will be read (L4, L5).
 
     From each such shard, we walk up to the ancestors that have a lease or begin a line. Parents are visited before
-    children, so each shard can use what was decided about its parents:
+    children, so that each shard can use the results for its parents:
 
     - A shard *descends* if it has a lease or if one of its parents counts.
     - A shard *begins* a line if none of its parents counts, and the initial position is not LATEST or the shard was
-      missed in an outage (`unread`).
+      never read because of an outage (`unread`).
 
     A parent counts if it descends or if it begins a line. If one parent of a shard counts, leases are created for all
     of its parents that have none and do not descend. Otherwise the hash keys of these parents would not be read from

@@ -1,8 +1,8 @@
-"""Decides when to read which rows: one worker, the lookout, reads the whole table, the others its bulletin (C3 to C18).
+"""Decides when workers read the table. The lookout reads all of it, the other workers read its bulletin (C3 to C18).
 
 If every worker listed the table, reading would cost workers x leases. Instead, each worker ranks the workers in its own
 last listing by a digest of their ids. Workers that read the same rows compute the same ranks. So the first in rank, the
-lookout, needs no election and no lock, and when it dies there is nothing to wait for.
+lookout, needs no election and no lock, and when it dies the others need not wait for one.
 
 The lookout lists the table every 3 s, or sooner if the leases of a late owner reach their limit (C5). It frees the
 leases of dead workers, so that other workers may claim these leases even if they have not watched them (C6). On its own
@@ -74,7 +74,7 @@ HEARTBEAT_SECONDS = 1.5
 SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
 """How long the bulletin's row, or *looks*, may stay unchanged before the lookout counts as stopped (C8).
 
-After these times a heartbeat is one second overdue, or two looks were missed.
+After these times, a heartbeat of the lookout is one second overdue, or two of its looks are missing.
 """
 
 STAND_IN_SECONDS = 1.0
@@ -145,8 +145,7 @@ class LookoutRanks:
     Attributes:
         ranks: The workers, the lookout first.
         row: The row that carries the bulletin.
-        left: Whether the row's owner has released it. If so, no worker is the lookout, and the next in rank need not
-            wait.
+        left: Whether the row's owner has released it. If so, there is no lookout, and the next in rank need not wait.
         place: How many other workers stand in for the lookout before this one, according to the latest call; None
             without a call.
     """
@@ -166,8 +165,8 @@ class LookoutRanks:
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
         """Return whether this worker acts as the lookout.
 
-        This is the case if it is first in rank, or if the lookout's bulletin has stopped changing and it is this
-        worker's turn to stand in (C8).
+        A worker acts as the lookout if it is first in rank, or if the lookout's bulletin has stopped changing and it is
+        this worker's turn to stand in (C8).
         """
         if self.row is None or self.ranks[0] == me.worker:
             return True
@@ -209,7 +208,7 @@ def _row_silent(me: Me, hearing: BulletinState, config: Config) -> float:
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
-    """Return the workers by rank: the first is the lookout, and the others stand in for it in this order (C3, C8).
+    """Return the workers by rank. The first is the lookout, and the others stand in for it in this order (C3, C8).
 
     Args:
         leases: The known leases.
@@ -262,7 +261,7 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
 
 
 def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return the renewal of the bulletin's row, which the lookout renews more often than others (C4)."""
+    """Return the renewal of the bulletin's row if it is due, which it is more often than for other rows (C4)."""
     row = bulletin_row(mine, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
 
@@ -309,7 +308,7 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
 
 
 def start_seconds(worker: str, config: Config) -> float:
-    """Return how long a worker waits before its first look: up to half a second, by the digest of its id (C15).
+    """Return how long a worker waits before its first look, which is up to half a second, by a digest of its id (C15).
 
     Workers that hold nothing cannot see each other. If many of them looked at the same moment, they would choose the
     same first lease.
@@ -416,8 +415,8 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
-    These are the leases beyond its share, in donation order. The worker reads these rows because it would otherwise see
-    a request only when it renews the lease.
+    The result contains the leases beyond this worker's share, in donation order. The worker reads their rows because it
+    would otherwise see a request only when it renews the lease.
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
@@ -433,8 +432,8 @@ def _present_workers(census: Census) -> frozenset[str]:
 def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
     """Return `settle_seconds` for these actions, ignoring claims that the leases already show as successful (C10).
 
-    Another look would show nothing new about such claims. They count only if there is more to take, because M5 takes
-    only one lease at first, and M9 one per turn.
+    Another look would show nothing new about such claims. Successful claims count only if there is more to take,
+    because M5 takes only one lease at first, and M9 one per turn.
     """
     mine = {lease.key for lease in census.mine}
     confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
@@ -470,7 +469,7 @@ def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Co
     """
     late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
     seconds_left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
-    # 0.02: 0.2 s for the read itself, because idle times start at the end of a read.
+    # 0.02 allows 0.2 s for the read itself, because idle times start at the end of a read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 

@@ -1,6 +1,6 @@
 """Defines the values that every rule works on: leases, shards, positions, and the worker that plans.
 
-Nothing here depends on a particular store or cloud; each store and source converts its own formats.
+Nothing here depends on a particular store or cloud. Each store and source converts its own formats.
 """
 
 import math
@@ -24,7 +24,7 @@ SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
 
 DIGITS_MAX = 129
-"""The most digits a sequence number may have. This is kcl-rust's limit, far above what any service uses."""
+"""The maximum number of digits of a sequence number. This is kcl-rust's limit, far above what any service uses."""
 
 
 def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
@@ -40,7 +40,7 @@ def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  
 
 @frozen
 class Position:
-    """A point in a shard: everything up to and including (sequence, sub) has been read.
+    """A point in a shard. All records up to and including (sequence, sub) have been read.
 
     Attributes:
         sequence: A sentinel or a decimal string.
@@ -76,7 +76,7 @@ class Position:
     def order(self) -> tuple[int, int, int]:
         """A sort key: sentinels first, then numbers by value and `sub`, and SHARD_END last.
 
-        Sentinels are recognized by name, never by length: "17" is shorter than "LATEST".
+        Sentinels are recognized by name, not by length, because a number such as "17" may be shorter than "LATEST".
         """
         if self.sequence in SENTINELS:
             return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
@@ -102,7 +102,7 @@ def at_timestamp(milliseconds: int) -> Position:
 WEIGHT_MAX = 10**15
 """The largest weight in bytes per second.
 
-It is a thousand terabytes per second, small enough that sums stay exact in stores that keep numbers as floats.
+The limit is a thousand terabytes per second, small enough that sums stay exact in stores that keep numbers as floats.
 """
 
 
@@ -142,8 +142,8 @@ class Lease:
             owner when first seen. In a store's own listing it is the row's age, if the store records it.
         checkpoint: How far the shard has been processed.
         hash_range: The first and last hash key, or None if unknown.
-        weight: Throughput in whole bytes per second, or None if unmeasured. It is whole because a sum of fractions
-            depends on their order, so two workers that read the same rows could decide differently.
+        weight: Throughput in whole bytes per second, or None if unmeasured. Fractions are not allowed, because their
+            sum depends on their order, and two workers that read the same rows could decide differently.
         held: Seconds for which the present owner has held the lease, as far as this worker has observed.
         next_owner: The worker to which a requested hand-off will move the lease.
         next_owner_idle: Seconds for which this worker has seen that worker as the next owner.
@@ -180,7 +180,7 @@ class Lease:
     leaving: bool = False
     epoch: int = 0
     annotations: Annotations = ()
-    # Stored rather than computed because every rule reads it for every lease in each turn.
+    # This field is stored rather than computed because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
     @ended.default

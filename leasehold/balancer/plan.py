@@ -78,7 +78,7 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return the leases to renew now, sorted by key: this worker's, unexpired and idle for at least `renew_seconds`.
+    """Return renewals of this worker's unexpired leases that were idle for at least `renew_seconds`, sorted by key.
 
     `plan` includes these actions, but a worker may call this function more often. A lease that is being drained for its
     next owner is renewed here too, until it is handed off.
@@ -95,7 +95,7 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config) -> Look:
     """Return when to read the table next after these actions of `plan`, and which leases to read.
 
-    Requested leases are read on their own until they are handed off, but the whole table is still read every
+    Until requested leases are handed off, only their rows are read, but the whole table is still read every
     `cycle_seconds`. `me.history` shows whether `leases` come from a read of the whole table or of a few rows.
 
     Examples:

@@ -47,11 +47,11 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
 
 
 class FleetSeconds(Protocol):
-    """The times that rules need to know, in seconds; `Config` implements this protocol."""
+    """The times that rules need to know, in seconds. `Config` implements this protocol."""
 
     @property
     def lease_seconds(self) -> float:
-        """The time after which a lease whose version has not changed has no living owner."""
+        """If a lease's version has not changed for this time, its owner counts as dead."""
 
     @property
     def cycle_seconds(self) -> float:
@@ -110,12 +110,12 @@ class RuleSet:
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:
-        """How its workers form groups (`Groups` in `rules/shares.py`), or None if they form none."""
+        """How workers form groups under these rules (`Groups` in `rules/shares.py`), or None without groups."""
         return None
 
     @property
     def evens_out(self) -> bool:
-        """Whether its workers act until no two of them differ by more than one lease."""
+        """Whether workers act until no two of them differ by more than one lease."""
         return True
 
     @property

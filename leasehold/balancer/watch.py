@@ -12,7 +12,7 @@ s, from 1 s to 9 s. The three seconds for which the second read stalled are not 
 Rule 3 (C17): an outage of the store counts against no worker. While the store does not respond, no owner can renew, and
 the first worker whose read succeeds again must not take leases that the others have had no chance to renew. So if a
 lease did not change during an outage, its time starts again at the end of the first read that succeeded. Only a silence
-longer than `silence_seconds` is an outage; a single late response is not.
+longer than `silence_seconds` is an outage. A single late response is not.
 
 Workers of a KCL 3.x leader show that they are alive by reports, which are stored next to the leases (M14). They take no
 leases themselves. Their leader gives them free leases, and until then no lease shows that these workers exist.
@@ -36,7 +36,7 @@ REPORT_SECONDS = 35.0
 Workers usually report every 30 s, so a worker without a report for this long has missed one, or has ended.
 """
 SILENT_SECONDS = 60.0
-"""How long after its last report a leader still gives leases to a worker: twice the usual report interval."""
+"""How long after its last report a leader still gives leases to a worker, which is twice the usual report interval."""
 
 
 @frozen
@@ -64,7 +64,7 @@ class ReportTrack:
     Attributes:
         stamp: The stamp of its latest report.
         stamp_at: When that stamp was first seen.
-        moved_at: The same, or minus infinity if the report may be the last one of a dead worker.
+        moved_at: When that stamp was first seen, or minus infinity if the report may be the last one of a dead worker.
         count: The number of its leases.
         since: When it was last given a lease, lost its last one, or was first known to be alive, whichever is latest.
     """
@@ -143,13 +143,14 @@ class Sighting(NamedTuple):
     Attributes:
         lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
         version_at: The end of the first read that showed its version.
-        owner_at: The same for its owner; minus infinity if the owner held it before our first read.
-        next_owner_at: The same for its next owner.
+        owner_at: The end of the first read that showed its owner, or minus infinity if that was our first read.
+        next_owner_at: The end of the first read that showed its next owner.
         watched: Seconds for which its version has not changed by our own clock alone, because a store's clock may be
             reset.
         stood: How long its version last stayed the same before its present owner changed it.
-        gap: The shorter of the last two such times. One long time may be a pause of the store; two show a slow owner.
-        pace: A lower bound of the seconds between its owner's last renewals; 0 if renewals are not counted.
+        gap: The shorter of the last two times for which its version stayed the same. One long time may be a pause of
+            the store, but two show a slow owner.
+        pace: A lower bound of the seconds between its owner's last renewals, or 0 if renewals are not counted.
     """
 
     lease: Lease
@@ -255,7 +256,7 @@ class Watch:
             began: When the read began, in seconds.
             ended: When its last page arrived, in seconds.
             requested_keys: The requested keys, or None for a read of the whole table. A requested lease that was not
-                returned is gone; leases that were not requested stay as they were.
+                returned was deleted. Leases that were not requested stay as they were.
             reports: The reports of workers, which only a read of the whole table returns.
         """
         if self.silent_at is not None:
@@ -338,7 +339,7 @@ class Watch:
     def _gone(self, now: Mapping[str, Sighting], lost: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        They are kept because this worker may be the only one that knows how far their shards were read.
+        Such leases are kept because this worker may be the only one that knows how far their shards were read.
         """
         if not (self.history.gone or lost):
             return ()
@@ -346,7 +347,7 @@ class Watch:
         return tuple(leases[key] for key in sorted(leases) if key not in now)
 
     def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """Return the sightings of all leases, updated by `fresh` ones and without those that are gone."""
+        """Return the sightings of all leases, updated by `fresh` ones and without those in `gone`."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 

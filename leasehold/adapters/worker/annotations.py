@@ -17,7 +17,7 @@ LATEST_MS = "latest_ms"
 LATEST_POSITION = "latest_position"
 """The name of the row attribute with the position that LATEST stands for, if the source returns a numbered position.
 
-Event Hubs does. The value consists of the sequence number, `@` and the token.
+Only Event Hubs returns one. The value of the attribute consists of the sequence number, `@` and the token.
 """
 
 UNPINNED = "-"
@@ -54,13 +54,15 @@ def pinned_latest(lease: Lease) -> Position | None:
 
 @frozen
 class Identity:
-    """The holder of a lease: a worker, whose id outlives restarts, and its process, whose id is never used again.
+    """The owner of a lease, which is a worker that runs in a process.
+
+    The worker's id outlives restarts. The process's id is never used again.
 
     Attributes:
         worker: The worker's id.
         process: An id without "/", unique among all processes that have ever used the worker's id.
-        incarnation: Returns which of the streams that ever had this name is being read; "" while that is unknown.
-        stream: The name of the stream if leases do not contain it, as for a single Kinesis stream; otherwise "".
+        incarnation: Returns the incarnation of the stream that is being read, or "" while it is unknown.
+        stream: The name of the stream if leases do not contain it, as for a single Kinesis stream, or else "".
     """
 
     worker: str
@@ -87,7 +89,7 @@ class Identity:
         return lease.annotation(PROCESS) == f"{self.process}/{self.worker}"
 
     def predecessor(self, lease: Lease) -> str | None:
-        """Return the process that last took the lease, if it is another one of this worker id; otherwise None.
+        """Return the process that last took the lease, if it is another process with this worker's id, or else None.
 
         The row of a lease that another worker has given to us still names that worker's process, which is no
         predecessor.

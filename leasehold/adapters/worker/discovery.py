@@ -80,9 +80,9 @@ class Discovery:
     Attributes:
         answered: Whether there has been a listing.
         contradictions: The contradictions between the last listing and the table that still hold (L14).
-        incarnation: The stream's incarnation; "" if the source does not know it.
+        incarnation: The stream's incarnation, or "" if the source does not know it.
         listed: The shards of the last listing.
-        open_shards: How many of these are open; None before the first listing.
+        open_shards: The number of open shards in the last listing, or None before the first one.
         refused: Whether the last listing failed, entirely or for some streams, for a reason that may be temporary.
         calling: Whether a call of the source is running.
     """
@@ -111,8 +111,8 @@ class Discovery:
     def bind(self, incarnation: str) -> None:
         """Read only this incarnation of the stream. Once a later one is listed, `shards` raises MadeAnew.
 
-        This is for programs that keep positions outside the table, because a position is valid in one incarnation only.
-        Listings of earlier incarnations are ignored. An empty string removes the binding.
+        Binding is for programs that keep positions outside the table, because a position is valid in one incarnation
+        only. Listings of earlier incarnations are ignored. An empty string removes the binding.
         """
         self._bound = incarnation
 
@@ -126,7 +126,7 @@ class Discovery:
         self._wanted.set()
 
     def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
-        """List the shards if that is due and possible; otherwise return None.
+        """Return a new listing of the shards if one is due and possible, or else None.
 
         If a row of the table cannot be parsed, the ancestors and descendants of its shard are left out, because where
         their leases start depends on that row.
@@ -177,7 +177,7 @@ class Discovery:
         return None if shards is None or self.refusing else unrelated(shards, unread)
 
     def unheard(self, leases: Iterable[Lease]) -> bool:
-        """Return whether another worker annotated one of these rows with a contradiction that is new to this one."""
+        """Return whether another worker has annotated a row with a contradiction that this worker does not know yet."""
         if self.refusing:
             return False
         seen = {contradiction.key for contradiction in self.contradictions}
@@ -200,7 +200,7 @@ class Discovery:
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
         """Update the contradictions.
 
-        Without a new listing, keep those that still hold, and add those of a whole stream that rows show.
+        Without a new listing, keep the contradictions that still hold, and add those of whole streams that rows show.
         """
         strange = any(lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
         if shards is None and not (self.contradictions or (self.incarnation and strange)):
@@ -234,7 +234,7 @@ class Discovery:
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
         """Return whether a lease may be deleted because its shard is listed (and finished), or is gone at the service.
 
-        While a row cannot be parsed, no lease may be deleted, because the row may belong to a child or parent.
+        While some row cannot be parsed, no lease may be deleted, because that row may belong to a child or parent.
         """
         if self._unread:
             return False
@@ -247,7 +247,7 @@ class Discovery:
             log.warning("a shard could not be looked up, its lease stays: %s", fault)
             return False
         if gone:
-            self.want()  # if the row changes first, the delete is rejected, so check again
+            self.want()  # if the row changes before it is deleted, the delete is rejected, so check again
         return gone
 
     def _row_vanished(self, me: Me) -> bool:
@@ -277,7 +277,7 @@ class Discovery:
         return not self._ripe <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
-        # Must be cleared first, because a shard may end while we list.
+        # The event must be cleared before the listing, because a shard may end during the listing.
         self._wanted.clear()
         try:
             before, present = self.incarnation, self._bound
@@ -286,7 +286,8 @@ class Discovery:
             # For a source that cannot distinguish streams of one name, only contradictions show a recreated stream.
             if isinstance(self._source, Identified):
                 try:
-                    # If the incarnation can no longer be read (a permission was revoked), the last one is still valid.
+                    # If the incarnation can no longer be read, because a permission was revoked for example, the last
+                    # one is still valid.
                     with self._call():
                         present = self._source.incarnation() or before or present
                 except SourceUnavailable:
@@ -355,7 +356,7 @@ class Recreated:
         store: The lease table.
         me: The worker's id.
         discovery: The shard listings of the worker.
-        start: Where leases restart; None: only annotate them. Any other value raises ValueError.
+        start: The position at which leases restart, or None to annotate them only. Any other value raises ValueError.
     """
 
     def __init__(
@@ -386,13 +387,13 @@ class Recreated:
     def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
         """Restart leases, or annotate them. Return whether any were restarted.
 
-        If the shards were listed in this turn, `leases` must have been read before that.
+        If the shards were listed in this turn, `leases` must have been read before the listing.
         """
         faults, discovery = self._discovery.contradictions, self._discovery
         self.beginning |= self._start is not None and any(contradiction.kind == "made anew" for contradiction in faults)
         restartable = [contradiction for contradiction in faults if contradiction.restartable]
         if self._start is None or not restartable:
-            # A contradiction due to an old listing is not a fault of the table; the next listing clears it.
+            # A contradiction due to an old listing is not a fault of the table, and the next listing clears it.
             self._note([contradiction for contradiction in faults if contradiction.kind != "old listing"], leases)
             return False
         if not discovery.current or (discovery.refusing and holdings):
@@ -461,7 +462,7 @@ class Recreated:
 
 
 def expired_unread(lease: Lease) -> str:
-    """Describe the records that expired unread because the lease's shard is gone and was never finished."""
+    """Describe the records that expired unread because the lease's shard expired before it was finished."""
     first, last = lease.hash_range or ("unknown", "unknown")
     progress = progress_of(lease) or Progress(0.0, "")
     times = {"the last record before them arrived at": progress.arrived, "the shard was last read at": progress.read}

@@ -59,7 +59,7 @@ class Handoffs:
         doubt: Callable[[Lease], None],
     ) -> None:
         self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
-        # Early enough to take the lease back and renew it before other workers consider it expired.
+        # The timeout leaves enough time to take the lease back and renew it before other workers consider it expired.
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
         self._asked: dict[str, Lease] = {}
         self._given: dict[str, tuple[Lease, float]] = {}
@@ -122,4 +122,4 @@ class Handoffs:
             self._hold(outcome.lease, begun)
             log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
         elif outcome.lease is not None and outcome.lease.owner == self._me:
-            self._doubt(outcome.lease)  # an earlier try was applied, but its reply was lost
+            self._doubt(outcome.lease)  # an earlier try was applied, but its response was lost

@@ -10,8 +10,8 @@ between:
 
 1. Time. `confirmed` is the time just before the last write that moved the version. Other workers wait for
    `lease_seconds` from the moment at which the store applied that write, or from a later one. While `expired` is false,
-   no worker with the same setting may therefore claim the lease as dead. A worker that steals does not wait; a rejected
-   write or a listing then shows the new owner.
+   no worker with the same setting may therefore claim the lease as dead. A worker that steals the lease does not wait.
+   In that case a rejected write or a listing shows the new owner.
 2. Renewals and checkpoints run in different threads. The lock puts them in one order, and each uses the version that
    the previous write stored. Without the lock two of our own writes would reject each other.
 3. A write without a response leaves `_lease` as it was. If the store applied it, the version has moved and the next
@@ -21,11 +21,11 @@ between:
    overwrite its successor's progress. Not every store checks the owner in the same step, so an expired lease is renewed
    before its checkpoint. After a steal `checkpoint_late` may still store what was handled. It also moves the checkpoint
    forward only, and leaves owner and version alone.
-5. A hand-off waits for the end of the running batch. A gift stores the position and the new owner in one call of the
-   store. A release is written after the checkpoint. After a crash before the last write the lease is still ours. It
-   expires, and the next owner starts at the stored checkpoint.
-6. If the response to a gift is lost, the next write is rejected, and the rejection names the next owner. `given` keeps
-   the lease until that worker claims it.
+5. A hand-off waits for the end of the running batch. The write that gives the lease away stores the position and the
+   new owner in one call of the store. A release is written after the checkpoint. After a crash before the last write
+   the lease is still ours. It expires, and the next owner starts at the stored checkpoint.
+6. If the response to the write that gives the lease away is lost, the next write is rejected, and the rejection names
+   the next owner. `given` keeps the lease until that worker claims it.
 7. `drop` takes a lock of its own, because a store that does not respond must not delay the moment when reading stops.
 8. If a row is deleted under its owner, alone or with the whole table, the owner recreates it, because no other worker
    knows how far it was. The new row, which the owner then claims, has the checkpoint last written and a much higher
@@ -34,8 +34,9 @@ between:
    worker has created a row meanwhile, as in a new group, the row's counter is below ours. We take over such a row
    unless its checkpoint is further.
 
-A holding ends in one of these ways, which `why` states: given to its next owner, released, finished (SHARD_END), taken
-by another worker or by a second process under our id, or dropped, because by our own clock another worker may own it.
+`why` states how a holding has ended. The lease was given to its next owner, released, finished (SHARD_END), or taken by
+another worker or by a second process under our id. Or it was dropped because, by our own clock, another worker may own
+it.
 
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent and gets no response. If the
 store applied it, the next renewal, with version 17, is rejected and returns the stored lease: version 18, ours, at 140.
@@ -43,7 +44,7 @@ The renewal is then repeated with version 18. If the store did not apply it, the
 checkpoint makes up for this one. If another worker has claimed the lease, the rejection names it, and nothing more is
 dispatched here.
 
-Nothing is skipped: a caller checkpoints only what its handler has finished, every owner starts at the stored
+No record is skipped, because a caller checkpoints only what its handler has finished, every owner starts at the stored
 checkpoint, and no write of a worker moves it back. Records handled after the last checkpoint are handled twice.
 """
 
@@ -68,7 +69,7 @@ log = escaped(logging.getLogger("leasehold.holding"))
 
 ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
-"""The interval between two updates of the throughput's average, in seconds, which is KCL 3.x's interval of balancing.
+"""The seconds between two updates of a lease's average throughput, which is as often as KCL 3.x balances loads.
 
 KCL 3.x updates its average once in a third of lease_seconds. With so short an interval, the average followed bursts,
 and our workers never stopped moving leases.
@@ -80,21 +81,21 @@ class Holding:
 
     Args:
         store: The store that contains the lease.
-        lease: The lease as returned by the write that took it; reading starts at its checkpoint.
+        lease: The lease as returned by the write that took it. Reading starts at its checkpoint.
         identity: The worker and its running process.
         clock: A monotonic clock, in seconds.
         begun: When the write that took the lease began.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
         replaced: The process of this worker whose annotation this one overwrote when it re-adopted the lease.
         noticed: Called once the lease is lost, given or released.
-        remade: Called with a description of what happened to a row that was gone.
+        remade: Called with a description of what happened when the lease's row was found to be deleted.
         lock: Makes the lock that serializes the writes.
 
     Attributes:
         contradiction: A description of the fault if the table was found to contain an earlier position than this owner
             had stored (L14).
-        fence: The fencing number that handlers are given. It never falls while the lease exists; None if the layout
-            cannot guarantee that.
+        fence: The fencing number that handlers are given, which never decreases while the lease exists. It is None if
+            the layout cannot guarantee that.
         given: The lease as given to its next owner, for as long as it may be taken back.
         why: How the holding ended.
     """
@@ -192,7 +193,7 @@ class Holding:
         )
 
     def reconfirm(self) -> None:
-        """Renew now to find out who owns the lease, because a read showed another owner or no row (C9)."""
+        """Renew now to find out which worker owns the lease, because a read showed another owner or no row (C9)."""
         try:
             self.renew()
         except StoreError as fault:
@@ -208,8 +209,8 @@ class Holding:
     ) -> bool:
         """Move the checkpoint forward.
 
-        A position at or before the checkpoint changes nothing. An expired lease is renewed first; if that is rejected,
-        the rejection shows who owns the lease.
+        A position at or before the checkpoint changes nothing. An expired lease is renewed first. If the renewal is
+        rejected, the rejection shows which worker owns the lease.
 
         Args:
             position: The position up to which everything is processed.
@@ -256,9 +257,9 @@ class Holding:
         """
         self._confirm()
         if self._next_owner is None and position is not None:
-            self.checkpoint(position)  # a gift carries its position in the same write
+            self.checkpoint(position)  # `GiveLease` stores the position in the same write
         with self._lock:
-            # Checked again under the lock: the next owner may have withdrawn while the checkpoint was written.
+            # Check again under the lock, because the next owner may have withdrawn while the checkpoint was written.
             if not self.lost.is_set() and self.releasing:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
@@ -273,7 +274,7 @@ class Holding:
         self._lose(why)
 
     def _confirm(self) -> None:
-        # Not every store checks the owner when a checkpoint is written; each does when a lease is renewed.
+        # Not every store checks the owner when a checkpoint is written, but each does when a lease is renewed.
         if self.expired and not self.lost.is_set():
             self.renew()
 
@@ -337,15 +338,15 @@ class Holding:
         return outcome
 
     def _settle(self, stored: Lease | None) -> None:
-        """Decide whether the lease is still ours, by the stored lease, which came with a rejection."""
+        """Decide by the stored lease, which came with a rejection, whether the lease is still ours."""
         # The counter of a row grows with each owner. One below ours means that the row was deleted and recreated.
         if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
             stored = self._restored(stored)
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
-            # The response to our gift may have been lost. We can take the lease back until its next owner has claimed
-            # it.
+            # The response to the write that gave the lease away may have been lost. We can take the lease back until
+            # its next owner has claimed it.
             ours_to_give = stored.owner is not None and stored.owner == self._giving_to
             self.given = stored if ours_to_give and self._identity.signed(stored) else None
             self._ended = stored.ended
@@ -390,7 +391,7 @@ class Holding:
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
                 self._remade(f"{self.key} at {ours.checkpoint.sequence}")
-        # If the lease has expired, do not claim it, because another worker may have; the row now exists for it.
+        # If the lease has expired, do not claim it, because another worker may have done so, and the row exists now.
         if stored is None or self.expired:
             return stored
         if stored.checkpoint.order > ours.checkpoint.order:

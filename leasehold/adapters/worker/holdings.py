@@ -1,9 +1,10 @@
 """Keeps the leases that this process holds, and adopts those whose rows already name its worker as owner.
 
-A lease is added after the write that took it, and removed when its holding is lost. A row may name this worker as its
-owner without being held: after a gift, a restart, or a write whose reply was lost. Such a lease is adopted by a claim
-of the version that was seen. Reading the row is not enough, because the worker that gave the lease away could take it
-back at the same moment. Two workers would then read the shard.
+A lease is added after the write that took it, and removed when its holding is lost. After a hand-off, a restart, or a
+write whose response was lost, a row may name this worker as owner although the process does not hold the lease. Such a
+lease is adopted by a claim, on condition that the version is the one that was read. Reading the row is not enough,
+because the worker that gave the lease away could take it back at the same moment. Two workers would then read the
+shard.
 
 A worker's id outlives its process, so a row of ours may belong to another process with the same id. Each write that
 takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch, that
@@ -83,7 +84,7 @@ class Holdings:
 
     @property
     def all(self) -> tuple[Holding, ...]:
-        """The holdings, sorted by key; the same tuple until one is added or removed."""
+        """The holdings, sorted by key. The tuple is the same object until a holding is added or removed."""
         with self._lock:
             if self._sorted is None:
                 # `Renewing` compares no holdings as long as it gets the same tuple.
@@ -96,7 +97,7 @@ class Holdings:
             return self._held.get(key)
 
     def check_identity(self) -> None:
-        """Drop everything and raise WorkerError if another living process was seen to use this worker's id.
+        """If another living process was seen to use this worker's id, drop all leases and raise WorkerError.
 
         The leases are not released, because a release under the shared id would take them from the other process.
         """
@@ -131,7 +132,7 @@ class Holdings:
             self._began(holding)
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
-        """Return the leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        """Return the leases that name this worker as owner but are not held, with the finished ones only if `ended`."""
         ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
             unheld = [lease for lease in ours if lease.key not in self._held]
@@ -139,7 +140,7 @@ class Holdings:
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
-        """The leases that a write without a response may have made ours. They are read once they are adopted."""
+        """The leases that a write without a response may have made ours. They must be adopted before they are read."""
         with self._lock:
             return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
 
@@ -206,13 +207,15 @@ class Holdings:
 
     def _has_successor(self, lease: Lease) -> bool:
         """Return whether another process with our id has re-adopted the lease."""
-        # Only a lease that we held ourselves can have been taken over: an earlier process of our id signed rows, too.
+        # Only a lease that this process has held can have been taken over. Other rows may name an earlier process with
+        # our id.
         replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
-        # If we slept past expiry, that process may own the lease. If it has not renewed it for this long, it is gone,
-        # and we may adopt the lease.
+        # If this process was paused until its lease had expired, the other process may own the lease. If the other
+        # process has not renewed the lease for `lease_seconds`, it has ended, and we may adopt the lease.
         if not replaced or lease.idle > self._lease_seconds:
             return False
-        # The first version seen may be the last one that the process wrote; a second one shows that it is alive.
+        # The first version that we read may be the last one that the other process wrote. A second version shows that
+        # it is alive.
         before = self._replaced.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or before != lease.version
         return True

@@ -66,7 +66,7 @@ class LeaseBook:
         lock: Makes the lock that serializes the writes of one lease.
 
     Attributes:
-        holdings: The leases that are held, were held, or are in doubt.
+        holdings: The leases that are held, were held, or are in doubt after a write without a response.
         handoffs: The open requests, and the leases that were given away.
     """
 
@@ -136,7 +136,7 @@ class LeaseBook:
         return self._silence.without(self._cooldown.without(actions, now), now)
 
     def silence_due(self, now: float) -> float:
-        """Return when a full read of the table is needed to judge a silent stream, or infinity (D1)."""
+        """Return the time at which a full read of the table is needed because a stream is silent, or infinity (D1)."""
         return self._silence.due(self.holdings.all, now)
 
     def stream_silent(self, now: float) -> bool:

@@ -25,7 +25,7 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 
 class PendingCreations:
-    """The leases that one worker is to create, and since when each has been missing.
+    """The leases that a worker must create, each with the time since which it has been missing.
 
     Args:
         config: The configuration of the worker.

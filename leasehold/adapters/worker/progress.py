@@ -2,8 +2,8 @@
 
 `Throughput` is measured as KCL 3.x does, so that Java and Python workers can compare leases.
 
-`Progress` is how far behind a lease is. Its owner writes it next to the throughput, so that one listing shows the whole
-fleet.
+`Progress` describes how far behind the tip of its shard a lease is. The owner writes it next to the throughput, so that
+a listing of the table shows the progress of all workers.
 
 1. Progress is an annotation of ours, which other libraries preserve but do not read. If annotations are free, it is
    written with renewals. An extra write is needed only if a lease has been renewed by checkpoints alone for
@@ -31,7 +31,7 @@ class Throughput:
 
     Args:
         interval: The seconds between two updates of the average. KCL 3.x updates it at each renewal.
-        average: The initial value in bytes per second, from the last owner; None if unknown.
+        average: The initial value in bytes per second, as the last owner measured it, or None if unknown.
     """
 
     def __init__(self, interval: float, average: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Throughput:
             self._bytes, self._began = 0, now
 
     def average(self, now: float) -> int | None:
-        """Return the bytes per second as of the last update; None before the first one if no earlier owner measured."""
+        """Return the bytes per second as of the last update, or None if no owner has measured the shard yet."""
         with self._lock:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
@@ -67,7 +67,7 @@ class Throughput:
                 weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
-            # A lease cannot have a larger weight, and a renewal must not fail because of it.
+            # The weight of a lease must not exceed WEIGHT_MAX, and a renewal must not fail because of a larger rate.
             return None if self._average is None else min(round(self._average), WEIGHT_MAX)
 
 
@@ -93,7 +93,7 @@ STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, to count as falling behind."""
 
 DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
-"""The fault of a read that neither ends nor fails, for example because the response comes byte by byte."""
+"""The fault of a read that neither ends nor fails, for example because the response arrives byte by byte."""
 
 FAULT_LENGTH = 200
 """The maximum length of a fault on a row, in characters."""
@@ -103,7 +103,7 @@ LARGEST = 1e12
 
 
 def told_within(lease_seconds: float) -> float:
-    """Return the seconds within which a living owner writes its next annotation."""
+    """Return the number of seconds within which a living owner writes its next annotation."""
     return TELL_SECONDS + RENEWED * lease_seconds
 
 
@@ -137,28 +137,29 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
 
 @frozen
 class Progress:
-    """How far behind a lease is, as its owner wrote it. All times are in seconds since 1970.
+    """How far a lease is behind the tip of its shard, as its owner wrote it. All times are in seconds since 1970.
 
     Attributes:
         at: When this was written.
         owner: The worker that wrote it.
         host: The machine on which the worker runs.
-        moves: How often the lease has moved from one worker to another, as far as our workers saw.
-        behind: The seconds behind the tip of the shard at the last read; more while its batch is not done.
+        moves: How often the lease has moved from one worker to another, as far as our workers have observed.
+        behind: The seconds behind the tip of the shard at the last read, or more while the batch is not done.
         end: Whether the last read reached the tip and its batch is done.
         arrived: When the last record that is done arrived in the stream.
         read: When the shard last responded.
-        done: When everything that had been read was last done, or when the position last moved. Before either happens,
-            this is the previous owner's value, or the time at which the lease was taken.
+        done: When all records that had been read were last done, or when the position last moved, whichever is later.
+            Until then, the previous owner's value or, without one, the time at which the lease was taken.
         tried: When a read last succeeded, or a read or a batch last failed.
-        fault: Why a read or a batch failed; "" once a batch was handled.
+        fault: The reason why a read or a batch failed, or "" once a batch was handled.
         work: Since when the handler has been running without ending or checkpointing.
         grows: Whether lag has only grown over the window.
         lease: The owner's `lease_seconds`, from which readers derive what counts as late.
-        excused: Why the lease is not read, if that is no fault.
+        excused: The reason why the lease is not read, if that is no fault.
         oldest: When the first record that was read and is not done arrived in the stream.
         aside: Until when the owner leaves the lease to other workers because it could not handle it.
-        dead_letter: Why the dead letter did not take a record; "" once a record was handled or dead-lettered.
+        dead_letter: The reason why a record could not be dead-lettered, or "" once a record was handled or
+            dead-lettered.
     """
 
     at: float
@@ -192,7 +193,7 @@ class Progress:
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def resting(self, now: float, long: float) -> bool:
-        """Return whether the lease is left to other workers, or was until no more than `long` seconds ago."""
+        """Return whether the lease is left to other workers at `now`, or was at most `long` seconds earlier."""
         return self.aside is not None and now <= self.aside + long
 
     def overdue(self, idle: float) -> bool:
@@ -200,7 +201,7 @@ class Progress:
         return self.lease is not None and RENEWED * self.lease < idle < math.inf
 
     def lag(self, now: float, *, held: bool) -> float | None:
-        """Return an upper bound of the seconds behind at `now`, or a lower bound if `unheard`; None if unknown.
+        """Return an upper bound of the lag in seconds at `now`, a lower bound if `unheard`, or None if it is unknown.
 
         Args:
             now: The time in seconds since 1970.
@@ -210,7 +211,8 @@ class Progress:
         silence = max(0.0, now - self.at)
         current = held and silence <= told_within(self.lease or 0.0)
         if self.behind is None:
-            # A living owner reports a lag itself after `SILENT_SECONDS`. Without one, it is derived here.
+            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, the lag is
+            # derived here.
             waited = now - max(self.read or 0.0, self.done or self.at)
             return None if current or self.excused or waited <= SILENT_SECONDS else waited
         # A position that had not moved for a while when this was written has most likely not moved since.
@@ -221,7 +223,7 @@ class Progress:
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
     def unheard(self, now: float, *, held: bool) -> bool:
-        """Return whether `lag` is only a lower bound: the stream has not responded, and no unfinished record is held.
+        """Return whether `lag` is only a lower bound, because the stream is silent and no unfinished record is held.
 
         Args:
             now: The time in seconds since 1970.
@@ -238,7 +240,7 @@ _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "
 
 
 def progress_of(lease: Lease) -> Progress | None:
-    """Return the progress in the row's annotation; None if there is none or it is invalid."""
+    """Return the progress in the row's annotation, or None if there is no valid annotation."""
     try:
         document = json.loads(lease.annotation(NOTE) or "null")
         # During a rolling upgrade a newer worker may write fields that this one does not know.
@@ -275,11 +277,11 @@ class ProgressMeter:
 
     Attributes:
         moved: Whether another worker had the lease before, according to the annotation.
-        heard: When the stream last responded about this shard; minus infinity before that.
-        silent_since: Since when this shard waits for a response; None if none is due.
-        failed_at: When a read last failed; minus infinity if the stream has responded about this shard since.
+        heard: When the stream last responded about this shard, or minus infinity before the first response.
+        silent_since: Since when this shard has been waiting for a response, or None if none is due.
+        failed_at: When a read last failed, or minus infinity if the stream has responded about this shard since.
         waited: How long the last response was waited for, in seconds.
-        called: When the current call of the source began; None while none is running.
+        called: When the current call of the source began, or None while no call is running.
         left: Whether the lease is released without its reader, which waits for a call of the source.
     """
 
@@ -323,7 +325,8 @@ class ProgressMeter:
         self._now = evolve(self._now, host=host)
         before = self._carried
         if self._before is not None and before.at:
-            # Add the time since the annotation, so that lag left by another owner or an earlier run goes on growing.
+            # Add the time since the annotation was written, so that the lag that an earlier owner wrote continues to
+            # grow.
             self._before += max(0.0, wall() - before.at - (now - self._began))
         if before.oldest is not None:
             self._oldest = now - max(0.0, wall() - before.oldest)
@@ -361,7 +364,7 @@ class ProgressMeter:
             return self.left
 
     def since_1970(self, at: float, now: float) -> float | None:
-        """Return the time of day of `at`; None until `tell` was called."""
+        """Return the time `at` in seconds since 1970, or None until `tell` was called."""
         return None if self._wall is None else self._wall() - (now - at)
 
     def read_lately(self, now: float, seconds: float) -> bool:
@@ -377,7 +380,7 @@ class ProgressMeter:
         Args:
             batch: The batch, including earlier records that were not delivered yet.
             now: The time by the worker's clock.
-            waits: Why the records must not be delivered yet; "" if they may be.
+            waits: The reason why the records must not be delivered yet, or "" if they may be.
         """
         if batch.answered:
             with self._lock:
@@ -418,7 +421,7 @@ class ProgressMeter:
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, why: str, now: float) -> None:
-        """Note that the dead letter did not take a record that its handler could not handle, and why."""
+        """Note that a record which its handler could not handle could not be dead-lettered either, and why."""
         with self._lock:
             self._tried, self._dead_letter = now, why[:FAULT_LENGTH]
 
@@ -446,11 +449,11 @@ class ProgressMeter:
         return self._aside is not None
 
     def progressed(self, now: float, first: float | None = None) -> None:
-        """Note that a part of a batch is done: its handler has checkpointed it, or the batch was dispatched in parts.
+        """Note that a part of a batch is done, because the handler checkpointed or the batch is dispatched in parts.
 
         Args:
             now: The time by the worker's clock.
-            first: When the first record arrived that is not done, in seconds since 1970; None if unknown.
+            first: When the first unfinished record arrived in the stream, in seconds since 1970, or None if unknown.
         """
         with self._lock:
             if first is not None:
@@ -475,7 +478,7 @@ class ProgressMeter:
             self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
-        """Return the seconds behind the tip now; None if they were never known."""
+        """Return the seconds behind the tip now, or None if they were never known."""
         with self._lock:
             return self._behind_at(now)
 
@@ -519,7 +522,7 @@ class ProgressMeter:
         return self._wall is not None and now - self._told >= TELL_SECONDS
 
     def progress(self, now: float, wall: float) -> Progress:
-        """Return the progress now; `wall` is the same time in seconds since 1970."""
+        """Return the progress at `now`. `wall` is the same time in seconds since 1970."""
 
         def since_1970(at: float | None) -> float | None:
             return None if at is None else round(max(0.0, wall - (now - at)), 3)
@@ -545,7 +548,7 @@ class ProgressMeter:
             )
 
     def annotations(self, now: float) -> Annotations:
-        """Return the annotation to write now; none until `tell` was called."""
+        """Return the annotation to write now, or an empty tuple until `tell` was called."""
         if self._wall is None:
             return ()
         self._told = now

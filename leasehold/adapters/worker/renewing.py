@@ -44,7 +44,7 @@ class BackgroundMap(Protocol):
     """Applies a function to each item, and may return before all calls have ended. `map` is an example."""
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
-        """Iterate over the result to run the calls, because `map` is lazy; ignore the values."""
+        """Iterate over the result to run the calls, because `map` is lazy. The values are ignored."""
 
 
 def _aged(holding: Holding, now: float) -> Lease:
@@ -84,7 +84,7 @@ class Renewing:
         """Renew the leases that are due, hand off requested ones, and drop those that other workers may have taken.
 
         Args:
-            held: The leases held now; the same object until one is added or removed.
+            held: The leases held now. The collection must be the same object until a lease is added or removed.
             now: The time by the worker's clock.
             me: This worker and what it knows.
             look: The present look, with the annotations to write.
@@ -97,7 +97,7 @@ class Renewing:
         """
         self._pause, self._tells = pause, bool(look.annotations)
         if held is not self._held:
-            # Only new leases are added to the heap. Those that are gone are skipped when they come up.
+            # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
             current = frozenset(held)
             for holding in current - self._known:
                 # Check it in this call, because a next owner may have registered before the lease became ours.
@@ -118,7 +118,7 @@ class Renewing:
         due = self._due_renewals(resting, now, me, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
         for holding in seen:
-            # A lease whose renewal is in progress needs no other one, but must still be dropped in time (rule 2).
+            # If a renewal is in progress, no other one is needed, but the lease must still be dropped in time (rule 2).
             if holding.key not in wanted and now > self._drop_at(holding):
                 self._drop(holding)
         # This must come before the first renewal begins, because the next call may come while renewals are in progress
@@ -145,7 +145,7 @@ class Renewing:
         # contain its lag.
         due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.untold(now)]
         if look.annotations:
-            # C4: likewise, the row of a lease that is renewed only by checkpoints would contain no bulletin.
+            # C4: in the same way, the row of a lease that is renewed only by checkpoints would contain no bulletin.
             unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
             row = self._row
             beats = () if row is None or row.key not in by_key else heartbeat([_aged(row, now)], me, config)
@@ -222,7 +222,7 @@ class Renewing:
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
-        # Another worker may own the lease by now, so no more of its records may be handled here.
+        # Another worker may already own the lease, so no more records of its shard may be handled here.
         holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")
 
 
@@ -233,7 +233,7 @@ class SlowPeers:
         self._said: set[str] = set()
 
     def observe(self, me: Me, config: Config) -> None:
-        """Log the workers whose measured gaps are too long. `plan` waits longer for them, by the same figures."""
+        """Log the workers whose renewal gaps are too long, and for which `plan` therefore waits longer."""
         for owner, gap in slow_owners(me, config):
             # Log each worker only once, or every full read would log it again.
             if owner not in self._said:
@@ -257,7 +257,7 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 
 
 def renew_pause(watch: Watch, config: Config) -> float:
-    """Return the longest wait between two calls: the heartbeat interval.
+    """Return the longest wait between two calls, which is the heartbeat interval.
 
     Any worker may become the lookout, which must write its bulletin this often.
     """

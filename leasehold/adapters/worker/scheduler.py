@@ -35,7 +35,7 @@ class Scheduler(Protocol):
 
     @property
     def fatal(self) -> tuple[type[BaseException], ...]:
-        """The exceptions that end a task from outside; no task may catch them."""
+        """The exceptions that end a task from outside. No task may catch them."""
 
     def clock(self) -> float:
         """Return the seconds of a clock that never goes back."""

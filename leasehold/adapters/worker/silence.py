@@ -1,10 +1,10 @@
 """Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D7).
 
 A worker whose connection to the lease table works renews its leases, even if its connection to the stream fails.
-To others these leases look alive, although no worker reads them. The rules are in `specs/lifecycle.md`.
+To other workers these leases look alive, although no worker reads their shards. The rules are in `specs/lifecycle.md`.
 
-This module reads no clock and sends no request. `Worker` has it judge after each full read of the table, and carries
-out what it returns.
+This module reads no clock and sends no request. `Worker` calls it after each full read of the table and carries out the
+result.
 """
 
 import logging
@@ -38,9 +38,9 @@ REST = 2
 """How long this worker first leaves leases to others, in multiples of `lease_seconds` (D5)."""
 REST_SECONDS_MOST = 300.0
 UNLISTED_SECONDS = 1.0
-"""How long a stream may not respond before a worker stops listing its shards.
+"""How long a stream may fail to respond before a worker stops listing its shards.
 
-The listing would not get a response either, and the turn must not wait for one.
+A listing would get no response from such a stream either, and the turn must not wait for one.
 """
 
 
@@ -113,7 +113,7 @@ class StreamSilence:
         return max(2 * self._lease_seconds, SILENT_SECONDS)
 
     def due(self, holdings: Collection[Holding], now: float) -> float:
-        """Return when to judge, or infinity while no lease waits for a response. Cheap if called often."""
+        """Return when to call `judge`, or infinity while no lease waits for a response. Frequent calls are cheap."""
         if now < self._next:
             return math.inf
         silences = self._silences(holdings, now)
@@ -188,7 +188,7 @@ class StreamSilence:
         return leaving
 
     def _compare(self, stream: _StreamState, name: str, leases: Iterable[Lease]) -> None:
-        """Note whether the checkpoint of another owner has moved since the first call of this silence."""
+        """Note whether another owner's checkpoint has moved since the first call during this silence."""
         current = {
             lease.key: (lease.owner, lease.checkpoint.order)
             for lease in leases
@@ -295,7 +295,7 @@ class StreamSilence:
 
 
 def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
-    """Return, for each stream that does not respond, since when it has not (D1)."""
+    """Return, for each stream that does not respond, the time since which it has been silent (D1)."""
     heard, waits = dict[str, float](), dict[str, float]()
     for holding in holdings:
         name, progress = holding.lease.stream, holding.progress

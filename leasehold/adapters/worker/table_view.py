@@ -87,7 +87,7 @@ class TableView:
         keys: Collection[str] | None,
         reports: Reports = NO_REPORTS,
     ) -> Sequence[Lease]:
-        """Keep these rows, and return every lease with how long it has been unchanged.
+        """Keep these rows. Return every lease, with the time for which it has been unchanged.
 
         Args:
             rows: The rows, as read or as returned by writes.

@@ -131,7 +131,7 @@ class TracedSpans(WorkerSpans):
                     result: Any = handler(batch, *more)
                 awaiting = inspect.isawaitable(result)
             finally:
-                # If the call returned an awaitable, the span ends when that has ended.
+                # If the call returned an awaitable, the span ends when the awaitable has ended.
                 if not awaiting:
                     self._end(span)
             if not awaiting:

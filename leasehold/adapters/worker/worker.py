@@ -87,14 +87,15 @@ class Worker:
         config: The configuration, which must be the same for the whole fleet.
         consumer: Reads the shards of held leases. If it is None, the runner does so once it is created. Use `Unread()`
             for a worker that a program calls by itself and that reads nothing.
-        clock: A clock in seconds that never goes back; `now` is a time of this clock. The default one also advances
+        clock: A clock in seconds that never goes back. `now` is a time of this clock. The default one also advances
             while the machine is suspended.
         uniform: Draws a number between two others, for waits after faults. Nothing else is random.
         process: Distinguishes this process from every other one that has ever used the id.
-        scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
+        scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner. The default
+            uses threads.
         tracer: Makes the spans. If it is None, the program's own tracer provider is used, if one was set before.
-        if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
-            is read then, and a log message contains the remedy (L14).
+        if_recreated: Where the leases start again if the stream was deleted and recreated under its name. If it is
+            None, nothing is read then, and a log message contains the remedy (L14).
 
     Examples:
         >>> from leasehold import Config
@@ -199,7 +200,7 @@ class Worker:
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Read the table, plan and act if that is due, and take back unclaimed gifts.
+        """Read the table, plan and act if that is due, and take back leases that were given away but not claimed.
 
         Args:
             now: The time by the worker's clock.
@@ -245,7 +246,7 @@ class Worker:
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
     def hurry(self) -> None:
-        """Read the whole table and list the shards at the next turn, because a shard has ended or is gone."""
+        """Read the whole table and list the shards at the next turn, because a shard has ended or disappeared."""
         self.discovery.want()
         self._hurry.set()
         self.hurried()
@@ -285,7 +286,7 @@ class Worker:
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         if asked is None:
-            self._look = evolve(self._look, keys=None)  # must be set first, so that it stays if this look fails
+            self._look = evolve(self._look, keys=None)  # must be set first, in case this look fails
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
@@ -301,7 +302,7 @@ class Worker:
             wait, count = self._backoff.next(), len(self.holdings)
             goes_on = f"{count} leases are read while they can be renewed" if count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
-                self._look = evolve(self._look, keys=None)  # a single row may be the cause; a listing skips such rows
+                self._look = evolve(self._look, keys=None)  # one row may be the cause, and a listing skips such rows
             log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             return wait
         self._backoff.reset()
@@ -367,7 +368,7 @@ class Worker:
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
 
     def _mend(self, leases: Sequence[Lease]) -> None:
-        """Resolve contradictions, unless what was read is out of date by now (L14)."""
+        """Resolve contradictions, unless the last read of the table is out of date (L14)."""
         if not self.table.outdated(self.clock()) and self._recreated.mended(leases, self.holdings):
             self.hurry()  # read the result, and list the shards
 
@@ -389,7 +390,7 @@ class Worker:
         self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
-        """List the shards; raise WorkerError if the table belongs to another stream.
+        """List the shards. Raise WorkerError if the table belongs to another stream.
 
         At the start, such a table means that a setting is wrong. If rows of another stream appear later, workers wait
         until they are gone.
@@ -434,14 +435,14 @@ class Worker:
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         if self._closing:
-            return False  # a drain does not wait for a turn that waits for the stream
+            return False  # a draining worker does not wait for a turn that waits for the stream
         match action:
             case Renew():
                 return False  # `renew` keeps its own schedule
             # We may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
                 return self._book.holdings.get(action.lease.key) is None
-            # A listing may be out of date, so the source is asked about shards that are missing from it (L10).
+            # A listing may be out of date, so shards that are missing from it are looked up in the source (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
             case _:
@@ -523,7 +524,7 @@ class Worker:
     def _remade(self, what: str) -> None:
         self.rows_remade += 1
         self._gone_rows.append(what)
-        self.hurry()  # other rows may be gone, too, perhaps without an owner to recreate them
+        self.hurry()  # other rows may have been deleted, too, perhaps without an owner to recreate them
 
     def _gave(self, now: float) -> None:
         # C13: a worker that was alone looks seldom, but must notice if the next owner dies as soon as it has the lease.

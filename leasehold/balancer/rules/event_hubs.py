@@ -1,4 +1,4 @@
-"""The P/N rules of the Azure SDKs (E1 to E7), with one function per dialect.
+"""Implements the P/N rules of the Azure SDKs (E1 to E7), with one function per dialect.
 
 Each dialect computes the share, claims free partitions, and otherwise steals from one worker. Sources: the
 load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET), PartitionBasedLoadBalancer (Java)
@@ -55,7 +55,7 @@ class EventHubs(RuleSet):
 
     @property
     def again_at_once(self) -> bool:
-        # E4, E5: the greedy mode applies the same rule again as long as something was taken.
+        # E4, E5: the greedy mode applies the same rule again as long as a partition was taken.
         return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
 
     @property
@@ -72,10 +72,10 @@ class EventHubs(RuleSet):
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes in one turn: at most one partition, except in Python's greedy mode.
+        """Return the takings of this worker in one turn, at most one except in Python's greedy mode.
 
-        The greedy mode of .NET and Java applies the same rule again at once as long as something was taken (see
-        `look_again`). The note has no modes.
+        The greedy mode of .NET and Java applies the same rule again at once as long as a partition was taken (see
+        `look_again`). The gist has no modes.
         """
         match self.dialect:
             case "gist":
@@ -148,7 +148,7 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
-    # If several have the most, choose the first by name; Java uses the order of its hash map.
+    # If several owners have the most, choose the first by name. Java uses the order of its hash map.
     fullest = min(census.counts, key=lambda owner: (-census.counts[owner], owner))
     return _steal_one(census, me, {fullest}, "E5")
 
@@ -166,8 +166,8 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
         return _claim_one(census, me, "E6")
     from_owners = _holding(census, above=low + 1)
     if not from_owners and mine < low:
-        # E6: the note steals only from owners above the share + 1. With its own example of 18 partitions and a fourth
-        # owner, the counts would stay at 5, 5, 5 and 3.
+        # E6: the note steals only from owners above the share + 1. In the example that the note gives, with 18
+        # partitions and a fourth owner, the counts would stay at 5, 5, 5 and 3.
         from_owners = _holding(census, above=low)
     return _steal_one(census, me, from_owners, "E6")
 

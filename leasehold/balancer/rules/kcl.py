@@ -1,4 +1,4 @@
-"""The rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
+"""Implements the rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
 
 KCL computes a target, takes very old leases first, then free ones, and otherwise steals from one worker. Source:
 DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles leases, and we sort them by digest. Everything else
@@ -49,7 +49,7 @@ class Kcl(RuleSet):
             return ()
         oldest = self.very_old_multiplier * config.lease_seconds
         old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
-        if old:  # K5: ignores the target, and ends the turn even if the worker may not take any
+        if old:  # K5 ignores the target, and ends the turn even if this worker must not take any lease
             room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
             return _claims(draw(old, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
@@ -61,7 +61,7 @@ class Kcl(RuleSet):
 
 
 def _target(census: Census, rules: Kcl) -> int:
-    """Return how many leases each worker wants: an equal share rounded up, from 1 to `max_leases` (K4)."""
+    """Return how many leases each worker wants, which is an equal share rounded up, from 1 to `max_leases` (K4)."""
     share = max(1, -(-len(census.leases) // len(census.counts)))
     return share if rules.max_leases is None else min(share, rules.max_leases)
 
@@ -69,9 +69,9 @@ def _target(census: Census, rules: Kcl) -> int:
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
     """Steal leases from one worker, the one that holds the most (K8).
 
-    A worker that lacks two or more leases may take one from a worker that holds exactly the target; a worker that lacks
-    one may not. Therefore an imbalance can persist under KCL. For example, five hundred leases stay divided 300 to 200
-    between two clusters of a hundred workers each.
+    A worker that lacks two or more leases may take one from a worker that holds exactly the target, but a worker that
+    lacks one may not. Therefore an imbalance can persist under KCL. For example, five hundred leases stay divided 300
+    to 200 between two clusters of a hundred workers each.
     """
     # Java visits equal counts in the order of its hash map, which is the same in every JVM, so all workers steal from
     # the same one. We use the order of names instead.

@@ -15,7 +15,7 @@ Measurements fluctuate, and leases must not move because of noise. So there are 
     A worker that gains in a series gives nothing in it, because others could carry out the second step before the
     first.
 
-A lease moves at most once per cycle: a lease that changed hands within the last cycle stays, and a lease with a
+A lease moves at most once per cycle, because a lease that changed hands within the last cycle stays, and a lease with a
 hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write names a former
 owner, and the store rejects it. A lease that M6 moved because of counts may move once more because of loads, since no
 order in M4 suits both.
@@ -48,17 +48,17 @@ BAND = 0.1
 """How far above the mean a worker's load may be before leases move, as a fraction of the mean."""
 
 QUIET = 10_000
-"""Bytes per second per lease below which counts alone decide: a hundredth of the capacity of a Kinesis shard."""
+"""If a lease has fewer bytes per second on average, counts alone decide. It is a hundredth of a shard's capacity."""
 
 UNKNOWN = 10
 """At most one in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """Return how far counts may differ in order to balance loads: half a share if nearly all weights are known, else 0.
+    """Return how far counts may differ to balance loads, which is half a share if nearly all weights are known, else 0.
 
-    It is 0 with hardly any traffic. It is also 0 next to KCL 3.x workers, which measure loads too: if each side moved
-    leases because of loads, the other would take them back.
+    The result is 0 if there is hardly any traffic. It is also 0 if there are workers of KCL 3.x, which balance loads,
+    too. If each side moved leases because of loads, the other would take them back.
     """
     limit = len(leases) // UNKNOWN
     if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
@@ -68,7 +68,8 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     if len(leases) - measured > limit or 2 * load < QUIET * measured:
         return 0
     counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
-    # Too little traffic to start moving leases. Half as much is enough if counts already differ because of loads.
+    # There is too little traffic to start moving leases. Half as much is enough if counts already differ because of
+    # loads.
     if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
     ours = indexed_leases.our_workers(math.inf)
@@ -78,7 +79,7 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
 
 
 def average(leases: Sequence[Lease]) -> int:
-    """Return the weight to assume for a lease that is not measured yet: the integer mean, or 0 if none is known."""
+    """Return the integer mean of the known weights, or 0. It is assumed for leases that are not measured yet."""
     measured, load = indexed(leases).measured()
     return load // max(measured, 1)
 
@@ -122,7 +123,7 @@ def takers(
         floor: The number of leases that every worker should hold at least.
         moving: The owner and next owner, by key, of the leases with a hand-off in progress.
         most_leases: The most leases that one worker may hold, or None for no limit.
-        settling: A lease that changed hands fewer than this many seconds ago stays.
+        settling: How many seconds a lease must have stayed with its owner before it may move.
     """
     indexed_leases = indexed(census.leases)
     tolerance = slack(indexed_leases, floor)
@@ -182,7 +183,7 @@ class _LoadBalancer:
         room: How many leases each worker may still gain.
         spare: How many leases each worker may still lose.
         unknown: The weight of a lease that is not measured yet.
-        taken: The result so far: the taker of each lease, by key.
+        taken: The taker of each lease that moves, by key, as computed so far.
         mean: The mean load.
         full: A heap of the workers that may give, the most loaded first.
         empty: A heap of the workers that may take, the least loaded first.
@@ -253,7 +254,7 @@ class _LoadBalancer:
         """
         best_gain = gap - BAND * self.mean
         if self.spare[donor] <= 0:
-            # Its count is as low as it may be, so it gives only leases that leave it above the mean.
+            # The donor's count is as low as it may be, so the donor gives only leases that leave it above the mean.
             best_gain = min(best_gain, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)

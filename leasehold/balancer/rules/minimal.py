@@ -1,11 +1,13 @@
-"""Our own rule set (M1 to M15): every worker computes the same shares from the table and makes its own moves.
+"""Implements our own rule set (M1 to M15).
+
+Every worker computes the same shares from the table and makes its own moves.
 
 Shares (`shares.py`): with P leases and N workers, every worker gets P / N rounded down, the *floor*. The leases that
 remain, the *extras*, go first to workers that already hold more than the floor, then by digest. `favoured` and
 `loads.py` describe how groups and loads change this.
 
-Moves: the free leases form a line, and the donors' surplus leases follow them. Each worker that lacks leases takes as
-many as it lacks from the line, one worker after the other in order of name.
+Moves: the free leases, followed by the surplus leases of the donors, form a line. Each worker that lacks leases takes
+as many as it lacks from the line, one worker after the other in order of name.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -24,12 +26,12 @@ do not depend on how far the moves have come (S4). So after a part of one plan h
 valid.
 
 Why workers do not harm each other. Workers that read the same rows never choose the same lease. If they read different
-rows, the store rejects all writes but one: a claim is conditional on the version that was read, a steal on the owner
-that was read. A rejected write costs a turn, never a record. If an owner answers requests, the lease is requested
-rather than stolen (H2), so that the owner finishes its batch and writes its checkpoint first. If a lease is stolen, the
-records dispatched after its last checkpoint are delivered again.
+rows, the store rejects all writes but one, because a claim is conditional on the version that was read, and a steal on
+the owner that was read. A rejected write costs a turn, never a record. If an owner answers requests, the lease is
+requested rather than stolen (H2), so that the owner finishes its batch and writes its checkpoint first. If a lease is
+stolen, the records dispatched after its last checkpoint are delivered again.
 
-Why the moves end. Each move of M6 brings two workers closer to their shares and moves none away from its share;
+Why the moves end. Each move of M6 brings two workers closer to their shares and moves none away from its share, and
 balanced workers request nothing (M3). If other workers fail to act, because they are stuck or never came although they
 were expected, any worker does so in their place after `patience` cycles without a change (M9). It moves one lease per
 turn, and only between workers that are two or more leases apart, so no such move can undo another.
@@ -60,7 +62,7 @@ from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
 ALTERNATES = 3
-"""How many alternatives a newcomer chooses in addition. It tries them if another worker takes its first choice (M5)."""
+"""How many alternates a newcomer chooses, which it tries if another worker takes its first choice (M5)."""
 
 
 def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
@@ -76,7 +78,7 @@ def _check_expected_workers(rules: object, attribute: "Attribute[Any]", value: o
 
 @frozen
 class Minimal(RuleSet):
-    """The project's own rules M1 to M15: the fewest moves, and every group balanced.
+    """The project's own rules M1 to M15, which balance every group with the fewest moves.
 
     groups            how workers form groups: None; "prefix", the text before the last "-";
                       or separators, outermost first, for a tree
@@ -120,7 +122,7 @@ class Minimal(RuleSet):
         return self.max_leases
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        return 0.53 * lease_seconds  # C2: two chances to renew before any worker may consider the lease expired
+        return 0.53 * lease_seconds  # C2: gives two chances to renew before any worker may consider the lease expired
 
     def expires_above(self, lease_seconds: float) -> float:
         return 1.05 * lease_seconds  # C2: the extra half second makes it safe to renew at 0.53 x lease_seconds
@@ -150,15 +152,15 @@ class Minimal(RuleSet):
     def _shared(
         self, census: Census, me: Me, config: FleetSeconds
     ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
-        """Return the shares, the leases that may be claimed, and those of them that were not claimed in time."""
+        """Return the shares, the leases that may be claimed, and those among them that are overdue for a claim."""
         counts = handed_counts(census, config)
         # M12: a lease that was gracefully released a short time ago is reserved for its owner's successor.
         free = tuple(
             lease for lease in census.available if not (lease.owner is None and lease.idle < self.grace_seconds)
         )
         limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
-        # M9: if a lease has been free for this long, its taker must be missing. An infinite idle time means that we do
-        # not know how long a lease has been free.
+        # M9: if a lease has been free for this long, its taker must be missing. If the idle time is infinite, we don't
+        # know for how long the lease has been free.
         overdue = tuple(lease for lease in free if limit < lease.idle < math.inf)
         names, size = ((), 0) if overdue else self._expected()  # M9: the expected workers did not come
         counts = {**dict.fromkeys(names, 0), **counts} if names else counts
@@ -213,7 +215,7 @@ class Minimal(RuleSet):
 
 @frozen
 class _Turn:
-    """One worker's turn. Each method answers one of the questions in the module's docstring."""
+    """One worker's turn. Each method implements one of the questions in the module's docstring."""
 
     shares: Shares
     me: Me
@@ -259,7 +261,7 @@ class _Turn:
             and not awaits_joiners(shares.census.mine, me, shares.config)
         )
         stolen = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
-        # M7: only leases taken from living workers are limited, because claiming a free lease disturbs no one.
+        # M7: only leases taken from living workers are limited, because claiming a free lease disturbs no other worker.
         return tuple(Claim(lease, "M6") for lease in claimed) + tuple(
             _steal(lease, "M6") for lease in stolen[: self.rules.max_steals]
         )
@@ -320,7 +322,7 @@ class _Turn:
         return tuple(_steal(lease, "M13") for lease in sorted(mine, key=donation_order)[: self.rules.max_steals])
 
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Do what another worker should have done long ago, one lease per turn (M9)."""
+        """Make the moves that another worker should have made long ago, one lease per turn (M9)."""
         shares, full = self.shares, self._held >= self.shares.limit
         if overdue:
             return () if full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
@@ -336,7 +338,7 @@ class _Turn:
 
 
 def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
-    """Return a request for a lease if its owner answers requests (H2), or else a steal."""
+    """Return a request for a lease if its owner responds to requests (H2), or else a steal."""
     from_owner = lease.owner or ""
     if lease.yields:
         return RequestHandoff(lease, from_owner, "H2", stale_next_owner=lease.next_owner)

@@ -1,4 +1,4 @@
-"""Computes every worker's share and the line of leases to be taken by those that lack some (M1, M2, M4, M6, M7).
+"""Computes every worker's share, and the line of leases from which workers take what they lack (M1, M2, M4, M6, M7).
 
 A share is the floor of the mean, or one more for the workers that `favoured` returns, and at most `max_leases`. Counts
 include hand-offs in progress as if they were done (H1), so no share changes while moves are carried out.
@@ -20,8 +20,8 @@ Of all even divisions, this one needs the fewest moves, and it does not change w
 
 Without groups, the only question is which workers get the extras. A worker above the floor keeps its extra lease
 without a move, so these workers come first. The others are chosen by a digest of the id, which every worker computes
-alike. No move changes the choice: a worker above the floor that gets an extra stays above it, and a worker that reaches
-floor + 1 through an extra is then among those that come first.
+alike. No move changes the choice, because a worker above the floor that gets an extra stays above it, and a worker that
+reaches floor + 1 through an extra is then among those that come first.
 
 With groups, the extras are passed down the tree. A group of n workers, of N in all, is entitled to extras x n / N of
 them. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
@@ -36,10 +36,10 @@ which is more than its least of one, so a second extra saves this move: x gets i
 even, because 8 for x and 4 for y are the ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the floor and the
 ceiling.
 
-For a nested group, it must be known whether one more extra would save a move. It would if it saves a move in the part
-that would get it. To find this part, the group's least is handed out along its parts in the order above. The first part
-that it does not reach would get the next extra. Parts in which an extra saves a move come first, so if that part would
-not save a move, none after it would.
+The parent of a nested group must know whether one more extra for that group would save a move. It does if it saves a
+move in the part of the group that would get it. To find this part, the group's least is handed out along its parts in
+the order above. The first part that it does not reach would get the next extra. Parts in which an extra saves a move
+come first, so if that part would not save a move, none after it would.
 
 A newcomer waits for others that are joining before it takes leases from living workers (C10).
 """
@@ -66,10 +66,10 @@ _digest = digest_under("minimal")
 
 
 def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
-    """Return the groups that a worker belongs to, outermost first, as given by its id.
+    """Return the groups that a worker belongs to according to its id, outermost first.
 
-    "prefix" is the part of the id before the last "-". Otherwise each separator ends the name of one level. A level
-    whose separator does not occur has the empty name, which is a group like any other.
+    "prefix" is the part of the id before the last "-". Otherwise each separator ends the name of one level. If a
+    level's separator does not occur, the name of the group is empty, and it is a group like any other.
     """
     if groups is None:
         return ()
@@ -97,7 +97,7 @@ def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups)
 def _leaf(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
     """Return the workers of one group that get its extras.
 
-    Workers above the floor keep their extra lease; the others are chosen by digest.
+    Workers above the floor keep their extra lease. The others are chosen by digest.
     """
     above = [worker for worker in workers if counts[worker] > floor]
     chosen = _first(above, extras)
@@ -117,7 +117,7 @@ class _Group:
     """A node in the tree of groups.
 
     Attributes:
-        least: The extras that the group gets in any case: the floor of its entitlement.
+        least: The number of extras that the group gets in any case, which is the floor of its entitlement.
         fraction: The rest of its entitlement, as a numerator over the number of all workers. If it is 0, the group gets
             no further extra.
         wants: Whether one more extra than `least` would save a move.
@@ -262,7 +262,7 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """The number of leases that each worker lacks; a negative number is a surplus."""
+        """The number of leases that each worker lacks. A negative number is a surplus."""
         share, larger_share, favoured = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
         return {
             worker: (larger_share if worker in favoured else share) - count for worker, count in self.counts.items()
@@ -337,7 +337,7 @@ class Shares:
         return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
 
     def loaded(self, worker: str) -> bool:
-        """Return whether a worker carries the mean load or at most a tenth less, since measurements fluctuate (M13).
+        """Return whether a worker's load is at least nine tenths of the mean, because measurements fluctuate (M13).
 
         False if loads are unknown.
         """
@@ -379,14 +379,14 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
 def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     """Return the seconds until a newcomer lists the table again (C10).
 
-    If its last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the early
-    listing, workers that start together would see each other only when the wait should be over, and would wait once
-    more.
+    If a newcomer's last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the
+    early listing, workers that start together would see each other only when the wait should be over, and would wait
+    once more.
     """
     scale = _scale(history, config)
     wait, waited = JOIN_WAIT * scale, history.fleet_still - history.full_still
     if waited <= 0:
-        # 0.1: a second, in which other workers that start now take their first lease and become visible.
+        # 0.1: within a second, other workers that start now take their first lease and become visible.
         return 0.1 * scale
     return wait - waited if waited < wait else wait
 
