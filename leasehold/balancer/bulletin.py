@@ -163,8 +163,8 @@ def _is_writable(key: str) -> bool:
 def call_of(text: str) -> LookoutCall | None:
     """Parse a call. Return None if the string is empty or malformed."""
     looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
-    valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
-    if not valid or not row:
+    numbers_valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
+    if not numbers_valid or not row:
         return None
     names = {
         name: tuple(keys.split(",")) if equals else () for name, equals, keys in (word.partition("=") for word in words)

@@ -72,8 +72,8 @@ class Census:
 
         Use this instead of `held_by` for many owners, because building a tuple of their leases is slow.
         """
-        dead = {lease.key for lease in self.expired}
-        return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
+        expired_keys = {lease.key for lease in self.expired}
+        return (lease for lease in self.leases if lease.owner in owners and lease.key not in expired_keys)
 
 
 class FullReading:
@@ -211,8 +211,8 @@ class KnownLeases(Sequence[Lease]):
 
     def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
-        touched = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
-        if any(row is not None and row.owner == worker for row in touched):
+        changed_rows = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
+        if any(row is not None and row.owner == worker for row in changed_rows):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
         last = self.whole.last_of(worker, order)
         return None if last is None else self.get(last.key)

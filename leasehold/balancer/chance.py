@@ -24,25 +24,25 @@ from leasehold.balancer.model import Lease, Me
 
 def digest_under(salt: str) -> Callable[[str], bytes]:
     """Return a function that computes the 8-byte digest of a string under this salt."""
-    blank = _salted(salt)
+    salted_hash = _salted(salt)
 
     def digest(text: str) -> bytes:
-        hashing = blank.copy()
-        hashing.update(text.encode("utf-8", "surrogatepass"))
-        return hashing.digest()
+        hasher = salted_hash.copy()
+        hasher.update(text.encode("utf-8", "surrogatepass"))
+        return hasher.digest()
 
     return digest
 
 
 def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     """Return a sort key for leases that gives the same order to all workers that use this salt."""
-    blank = _salted(salt)
+    salted_hash = _salted(salt)
 
     def sort_key(lease: Lease) -> tuple[bytes, str]:
         key = lease.key  # may run for ten thousand leases, so make as few calls as possible
-        hashing = blank.copy()
-        hashing.update(key.encode("utf-8", "surrogatepass"))
-        return hashing.digest(), key
+        hasher = salted_hash.copy()
+        hasher.update(key.encode("utf-8", "surrogatepass"))
+        return hasher.digest(), key
 
     return sort_key
 

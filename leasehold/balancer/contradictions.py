@@ -26,7 +26,7 @@ CONTRADICTION = "contradiction"
 SETTLED = "-"
 """The value of both attributes after an operator, or a worker that restarts the lease, has set the lease's position."""
 
-DO = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
+REMEDY = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
 
 ContradictionKind = Literal["made anew", "another stream", "old listing", "ended and open", "another shard"]
 
@@ -74,44 +74,49 @@ def contradictions(
     """
     result: list[Contradiction] = []
     for family in families(shards, leases):
-        of_stream = [
+        stream_contradictions = [
             contradiction
             for lease in family.leases.values()
-            if (contradiction := _of_other_incarnation(lease, incarnation))
+            if (contradiction := _stream_contradiction(lease, incarnation))
         ]
-        if of_stream:
-            result.append(min(of_stream, key=lambda each: (each.kind, each.key)))
+        if stream_contradictions:
+            result.append(min(stream_contradictions, key=lambda candidate: (candidate.kind, candidate.key)))
             continue
         result += [
             contradiction
             for _, lease in sorted(family.leases.items())
-            if (contradiction := _unlike_shard(lease, family))
+            if (contradiction := _shard_contradiction(lease, family))
         ]
     return tuple(result)
 
 
-def _of_other_incarnation(lease: Lease, incarnation: str) -> Contradiction | None:
+def _stream_contradiction(lease: Lease, incarnation: str) -> Contradiction | None:
     """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
-    noted = lease.annotation(INCARNATION)
-    if not incarnation or noted in {None, SETTLED, incarnation}:
+    annotated_incarnation = lease.annotation(INCARNATION)
+    if not incarnation or annotated_incarnation in {None, SETTLED, incarnation}:
         return None
-    (noted_stream, noted_at), (listed_stream, listed_at) = (
-        _split_incarnation(noted or ""),
+    (annotated_stream, annotated_time), (listed_stream, listed_time) = (
+        _split_incarnation(annotated_incarnation or ""),
         _split_incarnation(incarnation),
     )
     stream = lease.stream or listed_stream
-    if noted_stream != listed_stream:
-        what = (
-            f"the leases are those of {noted_stream}, and {listed_stream} is read: give each stream a table of its own"
+    if annotated_stream != listed_stream:
+        description = (
+            f"the leases are those of {annotated_stream}, and {listed_stream} is read: "
+            "give each stream a table of its own"
         )
-        return Contradiction("another stream", lease.stream, lease.key, what)
-    if noted_at > listed_at:
-        what = f"stream {stream} was listed as made at {listed_at}, and lease {lease.key} is of one made at {noted_at}"
-        return Contradiction("old listing", lease.stream, lease.key, f"{what}: the shards are listed again")
-    what = (
-        f"stream {stream} was made anew at {listed_at} s since 1970, and its leases are of the one made at {noted_at}"
+        return Contradiction("another stream", lease.stream, lease.key, description)
+    if annotated_time > listed_time:
+        description = (
+            f"stream {stream} was listed as made at {listed_time}, "
+            f"and lease {lease.key} is of one made at {annotated_time}"
+        )
+        return Contradiction("old listing", lease.stream, lease.key, f"{description}: the shards are listed again")
+    description = (
+        f"stream {stream} was made anew at {listed_time} s since 1970, "
+        f"and its leases are of the one made at {annotated_time}"
     )
-    return Contradiction("made anew", lease.stream, lease.key, f"{what}: nothing is read; {DO}")
+    return Contradiction("made anew", lease.stream, lease.key, f"{description}: nothing is read; {REMEDY}")
 
 
 def created_later(incarnation: str, earlier: str) -> bool:
@@ -126,7 +131,7 @@ def _split_incarnation(incarnation: str) -> tuple[str, int]:
     return (stream, int(time)) if time.isascii() and time.isdigit() and len(time) <= 20 else (incarnation, 0)  # noqa: PLR2004
 
 
-def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
+def _shard_contradiction(lease: Lease, family: Family) -> Contradiction | None:
     """Return a contradiction if the lease does not match its shard.
 
     The parents and hash keys of a shard never change, so the lease must have the same ones.
@@ -135,16 +140,24 @@ def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
     if shard is None:
         return None
     if lease.ended and shard.open and not family.children.get(lease.key):
-        what = f"lease {lease.key} is at SHARD_END, but its shard is open and has no children, so nothing reads it"
-        return Contradiction("ended and open", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
-    ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
-    parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
+        description = (
+            f"lease {lease.key} is at SHARD_END, but its shard is open and has no children, so nothing reads it"
+        )
+        return Contradiction(
+            "ended and open", lease.stream, lease.key, f"{description}; if the stream was made anew, {REMEDY}"
+        )
+    range_differs = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
+    parents_differ = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
     # A listing may omit a parent that is past its retention. But if a parent is listed, its child's entry names it.
     some_parent_listed = any(parent in family.shards for parent in lease.parents)
     gained_parents = some_parent_listed and not shard.parents and shard.hash_range is not None
-    if ranges or parents or gained_parents:
-        what = f"lease {lease.key} has {'hash keys' if ranges else 'parents'} that its shard does not have"
-        return Contradiction("another shard", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
+    if range_differs or parents_differ or gained_parents:
+        description = (
+            f"lease {lease.key} has {'hash keys' if range_differs else 'parents'} that its shard does not have"
+        )
+        return Contradiction(
+            "another shard", lease.stream, lease.key, f"{description}; if the stream was made anew, {REMEDY}"
+        )
     return None
 
 
@@ -181,7 +194,7 @@ class Restart:
 def restarts(
     shards: Iterable[Shard],
     leases: Iterable[Lease],
-    present: Collection[Contradiction],
+    contradictions_found: Collection[Contradiction],
     incarnation: str,
     start: Position,
 ) -> tuple[Restart, ...]:
@@ -204,47 +217,49 @@ def restarts(
     Args:
         shards: The listed shards.
         leases: All leases.
-        present: The contradictions between the shards and the leases.
+        contradictions_found: The contradictions between the shards and the leases.
         incarnation: The present incarnation of the stream.
         start: Where the leases restart.
     """
-    restartable_keys = {contradiction.key for contradiction in present if contradiction.restartable}
-    recreated_streams = {contradiction.stream for contradiction in present if contradiction.kind == "made anew"}
+    restartable_keys = {contradiction.key for contradiction in contradictions_found if contradiction.restartable}
+    recreated_streams = {
+        contradiction.stream for contradiction in contradictions_found if contradiction.kind == "made anew"
+    }
     steps: list[Restart] = []
     for family in families(shards, leases):
-        created_again, family_leases = family.stream in recreated_streams, family.leases
+        is_recreated, family_leases = family.stream in recreated_streams, family.leases
         to_replace = {
             key: lease
             for key, lease in sorted(family_leases.items())
             if (
-                lease.annotation(INCARNATION) not in {incarnation, SETTLED}
-                if created_again
-                else key in restartable_keys
+                lease.annotation(INCARNATION) not in {incarnation, SETTLED} if is_recreated else key in restartable_keys
             )
         }
         former_incarnation = next(
-            (note for lease in to_replace.values() if (note := lease.annotation(INCARNATION)) is not None), ""
+            (previous for lease in to_replace.values() if (previous := lease.annotation(INCARNATION)) is not None), ""
         )
-        unmarked = [lease for lease in to_replace.values() if created_again and lease.annotation(INCARNATION) is None]
+        unmarked = [lease for lease in to_replace.values() if is_recreated and lease.annotation(INCARNATION) is None]
         if unmarked:
-            marked = (
+            annotated = (
                 (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation))))) for lease in unmarked
             )
             steps += [
-                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in marked
+                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in annotated
             ]
             continue
-        names = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
+        parents_by_shard = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
         try:  # parents first
             ordered_shards = [
-                family.shards[name] for name in TopologicalSorter(names).static_order() if name in family.shards
+                family.shards[name]
+                for name in TopologicalSorter(parents_by_shard).static_order()
+                if name in family.shards
             ]
         except CycleError:  # L2 reports the cycle, and such a stream is left alone
             ordered_shards = []
         steps += [
             Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))
             for shard in ordered_shards
-            if created_again and shard.id not in family_leases and (shard.open or start != LATEST)
+            if is_recreated and shard.id not in family_leases and (shard.open or start != LATEST)
         ]
         for shard in ordered_shards:
             if shard.id in to_replace:

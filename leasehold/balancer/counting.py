@@ -35,20 +35,26 @@ it three of its renewal intervals.
 
 def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     """Return the census of these leases, which must have distinct keys."""
-    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
+    known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
     limit = expires_above(config)
     # Nearly all leases are simply held by a living owner. One pass finds the few others, and the rest of the work is on
     # those alone.
-    unsettled_leases = reading.unsettled(limit) if isinstance(reading, KnownLeases) else unsettled_of(reading, limit)
-    omitted_keys = set(_waiting(reading, unsettled_leases)) if config.rules.children_later else set[str]()
+    unsettled_leases = (
+        known_leases.unsettled(limit) if isinstance(known_leases, KnownLeases) else unsettled_of(known_leases, limit)
+    )
+    omitted_keys = (
+        set(_unreadable_children(known_leases, unsettled_leases)) if config.rules.children_later else set[str]()
+    )
     if not config.rules.counts_ended:
         omitted_keys |= {lease.key for lease in unsettled_leases if lease.ended}
     if omitted_keys:
-        remaining = reading.without(omitted_keys) if isinstance(reading, KnownLeases) else None
-        reading = tuple(lease for lease in reading if lease.key not in omitted_keys) if remaining is None else remaining
+        remaining = known_leases.without(omitted_keys) if isinstance(known_leases, KnownLeases) else None
+        known_leases = (
+            tuple(lease for lease in known_leases if lease.key not in omitted_keys) if remaining is None else remaining
+        )
         unsettled_leases = [lease for lease in unsettled_leases if lease.key not in omitted_keys]
     limit_by_gap = {owner: expires_above_gap(gap, config) for owner, gap in slow_owners(me, config)}
-    led_by = {worker for worker, _ in me.history.led}
+    reporting_workers = {worker for worker, _ in me.history.led}
     expired = [
         lease
         for lease in unsettled_leases
@@ -57,34 +63,40 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         and lease.idle > limit_by_gap.get(lease.owner, limit)
         # M14: an owner that its KCL 3.x leader has chosen renews only at its next poll, and KCL polls every
         # lease_seconds.
-        and not (lease.owner in led_by and lease.held <= lease.idle <= 2 * limit)
+        and not (lease.owner in reporting_workers and lease.held <= lease.idle <= 2 * limit)
     ]
-    by_owner = reading.counts() if isinstance(reading, KnownLeases) else Counter(map(attrgetter("owner"), reading))
-    by_owner.pop(None, None)
+    counts_by_owner = (
+        known_leases.counts()
+        if isinstance(known_leases, KnownLeases)
+        else Counter(map(attrgetter("owner"), known_leases))
+    )
+    counts_by_owner.pop(None, None)
     # Counting all leases and subtracting the expired ones is faster than testing each lease.
     for lease in expired:
-        by_owner[lease.owner] -= 1
-    counts = cast("dict[str, int]", by_owner)
-    led = _led(expired, me, config)
-    for worker in (me.worker, *led):
+        counts_by_owner[lease.owner] -= 1
+    counts = cast("dict[str, int]", counts_by_owner)
+    led_workers = _led_workers(expired, me, config)
+    for worker in (me.worker, *led_workers):
         counts.setdefault(worker, 0)
     if not all(counts.values()):
-        counts = {owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led}
-    dead = {lease.key for lease in expired}
-    mine = reading.owned_by(me.worker) if isinstance(reading, KnownLeases) else reading
+        counts = {
+            owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led_workers
+        }
+    expired_keys = {lease.key for lease in expired}
+    mine = known_leases.owned_by(me.worker) if isinstance(known_leases, KnownLeases) else known_leases
     return Census(
         worker=me.worker,
-        leases=reading,
+        leases=known_leases,
         free=tuple(lease for lease in unsettled_leases if lease.owner is None),
         expired=tuple(expired),
-        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in dead]),
+        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in expired_keys]),
         moving=tuple(lease for lease in unsettled_leases if lease.next_owner is not None),
         counts=counts,
-        led=led,
+        led=led_workers,
     )
 
 
-def _waiting(reading: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
+def _unreadable_children(reading: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
     """Return the free leases that must not be read yet (L12) because a parent is still being read (M1).
 
     If such a lease were claimed now, it would count toward its owner's share, and the counts would become uneven when
@@ -93,11 +105,13 @@ def _waiting(reading: Collection[Lease], unsettled_leases: Collection[Lease]) ->
     free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
     candidates = map(reading.get, parent_keys) if isinstance(reading, KnownLeases) else reading if parent_keys else ()
-    unread = {lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended}
-    return frozenset(lease.key for lease in free_children if not unread.isdisjoint(lease.parents))
+    unread_parents = {
+        lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended
+    }
+    return frozenset(lease.key for lease in free_children if not unread_parents.isdisjoint(lease.parents))
 
 
-def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
+def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
     """Return the workers with a KCL 3.x leader that report and may still be given leases (M14).
 
     A worker is left out if it has let a lease expire, or if its leader has not given it a lease for too long.
@@ -106,7 +120,9 @@ def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
     if limit is None or not me.history.led:
         return ()
     losing_workers = {lease.owner for lease in expired}
-    return tuple(worker for worker, waited in me.history.led if waited <= limit and worker not in losing_workers)
+    return tuple(
+        worker for worker, seconds_waited in me.history.led if seconds_waited <= limit and worker not in losing_workers
+    )
 
 
 def expires_above(config: Config) -> float:
@@ -127,7 +143,7 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
         >>> slow_owners(Me("worker-a", history=History(gaps=(("worker-b", 12.0),))), Config(lease_seconds=10))
         (('worker-b', 12.0),)
     """
-    return _slower(me.history.gaps, me, config)
+    return _slower_owners(me.history.gaps, me, config)
 
 
 def late_owners(me: Me, config: Config) -> frozenset[str]:
@@ -135,16 +151,16 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 
     They may have died.
     """
-    late, slow = (dict(_slower(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
+    late, slow = (dict(_slower_owners(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
     return frozenset(late) - frozenset(slow)
 
 
-def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
+def _slower_owners(gaps: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     # 1.25: an owner is clearly slower than we are if its gaps are a quarter longer.
     threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
-    our_gap = dict(measured).get(me.worker, 0.0)
+    our_gap = dict(gaps).get(me.worker, 0.0)
     limit = our_gap + config.lease_seconds if our_gap > threshold else threshold
-    return tuple((owner, seconds) for owner, seconds in measured if seconds > limit and owner != me.worker)
+    return tuple((owner, seconds) for owner, seconds in gaps if seconds > limit and owner != me.worker)
 
 
 def expires_above_gap(gap: float, config: Config) -> float:

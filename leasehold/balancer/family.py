@@ -18,12 +18,12 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     Source: KCL's PeriodicShardSyncManager. KCL also reports a hole if the range that begins last ends before the last
     hash key, even if another range reaches further. That is not a hole, so we don't report it.
     """
-    reach = HASH_KEYS[0] - 1
+    last_covered = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
-        if first > reach + 1:
-            return (reach + 1, first - 1)
-        reach = max(reach, last)
-    return None if reach >= HASH_KEYS[1] else (reach + 1, HASH_KEYS[1])
+        if first > last_covered + 1:
+            return (last_covered + 1, first - 1)
+        last_covered = max(last_covered, last)
+    return None if last_covered >= HASH_KEYS[1] else (last_covered + 1, HASH_KEYS[1])
 
 
 def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
@@ -85,11 +85,11 @@ class Family:
         leases = {**gone, **self.leases}
         parents = {key: lease.parents for key, lease in leases.items()}
         parents |= {key: shard.parents for key, shard in self.shards.items()}
-        leased, todo = set(leases), list(leases)
-        while todo:
-            new = set(parents.get(todo.pop(), ())) - leased
-            leased |= new
-            todo += new
+        leased, to_visit = set(leases), list(leases)
+        while to_visit:
+            new_parents = set(parents.get(to_visit.pop(), ())) - leased
+            leased |= new_parents
+            to_visit += new_parents
         return frozenset(self.shards.keys() - leased)
 
     def parents(self, shard: Shard) -> list[str]:
@@ -109,18 +109,18 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
     by_stream: dict[str, dict[str, Shard]] = {}
     for shard in sorted(shards, key=lambda shard: shard.id):
         by_stream.setdefault(shard.stream, {})[shard.id] = shard
-    leased: dict[str, dict[str, Lease]] = {stream: {} for stream in by_stream}
+    leases_by_stream: dict[str, dict[str, Lease]] = {stream: {} for stream in by_stream}
     for lease in leases:
-        if lease.stream in leased:
-            leased[lease.stream][lease.key] = lease
-    result = []
-    for stream, listed in sorted(by_stream.items()):
+        if lease.stream in leases_by_stream:
+            leases_by_stream[lease.stream][lease.key] = lease
+    found_families = []
+    for stream, shards_by_id in sorted(by_stream.items()):
         children: dict[str, tuple[str, ...]] = {}  # unlisted parents have an entry, too
-        for shard in listed.values():
+        for shard in shards_by_id.values():
             for parent in dict.fromkeys(shard.parents):
                 children[parent] = (*children.get(parent, ()), shard.id)
-        result.append(Family(stream, listed, children, leased[stream]))
-    return tuple(result)
+        found_families.append(Family(stream, shards_by_id, children, leases_by_stream[stream]))
+    return tuple(found_families)
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
@@ -170,15 +170,15 @@ def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard
     Parents and children are related, because the leases of a shard's relatives determine where its own lease starts (L3
     to L9). All partitions of a stream count as related (L6).
     """
-    kin: dict[str, set[str]] = {}
+    neighbors: dict[str, set[str]] = {}
     for shard in shards if unread else ():
         partition = not shard.parents and shard.hash_range is None
         for other in (*shard.parents, *((f"partitions of {shard.stream}",) if partition else ())):
-            kin.setdefault(shard.id, set()).add(other)
-            kin.setdefault(other, set()).add(shard.id)
-    related, todo = set(unread), list(unread)
-    while todo:
-        new = kin.get(todo.pop(), set()) - related
-        related |= new
-        todo += new
+            neighbors.setdefault(shard.id, set()).add(other)
+            neighbors.setdefault(other, set()).add(shard.id)
+    related, to_visit = set(unread), list(unread)
+    while to_visit:
+        new_neighbors = neighbors.get(to_visit.pop(), set()) - related
+        related |= new_neighbors
+        to_visit += new_neighbors
     return tuple(shard for shard in shards if shard.id not in related)

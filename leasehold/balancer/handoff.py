@@ -56,17 +56,17 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     A request counts if its next owner holds a lease, if it was made recently, as by a newcomer without a lease, or if a
     KCL 3.x leader made it.
     """
-    dead = {lease.key for lease in census.expired} if census.moving else set()
+    expired_keys = {lease.key for lease in census.expired} if census.moving else set()
     # This is one cycle after the next owner would steal the lease (H4). If requests were given up earlier, two next
     # owners could replace each other forever.
-    given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
+    request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)
         for lease in census.moving
         if lease.owner is not None
         and lease.next_owner is not None
-        and lease.key not in dead
-        and (lease.leaving or lease.next_owner in census.counts or lease.next_owner_idle < given_up)
+        and lease.key not in expired_keys
+        and (lease.leaving or lease.next_owner in census.counts or lease.next_owner_idle < request_limit)
     }
 
 
@@ -81,5 +81,5 @@ def _move(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Cla
         return None
     if dead:
         return Claim(lease, rule="H4")
-    stuck = lease.next_owner_idle >= config.lease_seconds + STUCK_SECONDS
-    return Steal(lease, from_owner=lease.owner, rule="H4") if stuck else None
+    is_stuck = lease.next_owner_idle >= config.lease_seconds + STUCK_SECONDS
+    return Steal(lease, from_owner=lease.owner, rule="H4") if is_stuck else None

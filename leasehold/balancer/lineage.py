@@ -65,17 +65,19 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
     ended = {lease.key for lease in leases if lease.ended}
     if not ended:
         return frozenset()
-    keys, begun = {lease.key for lease in leases}, dict[str, bool]()
+    keys, children_started = {lease.key for lease in leases}, dict[str, bool]()
     for child in leases:
         for parent in ended.intersection(child.parents):
-            begun[parent] = begun.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
+            children_started[parent] = (
+                children_started.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
+            )
     roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
     digest = digest_under("")
     ring = sorted((digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner})
     if all(name != worker for _, name in ring):
         return frozenset()
-    due = (key for key, done in begun.items() if done and key in roots)
-    return frozenset(key for key in due if ring[bisect(ring, (digest(key), "")) % len(ring)][1] == worker)
+    deletable_keys = (key for key, started in children_started.items() if started and key in roots)
+    return frozenset(key for key in deletable_keys if ring[bisect(ring, (digest(key), "")) % len(ring)][1] == worker)
 
 
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
@@ -124,13 +126,13 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
 
     `garbage` is the result of the function of that name.
     """
-    gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
+    deleted_leases = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
     # Our rules delete a row only if its lease is finished and reading of its children has begun (L8), or if its shard
     # is not listed (L10). So if the row of a listed shard is gone and a descendant has been read, the lease was
     # finished. Any other missing row was deleted by another program, and its lease must be created again.
-    due = {
+    due_again = {
         key: lease
-        for key, lease in gone.items()
+        for key, lease in deleted_leases.items()
         if key in family.shards
         and key not in family.leases
         and not lease.ended
@@ -139,19 +141,19 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     # L13: compute the lowest epoch for a new lease. If rows were deleted, the shard may have had a row that we never
     # saw, whose epochs were passed to handlers. Deletions show in leases that must be created again, and in rows whose
     # epochs are far above normal because they were recreated.
-    highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
-    lowest_epoch = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
-    created = {
+    highest = max((lease.epoch for lease in (*family.leases.values(), *due_again.values())), default=0)
+    lowest_epoch = highest + EPOCHS_UNSEEN if due_again else highest if highest >= EPOCHS_UNSEEN else 0
+    creates_by_key = {
         **_covering_holes(family, history.holes, config),
-        **_orphans(family, gone, due, config),
+        **_orphans(family, deleted_leases, due_again, config),
         **_partitions(family),
         # The rules for children come last so that they take precedence, because LATEST would skip a child's first
         # records.
         **_orphaned_children(family, garbage, config),
         **_missing_children(family, config),
-        **_remembered(due),
+        **_recreated_leases(due_again),
     }
-    creates = (created[name] for name in sorted(created))
+    creates = (creates_by_key[name] for name in sorted(creates_by_key))
     return tuple(
         evolve(create, lease=evolve(create.lease, epoch=max(create.lease.epoch, lowest_epoch))) for create in creates
     )
@@ -215,7 +217,7 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease_of(shard, position), rule=rule)
 
 
-def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
+def _recreated_leases(due: Mapping[str, Lease]) -> dict[str, Create]:
     """Recreate the leases whose rows were deleted, each at the checkpoint that was last read (L13).
 
     If a child has not been started, its parents are recreated before it. While their rows are missing, they count as
@@ -230,15 +232,15 @@ def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
 
 def _descendant_was_read(shard: str, family: Family) -> bool:
     """Return whether a descendant of this shard has been read."""
-    todo, visited = list(family.children.get(shard, ())), set[str]()
-    while todo:
-        if (child := todo.pop()) in visited:
+    to_visit, visited = list(family.children.get(shard, ())), set[str]()
+    while to_visit:
+        if (child := to_visit.pop()) in visited:
             continue
         visited.add(child)
         lease = family.leases.get(child)
         if lease is not None and lease.checkpoint.sequence not in NOT_STARTED:
             return True
-        todo += family.children.get(child, ())
+        to_visit += family.children.get(child, ())
     return False
 
 
@@ -252,9 +254,11 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
     for shard in family.shards.values():
         if shard.id in family.leases:
             continue
-        ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
-        gone = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
-        if any(ended) and all(finished or missing for finished, missing in zip(ended, gone, strict=True)):
+        ended_parents = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
+        missing_parents = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
+        if any(ended_parents) and all(
+            finished or missing for finished, missing in zip(ended_parents, missing_parents, strict=True)
+        ):
             created[shard.id] = _create(shard, child_position(config), "L3")
     return created
 
@@ -323,21 +327,21 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
             descends[name] = True
             continue
         shard, parents = family.shards[name], family.parents(family.shards[name])
-        counted = [parent for parent in parents if descends[parent] or parent in begins]
-        descends[name] = bool(counted)
-        if not counted and (position != LATEST or name in unread):
+        counting_parents = [parent for parent in parents if descends[parent] or parent in begins]
+        descends[name] = bool(counting_parents)
+        if not counting_parents and (position != LATEST or name in unread):
             begins.add(name)
-        for parent in parents if counted else ():
+        for parent in parents if counting_parents else ():
             if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
                 start = TRIM_HORIZON if parent in unread else position
                 created[parent] = _create(family.shards[parent], start, "L5")
-        finished = {parent for parent in shard.parents if parent in gone and parent not in due}
+        finished_parents = {parent for parent in shard.parents if parent in gone and parent not in due}
         # The other parent of a merge needs a row first, because without one it would count as finished (L12).
-        if finished and all(
-            other in finished or other in family.leases or other not in family.shards for other in shard.parents
+        if finished_parents and all(
+            other in finished_parents or other in family.leases or other not in family.shards for other in shard.parents
         ):  # L13
             created[name] = _create(shard, child_position(config), "L13")
-        if name in tips and not counted:  # L4
+        if name in tips and not counting_parents:  # L4
             created[name] = _create(shard, TRIM_HORIZON if name in unread else position, "L4")
     return created
 
@@ -345,12 +349,12 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
 def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
     """Return the tips without a lease, and their ancestors up to the nearest ones with a lease, parents first."""
     parents_of: dict[str, list[str]] = {}
-    todo = [shard for shard in tips if shard not in family.leases]
-    while todo:
-        name = todo.pop()
+    to_visit = [shard for shard in tips if shard not in family.leases]
+    while to_visit:
+        name = to_visit.pop()
         if name not in parents_of:
             parents_of[name] = [] if name in family.leases else family.parents(family.shards[name])
-            todo += parents_of[name]
+            to_visit += parents_of[name]
     return tuple(TopologicalSorter(parents_of).static_order())
 
 

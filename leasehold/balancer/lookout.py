@@ -171,8 +171,8 @@ class LookoutRanks:
         if self.row is None or self.ranks[0] == me.worker:
             return True
         silent = max(
-            self.silent - (0.0 if self.left else _row_silent(me, hearing, config)),
-            hearing.looks_still - _looks_silent(me, hearing, config),
+            self.silent - (0.0 if self.left else _row_silence_limit(me, hearing, config)),
+            hearing.looks_still - _looks_silence_limit(me, hearing, config),
         )
         if silent <= 0:
             return False
@@ -184,27 +184,27 @@ class LookoutRanks:
         return rank - 1 if self.place is None else self.place
 
 
-def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
+def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how many seconds a listing of the table takes, as measured by the lookout and by this worker (C8)."""
     call = call_of(hearing.call)
     return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
 
 
-def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
     After this time two looks are missing, even if each takes as long as a listing of the table. During a listing, the
     lookout writes how long it has taken so far (`prolonged_annotations`), so that no worker stands in for it.
     """
-    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
+    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing_seconds(me, hearing, config)
 
 
-def _row_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long the bulletin's row may stay unchanged (C8).
 
     If a listing takes long, heartbeats may be delayed, too.
     """
-    return scaled(SILENT_SECONDS, config) + math.floor(_listing(me, hearing, config)) / 2
+    return scaled(SILENT_SECONDS, config) + math.floor(_listing_seconds(me, hearing, config)) / 2
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
@@ -228,16 +228,16 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
-        place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
+        stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
         # If the call names this worker's own row, this worker stood in for the lookout, and the call does not show
         # which worker is the lookout now. So use the ranks, but stay on duty as long as the first in rank renews its
         # row without listing the table.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
-            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=place)
+            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
-            renews = row is not None and row.idle <= _row_silent(me, hearing, config)
+            renews = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
             # The first in rank has not looked since another worker wrote the bulletin.
             if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
@@ -256,8 +256,8 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     """
     if isinstance(leases, KnownLeases):
         return leases.last_of(lookout, donation_order)
-    held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
-    return max(held, key=donation_order, default=None)
+    held_leases = [lease for lease in leases if lease.owner == lookout and not lease.ended]
+    return max(held_leases, key=donation_order, default=None)
 
 
 def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
@@ -276,7 +276,7 @@ def scaled(seconds: float, config: Config) -> float:
     return seconds * config.lease_seconds / 10
 
 
-def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
+def called_claims(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
     """Return claims of the free leases that the latest call names for this worker (C6)."""
     hearing = me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
@@ -295,8 +295,8 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
     released lease is reserved for its owner's successor, and a dead worker has none.
     """
     hearing = me.history.hearing
-    others = (lease for lease in census.expired if lease.owner != me.worker)
-    expired = tuple(sorted(others, key=lambda lease: lease.key))
+    expired_elsewhere = (lease for lease in census.expired if lease.owner != me.worker)
+    expired = tuple(sorted(expired_elsewhere, key=lambda lease: lease.key))
     if (
         hearing is None
         or not expired
@@ -330,7 +330,7 @@ def next_look(
     actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
 ) -> Look:
     """Return when to look next, at which rows, and what to write on this worker's own rows."""
-    ranks, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
+    ranks, is_partial_read = lookout_ranks(leases, config, me), me.history.full_still > 0
     on_duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
@@ -339,11 +339,11 @@ def next_look(
         if on_duty
         else _last_bulletin(mine, leases, me, hearing, ranks)
     )
-    settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
-    if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
-        settle = seconds_until_joined(me.history, config)
-    if settle is not None:
-        return Look(settle, annotations=annotations)
+    settle_wait = _settle_wait(actions, census, me, config) if not is_partial_read or ranks.row is None else None
+    if settle_wait is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
+        settle_wait = seconds_until_joined(me.history, config)
+    if settle_wait is not None:
+        return Look(settle_wait, annotations=annotations)
     wanted_keys = _requested_soon(census, me, config)
     if on_duty or ranks.row is None:
         # The rows that others will request are read on their own between two listings (C7).
@@ -360,20 +360,20 @@ def next_look(
             annotations=annotations,
             stale_ok=True,
         )
-    if partial and _should_list(leases, me, config, ranks, census):
+    if is_partial_read and _should_list(leases, me, config, ranks, census):
         return Look(0.0, annotations=annotations)
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
     row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
-    hurried = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
-    seconds = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
+    must_hurry = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    seconds = scaled(HURRIED_SECONDS if must_hurry else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
         seconds = scaled(AT_ONCE_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
-    stopped = hearing.looks_still > _looks_silent(me, hearing, config)
-    stopped |= ranks.left or ranks.silent > _row_silent(me, hearing, config)
-    if stopped and len(leases) >= LISTED * STAND_INS:
+    lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
+    lookout_stopped |= ranks.left or ranks.silent > _row_silence_limit(me, hearing, config)
+    if lookout_stopped and len(leases) >= LISTED * STAND_INS:
         # C8: a worker that stands in writes the bulletin on one of these rows, so we find it without listing the table.
         keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted_keys) > len(leases):
@@ -403,13 +403,13 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     bulletin_stopped = full_still > ranks.silent > early_seconds + (0.0 if call is None else 2 * call.seconds)
     # A worker that is not called reads nothing. But the lookout cannot see a worker without a lease, and cannot call
     # it.
-    cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    concerns_us = call is None or call.lists(me.worker) or cheaper or not census.mine
-    acts = hearing.latest.acts != hearing.acts_read and concerns_us
-    turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
+    listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
+    concerns_us = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
+    work_for_us = hearing.latest.acts != hearing.acts_read and concerns_us
+    row_turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
     # Ranks contain only workers that have annotated a row, but counts contain all owners.
-    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
-    return acts or turned or bulletin_stopped or last_resort
+    is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
+    return work_for_us or row_turned or bulletin_stopped or is_last_resort
 
 
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -429,7 +429,7 @@ def _present_workers(census: Census) -> frozenset[str]:
     return frozenset(census.counts) | {lease.next_owner for lease in census.moving if lease.next_owner is not None}
 
 
-def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
+def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
     """Return `settle_seconds` for these actions, ignoring claims that the leases already show as successful (C10).
 
     Another look would show nothing new about such claims. Successful claims count only if there is more to take,
@@ -480,8 +480,8 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     there is no other worker to watch (C13).
     """
     limit = expires_above(config)
-    others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
-    if not others:
+    other_idle_times = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
+    if not other_idle_times:
         # If the lookout has just released its row, no other worker is seen only because no other row was read.
         turned = (me.history.hearing or BulletinState()).turned
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
@@ -490,7 +490,7 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
-        for idle in others
+        for idle in other_idle_times
         if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
@@ -517,9 +517,9 @@ def _next_bulletin(
     """
     taken_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
     open_leases = [lease for lease in census.available if lease.key not in taken_keys and lease.owner != me.worker]
-    dead = {lease.key for lease in census.expired}
-    warned = any(
-        lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in dead
+    expired_keys = {lease.key for lease in census.expired}
+    owner_may_be_dead = any(
+        lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in expired_keys
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()
@@ -531,31 +531,40 @@ def _next_bulletin(
             if carries_bulletin
             else ()
         )
-    joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
+    worker_joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
     # Other workers have not had time yet to take leases that were just released, or that only became available when
     # their parents ended (M1).
     max_idle = scaled(FREE_SECONDS, config)
-    newly_free = any(lease.idle < max_idle for lease in open_leases)
-    if open_leases and not newly_free:
+    lease_newly_free = any(lease.idle < max_idle for lease in open_leases)
+    if open_leases and not lease_newly_free:
         ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
-        newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
+        lease_newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
     # If leases are not taken or moves are not made, *acts* grows only once per cycle, because each time costs every
     # worker a listing. While a dead worker's leases expire one after another, its count is low, and no worker can do
     # anything about that.
-    persists = not newly_free if open_leases else _uneven(census, me, config)
-    stuck = hearing.acts_still >= config.cycle_seconds and persists
+    imbalance_persists = not lease_newly_free if open_leases else _uneven(census, me, config)
+    stuck = hearing.acts_still >= config.cycle_seconds and imbalance_persists
     latest, row = hearing.latest, bulletin_row(mine, me.worker)
     if row is None:
         return bulletin_annotations(
-            Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned)
+            Bulletin(
+                latest.looks + 1,
+                latest.acts + (stuck or worker_joined or lease_newly_free),
+                latest.warns + owner_may_be_dead,
+            )
         )
     # A call that has no effect becomes a call to all workers, once per cycle.
-    moves_expected = newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
+    moves_expected = lease_newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
     names = config.rules.calls(census, me, config) if moves_expected and not stuck else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
     call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=stuck)
     return bulletin_annotations(
-        Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned), call
+        Bulletin(
+            latest.looks + 1,
+            latest.acts + (stuck or worker_joined or lease_newly_free),
+            latest.warns + owner_may_be_dead,
+        ),
+        call,
     )
 
 

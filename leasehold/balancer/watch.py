@@ -111,9 +111,9 @@ class WorkerReports:
         forgotten_at = max(forget_times, default=-math.inf)
         idle = [track for track in alive.values() if not track.count]
         last_change = max([forgotten_at, *(track.since for track in idle)])
-        certain = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
+        leases_may_be_given = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
         return tuple(
-            (worker, max(0.0, began - max(forgotten_at, track.since)) if certain else math.inf)
+            (worker, max(0.0, began - max(forgotten_at, track.since)) if leases_may_be_given else math.inf)
             for worker, track in sorted(alive.items())
         )
 
@@ -130,8 +130,8 @@ class WorkerReports:
             # it is alive.
             return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
-        grown = count > before.count or before.moved_at == -math.inf
-        return ReportTrack(stamp, stamp_at, moved_at, count, ended if grown else before.since)
+        gained_leases = count > before.count or before.moved_at == -math.inf
+        return ReportTrack(stamp, stamp_at, moved_at, count, ended if gained_leases else before.since)
 
 
 class Sighting(NamedTuple):
@@ -269,21 +269,24 @@ class Watch:
             fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
             sightings: Mapping[str, Sighting] = fresh
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
-            whole, lost = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
-            unchanged = not lost and _unchanged(earlier, fresh)
+            whole, deleted_keys = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
+            unchanged = not deleted_keys and _unchanged(earlier, fresh)
             owners_at, fleet_at = self._changes(earlier, fresh, ended, unchanged=unchanged)
             history = self._history(sightings, leases, unchanged=unchanged)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            sightings = self._with(fresh, set(requested_keys) - fresh.keys())
-            lost, whole = {key for key in requested_keys if key not in fresh and key in self.sightings}, self.whole
-            leases = _known(whole, sightings)
-            owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
+            sightings = self._updated_sightings(fresh, set(requested_keys) - fresh.keys())
+            deleted_keys, whole = (
+                {key for key in requested_keys if key not in fresh and key in self.sightings},
+                self.whole,
+            )
+            leases = _known_leases(whole, sightings)
+            owners_at, fleet_at = self._changes_in(fresh, deleted_keys, leases, ended)
             history = self.history
         full_at = self.full_at if requested_keys is not None else ended
-        read = (sighting.lease for sighting in fresh.values())
+        leases_read = (sighting.lease for sighting in fresh.values())
         bulletins = (
-            None if self.bulletins is None else self.bulletins.after(read, began, ended, requested_keys, full_at)
+            None if self.bulletins is None else self.bulletins.after(leases_read, began, ended, requested_keys, full_at)
         )
         worker_reports = (
             self.worker_reports if requested_keys is not None else self.worker_reports.after(reports, leases, ended)
@@ -297,7 +300,7 @@ class Watch:
             full_took=history.full_took if requested_keys is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
             led=worker_reports.led(began),
-            gone=self._gone(sightings, lost),
+            gone=self._deleted_leases(sightings, deleted_keys),
         )
         watch = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, worker_reports, whole)
         return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
@@ -331,22 +334,26 @@ class Watch:
         """
         if not self.history.gone:
             return self
-        latest = (max(lease, own.get(lease.key, lease), key=lambda each: each.epoch) for lease in self.history.gone)
+        latest = (
+            max(lease, own.get(lease.key, lease), key=lambda candidate: candidate.epoch) for lease in self.history.gone
+        )
         listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
         gone = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
         return evolve(self, history=evolve(self.history, gone=gone))
 
-    def _gone(self, now: Mapping[str, Sighting], lost: Collection[str]) -> tuple[Lease, ...]:
+    def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
         Such leases are kept because this worker may be the only one that knows how far their shards were read.
         """
-        if not (self.history.gone or lost):
+        if not (self.history.gone or deleted_keys):
             return ()
-        leases = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
+        leases = {lease.key: lease for lease in self.history.gone} | {
+            key: self.sightings[key].lease for key in deleted_keys
+        }
         return tuple(leases[key] for key in sorted(leases) if key not in now)
 
-    def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
+    def _updated_sightings(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
         """Return the sightings of all leases, updated by `fresh` ones and without those in `gone`."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
@@ -402,26 +409,26 @@ class Watch:
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
-        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: KnownLeases, ended: float
+        self, fresh: Mapping[str, Sighting], deleted_keys: Collection[str], now: KnownLeases, ended: float
     ) -> tuple[float, float]:
         """Return the times of `_changes` after a read of a few rows.
 
         Only those rows, and the workers that they name, can have changed.
         """
-        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
+        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
         changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
-        before = _known(self.whole, self.sightings)
-        named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
-        fleet_same = all(before.names(name) == now.names(name) for name in named)
+        before = _known_leases(self.whole, self.sightings)
+        workers_named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
+        fleet_same = all(before.names(name) == now.names(name) for name in workers_named)
         owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
-def _known(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
+def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
     """Return all leases of these sightings."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})

@@ -282,7 +282,7 @@ def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
     ours.run(60)
     assert ours.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
-    assert not ours.worker.discovery.unheard(store.list().leases)
+    assert not ours.worker.discovery.has_unknown_contradiction(store.list().leases)
 
 
 def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:

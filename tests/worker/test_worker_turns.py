@@ -521,7 +521,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     assert one.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, annotations=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
-    assert one.worker._book.without_left(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
+    assert one.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
 def test_a_refused_write_names_the_lease_as_it_is() -> None:

@@ -61,28 +61,28 @@ class Handoffs:
         self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
         # The timeout leaves enough time to take the lease back and renew it before other workers consider it expired.
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
-        self._asked: dict[str, Lease] = {}
+        self._requested: dict[str, Lease] = {}
         self._given: dict[str, tuple[Lease, float]] = {}
         self._lock = Lock()
 
-    def asked(self, lease: Lease) -> None:
+    def note_request(self, lease: Lease) -> None:
         """Remember that this worker has requested this lease."""
         with self._lock:
-            self._asked[lease.key] = lease
+            self._requested[lease.key] = lease
 
-    def settled(self, key: str) -> None:
+    def forget_request(self, key: str) -> None:
         """Forget the request for this lease, because it is ours now."""
         with self._lock:
-            self._asked.pop(key, None)
+            self._requested.pop(key, None)
 
-    def again(self, found: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
+    def repeated_requests(self, leases: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
         """Return the requests to repeat, given the leases as they are now (H4)."""
         with self._lock:
-            pairs = [(self._asked[lease.key], lease) for lease in found if lease.key in self._asked]
+            pairs = [(self._requested[lease.key], lease) for lease in leases if lease.key in self._requested]
         requests = (renewed_request(requested, lease) for requested, lease in pairs)
         return tuple(request for request in requests if request is not None)
 
-    def gave(self, lease: Lease, now: float) -> None:
+    def note_given(self, lease: Lease, now: float) -> None:
         """Remember a lease that was given away, as stored now, so that it can be taken back if it is not claimed."""
         with self._lock:
             self._given[lease.key] = (lease, now + self._accept_seconds)
@@ -99,7 +99,7 @@ class Handoffs:
     def withdraw(self) -> None:
         """Withdraw every request, because this worker leaves."""
         with self._lock:
-            requested, self._asked = tuple(self._asked.values()), {}
+            requested, self._requested = tuple(self._requested.values()), {}
         for lease in requested:
             try:
                 # Otherwise the owner would give the lease to a worker that has left. The shard would stay unread until

@@ -135,7 +135,7 @@ class Holding:
         # There are two locks because reading must stop immediately even while a write without a response holds the
         # first one (7).
         self._lock, self._losing = lock(), Lock()
-        self._release_asked = self._ended = False
+        self._release_requested = self._ended = False
         self.released = False
         self._release_to: str | None = None
         self._giving_to: str | None = None
@@ -155,7 +155,7 @@ class Holding:
         """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
         handoff = lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
-        return self._release_asked or handoff
+        return self._release_requested or handoff
 
     @property
     def _next_owner(self) -> str | None:
@@ -174,9 +174,9 @@ class Holding:
         """Ask the reader to finish the running batch, then release the lease or give it to the worker `to` (M14)."""
         # `_release_to` must be set first, because the reader may check between these two lines.
         self._release_to = to
-        self._release_asked = True
+        self._release_requested = True
 
-    def asked(self, listed: Lease) -> None:
+    def note_next_owner(self, listed: Lease) -> None:
         """Take over the next owner from a row that was read, unless this worker has written the lease since."""
         with self._lock:
             # An older version of the row may contain a next owner that has withdrawn its request since.
@@ -189,7 +189,9 @@ class Holding:
         # time.
         self.renewed = self._clock()
         return self._write(
-            lambda lease: writes.RenewLease(self._weighed(lease), self._signed(lease, annotations), patient=patient)
+            lambda lease: writes.RenewLease(
+                self._with_weight(lease), self._annotations_to_write(lease, annotations), patient=patient
+            )
         )
 
     def reconfirm(self) -> None:
@@ -230,16 +232,16 @@ class Holding:
 
         # This is decided under the lock, from the lease as the previous write left it, so that a stored position is not
         # written again.
-        def moved(lease: Lease) -> writes.Write | None:
+        def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
             # Progress is noted even if the write fails, because the handler has finished with these records.
             self.progress.progressed(self._clock())
-            weighed = self._weighed(lease)
+            weighed = self._with_weight(lease)
             patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
             return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
 
-        return self._write(moved, ended=position.ended and not keep_owner)
+        return self._write(make_write, ended=position.ended and not keep_owner)
 
     def checkpoint_late(self, position: Position) -> bool:
         """Move the checkpoint forward after the lease was stolen, without touching owner or counter."""
@@ -285,13 +287,15 @@ class Holding:
         self._giving_to = None if self._lease.leaving else next_owner
         if next_owner is not None:
             outcome = self._attempt(
-                lambda lease: writes.GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
+                lambda lease: writes.GiveLease(
+                    lease, max(position, lease.checkpoint, key=lambda candidate: candidate.order)
+                )
             )
         else:
             if self.progress.aside and self.progress.annotations(self._clock()):
                 # The lease must be renewed first, because a release writes no annotations. They contain the fault, and
                 # the time until which the lease is put aside.
-                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
+                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
                 if not isinstance(renewed, Done):
                     self._settle(renewed.lease)
                     return
@@ -341,7 +345,7 @@ class Holding:
         """Decide by the stored lease, which came with a rejection, whether the lease is still ours."""
         # The counter of a row grows with each owner. One below ours means that the row was deleted and recreated.
         if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
-            stored = self._restored(stored)
+            stored = self._restore_row(stored)
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
@@ -356,10 +360,11 @@ class Holding:
             # between.
             before, self._lease = self._lease, stored
             if stored.checkpoint.order < before.checkpoint.order and not self.contradiction:
-                back, ours = stored.checkpoint.sequence, before.checkpoint.sequence
+                table_position, own_position = stored.checkpoint.sequence, before.checkpoint.sequence
                 self.contradiction = (
-                    f"lease {self.key} is at {back} in the table, and its owner had stored {ours}: was the table set "
-                    "back? The next checkpoint moves it forward again; look at the rows of shards that nobody reads"
+                    f"lease {self.key} is at {table_position} in the table, and its owner had stored {own_position}: "
+                    "was the table set back? The next checkpoint moves it forward again; look at the rows of shards "
+                    "that nobody reads"
                 )
                 log.error("%s", self.contradiction)
         elif self._identity.predecessor(stored) == self._replaced:
@@ -371,48 +376,48 @@ class Holding:
             self._lose("re-adopted by another process of this worker id")
         else:
             self._lease = stored
-            self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
+            self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
 
-    def _restored(self, stored: Lease | None) -> Lease | None:
+    def _restore_row(self, stored: Lease | None) -> Lease | None:
         """Recreate the row, or take over the row that has replaced it. Return the stored lease, if there is one.
 
         The lease is ours afterwards unless it has expired, the new row has a later checkpoint, or another worker has
         taken it in the meantime.
         """
-        ours = self._lease
+        own_lease = self._lease
         if stored is None:
             if self.expired:
                 return None  # others may have finished the shard, so the worker decides by its descendants' leases
             # Other workers may have taken the lease since we last read it, with counters that we never saw.
-            creation = self._store.write(writes.CreateLease(evolve(ours, epoch=ours.epoch + EPOCHS_UNSEEN)))
+            creation = self._store.write(writes.CreateLease(evolve(own_lease, epoch=own_lease.epoch + EPOCHS_UNSEEN)))
             stored = creation.lease
             if isinstance(creation, Done):
                 if self._has_expired():  # this process was paused in between
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
-                self._remade(f"{self.key} at {ours.checkpoint.sequence}")
+                self._remade(f"{self.key} at {own_lease.checkpoint.sequence}")
         # If the lease has expired, do not claim it, because another worker may have done so, and the row exists now.
         if stored is None or self.expired:
             return stored
-        if stored.checkpoint.order > ours.checkpoint.order:
-            between = f"{ours.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
-            self._remade(f"{self.key}, by another: what is between {between}, may be unread")
+        if stored.checkpoint.order > own_lease.checkpoint.order:
+            gap = f"{own_lease.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
+            self._remade(f"{self.key}, by another: what is between {gap}, may be unread")
             return stored
-        if stored.checkpoint.order < ours.checkpoint.order:
+        if stored.checkpoint.order < own_lease.checkpoint.order:
             # The checkpoint must be written before the claim. If this process ends in between, the next owner then
             # still starts at our position.
-            self._store.write(writes.CheckpointLate(stored, ours.checkpoint))
+            self._store.write(writes.CheckpointLate(stored, own_lease.checkpoint))
         begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
         outcome = self._store.write(take(stored, self._me, self._identity.annotations_on(stored)))
         if isinstance(outcome, Done):
             self.confirmed = begun
         return outcome.lease
 
-    def _weighed(self, lease: Lease) -> Lease:
+    def _with_weight(self, lease: Lease) -> Lease:
         weight = self.throughput.average(self._clock())
         return lease if weight == lease.weight else evolve(lease, weight=weight)
 
-    def _signed(self, lease: Lease, annotations: Annotations) -> Annotations:
+    def _annotations_to_write(self, lease: Lease, annotations: Annotations) -> Annotations:
         lacking = self._identity.lacking(lease)
         return tuple(
             sorted({**dict(annotations), **dict(self.progress.annotations(self._clock())), **dict(lacking)}.items())
@@ -420,10 +425,10 @@ class Holding:
 
     def _lose(self, why: str) -> None:
         with self._losing:
-            first = not self.lost.is_set()
-            if first:
+            newly_lost = not self.lost.is_set()
+            if newly_lost:
                 self.why = why
                 self.lost.set()
-        if first:
+        if newly_lost:
             # The callback must be called outside the lock, because it may call `drop`, which takes that lock.
             self._noticed(self)

@@ -65,13 +65,13 @@ class Holdings:
     ) -> None:
         self._store, self._identity = store, identity
         self._clock, self._lease_seconds, self._rest_seconds = clock, lease_seconds, rest_seconds
-        self._began, self._gave, self._gone, self._lock_of_one = began, gave, gone, lock
+        self._began, self._gave, self._gone, self._make_lock = began, gave, gone, lock
         self._remade = remade
         self._held: dict[str, Holding] = {}
         self._sorted: tuple[Holding, ...] | None = ()
         self._lock = Lock()
         self._duplicate_process = False
-        self._ever: set[str] = set()
+        self._held_before: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
         self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
@@ -119,13 +119,13 @@ class Holdings:
             begun=begun,
             lease_seconds=self._lease_seconds,
             replaced=replaced,
-            noticed=self._let_go,
+            noticed=self._remove_holding,
             remade=self._remade,
-            lock=self._lock_of_one,
+            lock=self._make_lock,
         )
         with self._lock:
             self._held[lease.key], self._sorted = holding, None
-            self._ever.add(lease.key)
+            self._held_before.add(lease.key)
             self.dropped.discard(lease.key)
         # Under the rules of KCL 2.x, finished leases are held, too, but there is nothing to read.
         if not lease.ended:
@@ -159,7 +159,7 @@ class Holdings:
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
-    def failed(self, fault: StoreError, lease: Lease, begun: float, *, claimed: bool) -> None:
+    def note_failed_take(self, fault: StoreError, lease: Lease, begun: float, *, claimed: bool) -> None:
         """Note that a write which takes this lease failed.
 
         Args:
@@ -180,47 +180,47 @@ class Holdings:
                 self._rests_until = self._clock() + self._rest_seconds
             self._in_doubt, self._unanswered_at = True, self._clock()
 
-    def answered(self) -> None:
+    def note_response(self) -> None:
         """Allow takes again, because the store has responded to one."""
         self._in_doubt, self._rests_until = False, -math.inf
 
-    def allowed(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+    def without_takes_at_rest(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """Return the actions, without those that would take a lease if this worker rests."""
         rests = self.rests
         return tuple(action for action in actions if not (rests and isinstance(action, Claim | Steal | RequestHandoff)))
 
-    def looked(self, leases: Iterable[Lease]) -> None:
+    def note_read(self, leases: Iterable[Lease]) -> None:
         """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
         self.not_written = False
         with self._lock:
-            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._ours(lease)]
+            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)]
             for lease in refuted:
                 del self._unconfirmed[lease.key]
         if refuted:
-            self.answered()
+            self.note_response()
 
-    def doubted(self, read: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
+    def doubtful(self, leases: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
         """Return the holdings whose rows were just read with another owner, or are missing (C9)."""
-        foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
+        foreign_keys = [lease.key for lease in leases if lease.owner != self._identity.worker]
         with self._lock:
-            return tuple(self._held[key] for key in (*foreign, *missing) if key in self._held)
+            return tuple(self._held[key] for key in (*foreign_keys, *missing) if key in self._held)
 
     def _has_successor(self, lease: Lease) -> bool:
         """Return whether another process with our id has re-adopted the lease."""
         # Only a lease that this process has held can have been taken over. Other rows may name an earlier process with
         # our id.
-        replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
+        was_replaced = lease.key in self._held_before and self._identity.predecessor(lease) is not None
         # If this process was paused until its lease had expired, the other process may own the lease. If the other
         # process has not renewed the lease for `lease_seconds`, it has ended, and we may adopt the lease.
-        if not replaced or lease.idle > self._lease_seconds:
+        if not was_replaced or lease.idle > self._lease_seconds:
             return False
         # The first version that we read may be the last one that the other process wrote. A second version shows that
         # it is alive.
-        before = self._replaced.setdefault(lease.key, lease.version)
-        self._duplicate_process = self._duplicate_process or before != lease.version
+        first_version = self._replaced.setdefault(lease.key, lease.version)
+        self._duplicate_process = self._duplicate_process or first_version != lease.version
         return True
 
-    def readopt(self, seen: Lease) -> Lease | None:
+    def readopt(self, lease: Lease) -> Lease | None:
         """Claim a lease whose row names this worker as owner, because it was given to us or held before a restart.
 
         Return the stored lease if another worker owns it now, otherwise None. The lease may have expired.
@@ -228,36 +228,40 @@ class Holdings:
         with self._lock:
             # This must come before the claim. If the claim gets no response, the lease is marked as unconfirmed again
             # below.
-            self._unconfirmed.pop(seen.key, None)
+            self._unconfirmed.pop(lease.key, None)
         begun = self._clock()
         try:
-            stored = self._adopt_as(seen)
-            if stored is None or not self._ours(stored):
+            stored = self._claim_as_read(lease)
+            if stored is None or not self._is_ours(stored):
                 return stored
             # The listing may have been stale. If the version moves after a consistent read, its writer is alive.
-            again = self._adopt_as(stored)
-            alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
-            self._duplicate_process = self._duplicate_process or alive
+            stored_later = self._claim_as_read(stored)
+            other_is_alive = (
+                stored_later is not None
+                and self._is_ours(stored_later)
+                and self._identity.predecessor(stored_later) is not None
+            )
+            self._duplicate_process = self._duplicate_process or other_is_alive
         except StoreError as fault:
-            self.failed(fault, seen, begun, claimed=True)
-            log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
+            self.note_failed_take(fault, lease, begun, claimed=True)
+            log.warning("lease %s is ours and could not be taken up: %s", lease.key, fault)
         return None
 
-    def _ours(self, lease: Lease) -> bool:
+    def _is_ours(self, lease: Lease) -> bool:
         return lease.owner == self._identity.worker and not lease.ended
 
-    def _adopt_as(self, lease: Lease) -> Lease | None:
+    def _claim_as_read(self, lease: Lease) -> Lease | None:
         """Claim the lease as it was read. Return None if it is held now or gone, otherwise the stored lease."""
         begun = self._clock()
         # Reading the row instead of claiming the lease is not enough, because the lease could then have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
-        self.answered()
+        self.note_response()
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
             return None
         return outcome.lease
 
-    def _let_go(self, holding: Holding) -> None:
+    def _remove_holding(self, holding: Holding) -> None:
         self._duplicate_process = self._duplicate_process or holding.duplicate_process
         with self._lock:
             # A lease that was lost and then claimed again has a newer holding.
@@ -298,7 +302,7 @@ class Cooldown:
             until, incarnation = self._until.get(action.lease.key, (now, None))
             # If the row belongs to another incarnation of the stream, its shard has other records, which have not
             # failed yet.
-            same = incarnation in {None, action.lease.annotation(INCARNATION)}
-            if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
+            same_incarnation = incarnation in {None, action.lease.annotation(INCARNATION)}
+            if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and until > now):
                 allowed.append(action)
         return tuple(allowed)

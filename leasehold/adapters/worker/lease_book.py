@@ -89,8 +89,8 @@ class LeaseBook:
             # Other workers may read our last write one cycle late, and notice that the lease has expired another cycle
             # late.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
-            began=self._began,
-            gave=self._gave,
+            began=self._lease_taken,
+            gave=self._lease_given,
             gone=events.gone,
             remade=events.remade,
             lock=lock,
@@ -100,7 +100,7 @@ class LeaseBook:
             identity.worker,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            hold=self._took_back,
+            hold=self._lease_taken_back,
             doubt=self.holdings.mark_unconfirmed,
         )
         self._cooldown = Cooldown()
@@ -109,15 +109,15 @@ class LeaseBook:
 
     # Held, requested and given
 
-    def _began(self, holding: Holding) -> None:
-        self.handoffs.settled(holding.key)
+    def _lease_taken(self, holding: Holding) -> None:
+        self.handoffs.forget_request(holding.key)
         self._events.began(holding)
 
-    def _gave(self, lease: Lease, now: float) -> None:
-        self.handoffs.gave(lease, now)
+    def _lease_given(self, lease: Lease, now: float) -> None:
+        self.handoffs.note_given(lease, now)
         self._events.gave(now)
 
-    def _took_back(self, lease: Lease, begun: float) -> None:
+    def _lease_taken_back(self, lease: Lease, begun: float) -> None:
         self.holdings.hold(lease, begun)
         self._events.took_back()
 
@@ -125,13 +125,13 @@ class LeaseBook:
 
     def leave_alone(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it."""
-        held, now = self.holdings.get(key), self._clock()
-        lease = self.holdings.released.get(key) if held is None else held.lease
-        if held is not None:
-            held.progress.put_aside(seconds, now)
+        holding, now = self.holdings.get(key), self._clock()
+        lease = self.holdings.released.get(key) if holding is None else holding.lease
+        if holding is not None:
+            holding.progress.put_aside(seconds, now)
         self._cooldown.put(key, self._clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
 
-    def without_left(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
+    def without_excluded(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that take a lease which this worker leaves to others for now."""
         return self._silence.without(self._cooldown.without(actions, now), now)
 
@@ -179,10 +179,10 @@ class LeaseBook:
             except StoreError as fault:
                 log.warning("lease %s is not released yet: %s", holding.key, fault)
 
-        def stuck(holding: Holding) -> bool:
+        def is_stuck(holding: Holding) -> bool:
             called = holding.progress.called
             return holding.progress.left or (
                 called is not None and now - called >= seconds and holding.progress.leave()
             )
 
-        list(each(release, [holding for holding in self.holdings.all if holding.releasing and stuck(holding)]))
+        list(each(release, [holding for holding in self.holdings.all if holding.releasing and is_stuck(holding)]))

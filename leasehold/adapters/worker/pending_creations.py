@@ -82,8 +82,8 @@ class PendingCreations:
             log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
         remaining = dict[Action, float]()
         for creation, seconds in waits.items():
-            left = self._missing_since[creation.lease.key] + seconds - now
-            remaining[creation] = max(left, RETRY_SECONDS) if self._unpinned(creation) else left
+            seconds_left = self._missing_since[creation.lease.key] + seconds - now
+            remaining[creation] = max(seconds_left, RETRY_SECONDS) if self._unpinned(creation) else seconds_left
         return {creation: seconds for creation, seconds in remaining.items() if seconds > 0}
 
     def pinned(self, action: Action) -> Action:

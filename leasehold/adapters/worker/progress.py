@@ -132,7 +132,7 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
     steps = [lag for _, lag in sorted(least.items())][-STEPS:]
     # The first step must not be at the tip. From there any lag is growth, but a reader that is one batch behind the tip
     # is not falling behind.
-    return len(steps) == STEPS and steps[0] > 0 and all(earlier < later for earlier, later in pairwise(steps))
+    return len(steps) == STEPS and steps[0] > 0 and all(earlier < following for earlier, following in pairwise(steps))
 
 
 @frozen
@@ -213,8 +213,8 @@ class Progress:
         if self.behind is None:
             # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, the lag is
             # derived here.
-            waited = now - max(self.read or 0.0, self.done or self.at)
-            return None if current or self.excused or waited <= SILENT_SECONDS else waited
+            unread_for = now - max(self.read or 0.0, self.done or self.at)
+            return None if current or self.excused or unread_for <= SILENT_SECONDS else unread_for
         # A position that had not moved for a while when this was written has most likely not moved since.
         stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
         if current and not stalled:
@@ -252,7 +252,7 @@ def progress_of(lease: Lease) -> Progress | None:
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
         strings = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
-        numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
+        numbers = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
         # A flag that is false is left out, so one that is present must be true.
         return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
     # Any program may have written the attribute. An invalid value is ignored and must not break a listing.
@@ -260,7 +260,7 @@ def progress_of(lease: Lease) -> Progress | None:
         return None
 
 
-def _time(value: object) -> bool:
+def _is_time(value: object) -> bool:
     # In Python True is a number, too.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and 0 <= value < LARGEST  # type: ignore[operator]  # a number, as just checked
@@ -286,16 +286,16 @@ class ProgressMeter:
     """
 
     def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
-        before = progress_of(lease)
-        moved = before is not None and before.owner != me
+        previous = progress_of(lease)
+        moved = previous is not None and previous.owner != me
         self.moved = moved
         # Start from the previous owner's values. Otherwise a batch that no owner can handle would look new after each
         # change of owner.
-        before = before or Progress(0.0, me)
-        self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
+        previous = previous or Progress(0.0, me)
+        self._now = Progress(0.0, me, moves=previous.moves + moved, done=previous.done, lease=lease_seconds)
         self._arrived: float | None = None
-        self._fault, self._dead_letter, self._excused = before.fault, before.dead_letter, ""
-        self._carried = before
+        self._fault, self._dead_letter, self._excused = previous.fault, previous.dead_letter, ""
+        self._inherited = previous
         self._oldest: float | None = None
         self._aside: float | None = None
         self.called: float | None = None
@@ -304,34 +304,34 @@ class ProgressMeter:
         self.heard = -math.inf
         self.failed_at, self.waited = -math.inf, 0.0
         self._wall: Callable[[], float] | None = None
-        self._before = before.behind
+        self._inherited_behind = previous.behind
         self._behind: float | None = None
-        self._began, self._told = now, -math.inf
+        self._began, self._annotated_at = now, -math.inf
         # When the lease was taken, by this owner or by the first of the previous owners that have not read anything
         # either.
-        self._taken = now
+        self._taken_at = now
         self._tried: float | None = None
         self._read: float | None = None
         self._work: float | None = None
         self._done: float | None = None
-        self._unfinished = self._pending = False
-        self._arriving: float | None = None
+        self._batch_unfinished = self._pending = False
+        self._batch_arrived: float | None = None
         self._lags: deque[tuple[float, float]] = deque(maxlen=STEPS * 64)
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
         """Return annotations from now on. `wall` must return the time in seconds since 1970."""
-        self._wall, self._told = wall, now + FIRST_SECONDS - TELL_SECONDS
+        self._wall, self._annotated_at = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
-        before = self._carried
-        if self._before is not None and before.at:
+        previous = self._inherited
+        if self._inherited_behind is not None and previous.at:
             # Add the time since the annotation was written, so that the lag that an earlier owner wrote continues to
             # grow.
-            self._before += max(0.0, wall() - before.at - (now - self._began))
-        if before.oldest is not None:
-            self._oldest = now - max(0.0, wall() - before.oldest)
-        if before.done is not None:
-            self._taken = now - max(0.0, wall() - before.done)
+            self._inherited_behind += max(0.0, wall() - previous.at - (now - self._began))
+        if previous.oldest is not None:
+            self._oldest = now - max(0.0, wall() - previous.oldest)
+        if previous.done is not None:
+            self._taken_at = now - max(0.0, wall() - previous.done)
 
     def awaited(self, now: float) -> None:
         """Note that the shard is to be read from now on, so that it counts as silent even without a request."""
@@ -369,10 +369,10 @@ class ProgressMeter:
 
     def read_lately(self, now: float, seconds: float) -> bool:
         """Return whether the shard has responded to this owner, or to another one in the `seconds` before this one."""
-        before = self._carried
-        if self.heard > -math.inf or self._wall is None or before.read is None:
+        previous = self._inherited
+        if self.heard > -math.inf or self._wall is None or previous.read is None:
             return self.heard > -math.inf
-        return self.moved and self._wall() - (now - self._began) - before.read <= seconds
+        return self.moved and self._wall() - (now - self._began) - previous.read <= seconds
 
     def read(self, batch: Batch, now: float, waits: str = "") -> None:
         """Note a read before its batch is handled. Without a response it does not count as a read (rule 3).
@@ -399,14 +399,14 @@ class ProgressMeter:
             # A response without a lag must not count as one at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
-            self._unfinished = bool(batch.count)
+            self._batch_unfinished = bool(batch.count)
             if batch.count:
                 self._oldest = self._arrival(batch.first_arrived, now, batch.behind_seconds or 0.0)
             elif batch.behind_seconds == 0 or batch.ended:
                 self._oldest = None
             # An empty response is no progress while an earlier record is not handled.
-            self._pending = self._unfinished or self._oldest is None
-            self._arriving, self._excused = batch.last_arrived, waits
+            self._pending = self._batch_unfinished or self._oldest is None
+            self._batch_arrived, self._excused = batch.last_arrived, waits
             if waits:
                 self._done = now  # otherwise a shard whose records must wait would be shown as stalled
             if batch.behind_seconds is not None:
@@ -473,9 +473,9 @@ class ProgressMeter:
         with self._lock:
             self._work = None
             if self._pending:
-                self._arrived = self._arrived if self._arriving is None else self._arriving
+                self._arrived = self._arrived if self._batch_arrived is None else self._batch_arrived
                 self._done, self._fault, self._dead_letter, self._oldest = now, "", "", None
-            self._unfinished = self._pending = False
+            self._batch_unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
         """Return the seconds behind the tip now, or None if they were never known."""
@@ -505,27 +505,27 @@ class ProgressMeter:
         # Records that are not done grow older, even if others are read in the meantime.
         oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
-            if self._before is not None:
+            if self._inherited_behind is not None:
                 # The lag is at least what the previous owner wrote, and grows until the first read.
-                return max(oldest, self._before + max(0.0, now - self._began))
+                return max(oldest, self._inherited_behind + max(0.0, now - self._began))
             # No response has contained a lag. Records that arrived after the last response may have waited for as long
             # as the time since then.
-            silence = now - max(at for at in (self._taken, self._read, self._done) if at is not None)
+            silence = now - max(time for time in (self._taken_at, self._read, self._done) if time is not None)
             silent = silence > SILENT_SECONDS and not self._excused
             return max(oldest, silence if silent else 0.0) or None
         silence = now - self._read
         # A response that is merely late does not count as lag.
-        return max(oldest, self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0))
+        return max(oldest, self._behind + (silence if self._batch_unfinished or silence > SILENT_SECONDS else 0.0))
 
-    def untold(self, now: float) -> bool:
+    def annotation_due(self, now: float) -> bool:
         """Return whether a new annotation is due."""
-        return self._wall is not None and now - self._told >= TELL_SECONDS
+        return self._wall is not None and now - self._annotated_at >= TELL_SECONDS
 
     def progress(self, now: float, wall: float) -> Progress:
         """Return the progress at `now`. `wall` is the same time in seconds since 1970."""
 
-        def since_1970(at: float | None) -> float | None:
-            return None if at is None else round(max(0.0, wall - (now - at)), 3)
+        def since_1970(time: float | None) -> float | None:
+            return None if time is None else round(max(0.0, wall - (now - time)), 3)
 
         with self._lock:
             behind = self._behind_at(now)
@@ -551,5 +551,5 @@ class ProgressMeter:
         """Return the annotation to write now, or an empty tuple until `tell` was called."""
         if self._wall is None:
             return ()
-        self._told = now
+        self._annotated_at = now
         return ((NOTE, self.progress(now, self._wall()).note),)

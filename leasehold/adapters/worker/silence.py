@@ -133,9 +133,9 @@ class StreamSilence:
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that take a lease while this worker rests from it or its stream (D5)."""
-        resting = {name for name, stream in self._streams.items() if now < stream.rest.until}
-        shards = {key for key, rest in self._shards.items() if now < rest.until}
-        return tuple(action for action in actions if not self._left_to_others(action, resting, shards))
+        resting_streams = {name for name, stream in self._streams.items() if now < stream.rest.until}
+        resting_keys = {key for key, rest in self._shards.items() if now < rest.until}
+        return tuple(action for action in actions if not self._left_to_others(action, resting_streams, resting_keys))
 
     def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
         resting = action.lease.stream in streams or action.lease.key in shards
@@ -157,7 +157,7 @@ class StreamSilence:
         silences = self._silences(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
             held = [holding for holding in holdings if holding.lease.stream == name]
-            stream = self._stream(name)
+            stream = self._state_of(name)
             since = silences.get(name)
             if since is None:
                 if any(holding.progress.heard > stream.rest.until for holding in held):
@@ -168,16 +168,16 @@ class StreamSilence:
             if stream.silent_at == now:
                 self._compare(stream, name, leases)
             if now - since >= self._lease_seconds:
-                leaving += self._of_stream(stream, name, leases, held, since, now)
-        chosen = {lease.holding for lease in leaving}
+                leaving += self._leave_stream(stream, name, leases, held, since, now)
+        chosen_holdings = {lease.holding for lease in leaving}
         for holding in holdings:
-            if holding not in chosen and self._shard_due(holding, now) <= now:  # D7
-                leaving.append(self._shard(holding, leases, now))
-                chosen.add(holding)
+            if holding not in chosen_holdings and self._shard_due(holding, now) <= now:  # D7
+                leaving.append(self._leave_shard(holding, leases, now))
+                chosen_holdings.add(holding)
         for holding in holdings:
             called = holding.progress.called
             # D6
-            if holding not in chosen and called is not None and now - called >= self._stuck_seconds:
+            if holding not in chosen_holdings and called is not None and now - called >= self._stuck_seconds:
                 leaving.append(SilentLease(holding, self._stuck_seconds))
                 log.error(
                     "shard %s: a call of its source has not returned for %.0f s; released, not taken again before it "
@@ -202,34 +202,34 @@ class StreamSilence:
             if owner_before == owner and order_before < order:
                 stream.read_by = owner
 
-    def _of_stream(  # noqa: PLR0917  one call
+    def _leave_stream(  # noqa: PLR0917  one call
         self, stream: _StreamState, name: str, leases: Collection[Lease], held: list[Holding], since: float, now: float
     ) -> list[SilentLease]:
         if now < stream.rest.until:
             return []
         silence = f"the stream has not responded to this worker for {now - since:.0f} s"
-        annotated = [*self._annotated(name, leases, held, since, now)]
-        read_by = stream.read_by or next((owner for owner, read in annotated if read), "")
+        annotating_owners = [*self._annotating_owners(name, leases, held, since, now)]
+        read_by = stream.read_by or next((owner for owner, read in annotating_owners if read), "")
         if read_by:  # D2
-            left, why = held, f"{silence}, and {read_by} has read it since"
-        elif annotated or now < max(since + TRIAL * self._lease_seconds, stream.trial_due):  # D3
+            leases_to_leave, reason = held, f"{silence}, and {read_by} has read it since"
+        elif annotating_owners or now < max(since + TRIAL * self._lease_seconds, stream.trial_due):  # D3
             return []
         else:  # D4
-            left = [min(held, key=lambda holding: holding.key)]
-            why = f"{silence}; another worker may try it"
+            leases_to_leave = [min(held, key=lambda holding: holding.key)]
+            reason = f"{silence}; another worker may try it"
         rest = stream.rest.begin(now)
         stream.trial_due = now + 2 * rest
         log.warning(
             "%s; releasing %s, leaving its leases to others for %.0f s: check this worker's connection to the stream",
-            why,
-            few([holding.key for holding in left]),
+            reason,
+            few([holding.key for holding in leases_to_leave]),
             rest,
         )
         # The lease is not left for the whole rest. If no other worker has taken it after `lease_seconds`, this worker
         # tries it again (D5).
-        return [SilentLease(holding, self._lease_seconds) for holding in left]
+        return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
-    def _stream(self, name: str) -> _StreamState:
+    def _state_of(self, name: str) -> _StreamState:
         return self._streams.setdefault(name, _StreamState(_Rest(REST * self._lease_seconds)))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
@@ -237,7 +237,7 @@ class StreamSilence:
         silences = _silent_since(holdings)
         for name, since in silences.items():
             if now - since >= self._lease_seconds * MARGIN:
-                self._stream(name).silent_at = now
+                self._state_of(name).silent_at = now
         return silences
 
     def _shard_due(self, holding: Holding, now: float) -> float:
@@ -251,7 +251,7 @@ class StreamSilence:
                 self._shards.pop(holding.key, None)
             return math.inf
         # After an outage of the stream, every shard gets the full time to respond again.
-        since = max(progress.silent_since, self._stream(holding.lease.stream).silent_at)
+        since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
         if progress.failed_at <= since:
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
@@ -260,7 +260,7 @@ class StreamSilence:
         # If no worker gets a response from the shard, each of them keeps the lease longer every time.
         return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
-    def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
+    def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
         """Return the lease of a shard that does not respond, to be given to the owner that has the fewest leases."""
         rest = self._shards.setdefault(holding.key, _Rest(REST * self._lease_seconds)).begin(now)
         others = Counter(
@@ -268,38 +268,38 @@ class StreamSilence:
             for lease in leases
             if lease.owner not in {None, self._me} and lease.yields and lease.idle <= self._lease_seconds
         )
-        to = min(others, key=lambda owner: (others[owner], owner), default=None)
+        new_owner = min(others, key=lambda owner: (others[owner], owner), default=None)
         log.warning(
             "shard %s has not responded to this worker for %.0f s, although its stream has; releasing it%s, not taken "
             "again for %.0f s",
             holding.key,
             now - (holding.progress.silent_since or now),
-            f" to {to}" if to else "",
+            f" to {new_owner}" if new_owner else "",
             rest,
         )
-        return SilentLease(holding, self._lease_seconds, to)
+        return SilentLease(holding, self._lease_seconds, new_owner)
 
-    def _annotated(
+    def _annotating_owners(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float
     ) -> Iterable[tuple[str, bool]]:
         """Yield each other living owner that annotates its leases, and whether it has read the stream since `since`."""
-        heard = held[0].progress.since_1970(since, now)
-        if heard is None:
+        last_response = held[0].progress.since_1970(since, now)
+        if last_response is None:
             return
         for lease in leases:
             if lease.stream != name or lease.owner in {None, self._me} or lease.idle > self._lease_seconds:
                 continue
             progress = progress_of(lease)
             if progress is not None and progress.owner == lease.owner:
-                yield progress.owner, (progress.read or 0.0) > heard + MARGIN * self._lease_seconds
+                yield progress.owner, (progress.read or 0.0) > last_response + MARGIN * self._lease_seconds
 
 
 def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
     """Return, for each stream that does not respond, the time since which it has been silent (D1)."""
-    heard, waits = dict[str, float](), dict[str, float]()
+    last_responses, waiting_since = dict[str, float](), dict[str, float]()
     for holding in holdings:
         name, progress = holding.lease.stream, holding.progress
-        heard[name] = max(heard.get(name, -math.inf), progress.heard)
+        last_responses[name] = max(last_responses.get(name, -math.inf), progress.heard)
         if progress.silent_since is not None:
-            waits[name] = min(waits.get(name, math.inf), progress.silent_since)
-    return {name: max(since, heard[name]) for name, since in waits.items()}
+            waiting_since[name] = min(waiting_since.get(name, math.inf), progress.silent_since)
+    return {name: max(since, last_responses[name]) for name, since in waiting_since.items()}

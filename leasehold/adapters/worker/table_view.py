@@ -38,27 +38,27 @@ class TableView:
         self._store, self._config, self._clock = store, config, clock
         self.watch = first_watch(config, store.capabilities)
         self._read_at, self._listing_since = -math.inf, math.inf
-        self._rows_left = Event()
-        self._awake, self._slept_through = math.inf, frozenset[str]()
+        self._has_dropped_rows = Event()
+        self._awake_at, self._keys_before_pause = math.inf, frozenset[str]()
 
     # Reading
 
     @property
     def needs_listing(self) -> bool:
         """Whether the whole table must be read, because a lease was dropped whose row still names this worker (C17)."""
-        return self._rows_left.is_set()
+        return self._has_dropped_rows.is_set()
 
     def lease_dropped(self) -> None:
         """Note that a lease was dropped without a write."""
-        self._rows_left.set()
+        self._has_dropped_rows.set()
 
     def read(self, keys: tuple[str, ...] | None, *, stale_ok: bool) -> Listing:
         """Read these rows, or the whole table. Raises StoreError."""
-        began, rows_left = self._clock(), keys is None and self._rows_left.is_set()
-        if rows_left:
+        began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
+        if had_dropped_rows:
             # This must come before the read, because a lease that is dropped during the read requires another full
             # read.
-            self._rows_left.clear()
+            self._has_dropped_rows.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf
         try:
             if keys is None:
@@ -68,9 +68,9 @@ class TableView:
                 listing = Listing(self._store.get(keys, stale_ok=stale_ok))
         except StoreError:
             self.watch = self.watch.unanswered(began)
-            if rows_left:
+            if had_dropped_rows:
                 # There was no response, so a full read is still needed.
-                self._rows_left.set()
+                self._has_dropped_rows.set()
             raise
         finally:
             self._listing_since = math.inf
@@ -110,9 +110,9 @@ class TableView:
 
     def awake(self, now: float) -> None:
         """Note that this process is running. After a long pause, remember the leases that others may have finished."""
-        if now - self._awake > self._config.lease_seconds:
-            self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
-        self._awake = now
+        if now - self._awake_at > self._config.lease_seconds:
+            self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
+        self._awake_at = now
 
     def history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
         """Return the history, with leases marked finished that other workers finished while this process paused (L13).
@@ -122,11 +122,11 @@ class TableView:
         therefore finished, even if that descendant was reset since.
         """
         history = self.watch.history
-        if not self._slept_through:
+        if not self._keys_before_pause:
             return history
         if not history.full_still:
-            self._slept_through &= {lease.key for lease in history.gone}
-        passed = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
-        passed &= self._slept_through
-        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in passed else lease for lease in history.gone)
+            self._keys_before_pause &= {lease.key for lease in history.gone}
+        finished_keys = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
+        finished_keys &= self._keys_before_pause
+        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone)
         return evolve(history, gone=tuple(gone))

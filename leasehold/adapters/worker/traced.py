@@ -49,15 +49,15 @@ class TracedSpans(WorkerSpans):
     """The spans of one worker; each carries its id."""
 
     def __init__(self, tracer: Tracer, worker: str) -> None:
-        self._tracer, self._worker, self._said = tracer, worker, False
+        self._tracer, self._worker, self._logged = tracer, worker, False
 
     @contextmanager
-    def span(self, name: str, **told: AttributeValue) -> Iterator[Span]:
+    def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         """Make a span of a block, which is current within the block. If the block raises, the span is marked as failed.
 
         If the tracer raises, the span is lost, but the block still runs and its result counts.
         """
-        span = self._started(name, told)
+        span = self._started(name, attributes)
         try:
             with use_span(span):
                 yield span
@@ -71,9 +71,9 @@ class TracedSpans(WorkerSpans):
         except Exception as fault:  # noqa: BLE001  tracing must not make a call fail
             self._failed(fault)
 
-    def _started(self, name: str, told: dict[str, Any]) -> Span:
+    def _started(self, name: str, attributes: dict[str, Any]) -> Span:
         try:
-            return self._tracer.start_span(f"leasehold.{name}", attributes=self._told(told))
+            return self._tracer.start_span(f"leasehold.{name}", attributes=self._attributes(attributes))
         except Exception as fault:  # noqa: BLE001  a sampler or a processor may raise anything
             self._failed(fault)
             return INVALID_SPAN
@@ -85,12 +85,12 @@ class TracedSpans(WorkerSpans):
             self._failed(fault)
 
     def _failed(self, fault: Exception) -> None:
-        first, self._said = not self._said, True
+        first, self._logged = not self._logged, True
         if first:
             log.error("a span failed; this is said once, and work goes on: %s", said(fault), exc_info=fault)
 
-    def _told(self, told: dict[str, Any]) -> dict[str, AttributeValue]:
-        return {f"leasehold.{name}": value for name, value in {**told, "worker": self._worker}.items()}
+    def _attributes(self, attributes: dict[str, Any]) -> dict[str, AttributeValue]:
+        return {f"leasehold.{name}": value for name, value in {**attributes, "worker": self._worker}.items()}
 
     def over(self, name: str) -> AbstractContextManager[object]:
         """Return a context manager that makes a span of its block."""
@@ -101,14 +101,14 @@ class TracedSpans(WorkerSpans):
         # Writes run in threads of a pool, which do not inherit the current span.
         present = context.get_current()
 
-        def acted(action: Action) -> Acted:
+        def wrapped(action: Action) -> Acted:
             token = context.attach(context.set_value(RULE, action.rule, present))
             try:
                 return act(action)
             finally:
                 context.detach(token)
 
-        return acted
+        return wrapped
 
     def store(self, store: Store) -> Store:
         """Wrap the store so that each listing, read of rows and write is a span."""
@@ -121,20 +121,20 @@ class TracedSpans(WorkerSpans):
     def handler(self, handler: Handle) -> Handle:
         """Wrap a handler of batches so that each call, including what it awaits, is a span."""
 
-        def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  the callable's own arguments
+        def handle(batch: Any, *arguments: object) -> object:  # noqa: ANN401  the callable's own arguments
             # OpenTelemetry logs a warning about an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
             attributes = {"lease": batch.lease, "records": len(batch.records), **fence}
-            span, awaiting = self._started("handle", attributes), False
+            span, returned_awaitable = self._started("handle", attributes), False
             try:
                 with use_span(span):
-                    result: Any = handler(batch, *more)
-                awaiting = inspect.isawaitable(result)
+                    result: Any = handler(batch, *arguments)
+                returned_awaitable = inspect.isawaitable(result)
             finally:
                 # If the call returned an awaitable, the span ends when the awaitable has ended.
-                if not awaiting:
+                if not returned_awaitable:
                     self._end(span)
-            if not awaiting:
+            if not returned_awaitable:
                 return result
 
             async def awaited() -> object:

@@ -21,7 +21,7 @@ from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Named, Source
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.annotations import Identity
-from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
+from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, MadeAnew, expired_unread
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.lease_book import LeaseBook, LeaseEvents
@@ -31,7 +31,7 @@ from leasehold.adapters.worker.renewing import (
     BackgroundMap,
     Renewing,
     SlowPeers,
-    news,
+    bulletin_renewals,
     renew_pause,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
@@ -128,19 +128,19 @@ class Worker:
         self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
         self.consumer, self._own_consumer = consumer, consumer is not None
         self.clock, self.uniform = clock, uniform
-        self.hurried: Callable[[], None] = nobody
+        self.hurried: Callable[[], None] = wake_nothing
         """A callback, set by the runner and called from any thread, which requests an earlier call of `turn`."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, Named) else ""
         self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
-        self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
+        self._restarter = LeaseRestarter(self.store, me, self.discovery, if_recreated)
         self._hurry = Event()
         events = LeaseEvents(
-            began=self._began,
-            gave=self._gave,
+            began=self._lease_taken,
+            gave=self._lease_given,
             took_back=self._hurry.set,  # the worker that did not accept it may request it again
-            gone=self._gone,
-            remade=self._remade,
+            gone=self._lease_gone,
+            remade=self._row_recreated,
             release=self._release,
         )
         self._book = LeaseBook(self.store, self._identity, self.config, events, clock=clock, lock=self.scheduler.lock)
@@ -163,7 +163,7 @@ class Worker:
     @property
     def renewers(self) -> int:
         """The number of renewals that must run at the same time, given the held leases and the store's latency."""
-        return self._renewing.side_by_side
+        return self._renewing.parallel_renewals
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
         """Renew the leases that are due, and drop those that other workers may have taken.
@@ -180,24 +180,24 @@ class Worker:
             WorkerError: Another living process uses this worker's id.
         """
         self.table.awake(now)
-        going = self.table.listing_seconds(now)
+        listing_seconds = self.table.listing_seconds(now)
         look, pause = (
-            evolve(self._look, annotations=prolonged_annotations(self._look.annotations, going)),
+            evolve(self._look, annotations=prolonged_annotations(self._look.annotations, listing_seconds)),
             renew_pause(self.table.watch, self.config),
         )
-        seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
-        if self.discovery.unheard(holding.lease for holding in seen):
+        checked = self._renewing.begin(self.holdings, now, self._current_me(), look, each, pause=pause)
+        if self.discovery.has_unknown_contradiction(holding.lease for holding in checked):
             self.hurry()
         self._book.holdings.check_identity()
-        silent = self._book.silence_due(now)
-        if silent <= now:
+        silence_due = self._book.silence_due(now)
+        if silence_due <= now:
             # D1: only a full read of the table shows whether the stream responds to other workers.
             self.table.lease_dropped()
             self._look_due = min(self._look_due, now)
             self.hurried()
-        soon = min(self._renewing.due(now), now + pause, silent if silent > now else math.inf)
+        next_due = min(self._renewing.due(now), now + pause, silence_due if silence_due > now else math.inf)
         # There must always be a pause. Otherwise, a renewal that is due but cannot be made yet would keep a core busy.
-        return max(now + SOON_SECONDS, soon)
+        return max(now + SOON_SECONDS, next_due)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
         """Read the table, plan and act if that is due, and take back leases that were given away but not claimed.
@@ -216,7 +216,7 @@ class Worker:
             WorkerError: Another living process uses this worker's id, or the table belongs to another stream.
         """
         self.table.awake(now)
-        attend = self._book.handoffs.check_timeouts(now, each)
+        next_call = self._book.handoffs.check_timeouts(now, each)
         remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if remade_rows:
             log.warning(
@@ -226,7 +226,7 @@ class Worker:
         # Leases that were given away are tracked even while the worker leaves, because no worker would read the shard
         # of a lease that its next owner never claims.
         if self._closing:
-            return attend
+            return next_call
         if not self._book.holdings.rests:
             list(each(self._book.holdings.readopt, self._book.holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
@@ -242,8 +242,8 @@ class Worker:
         if self._book.holdings.unconfirmed:
             # Their rows may name this worker as owner. Then no worker reads the shards until this one has claimed the
             # leases.
-            attend = min(attend, now + RETRY_SECONDS)
-        return now if self._hurry.is_set() else min(attend, self._look_due)
+            next_call = min(next_call, now + RETRY_SECONDS)
+        return now if self._hurry.is_set() else min(next_call, self._look_due)
 
     def hurry(self) -> None:
         """Read the whole table and list the shards at the next turn, because a shard has ended or disappeared."""
@@ -261,13 +261,17 @@ class Worker:
         stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
             return stored
-        missing = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
-        lost = {parent.key: parent for parent in missing if parent is not None and not parent.ended}
-        unlooked = self.table.watch.sightings.keys() & lost.keys()
-        if unlooked:
+        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
+        missing_parents = {parent.key: parent for parent in last_known if parent is not None and not parent.ended}
+        still_listed = self.table.watch.sightings.keys() & missing_parents.keys()
+        if still_listed:
             self.hurry()
-        undecided = lost.keys() if not self.discovery.current else unlooked | (self._creations.keys & lost.keys())
-        return {**stored, **{key: lost[key] for key in undecided}}
+        undecided = (
+            missing_parents.keys()
+            if not self.discovery.current
+            else still_listed | (self._creations.keys & missing_parents.keys())
+        )
+        return {**stored, **{key: missing_parents[key] for key in undecided}}
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it.
@@ -284,101 +288,111 @@ class Worker:
         self._closing = True
         self._book.handoffs.withdraw()
 
-    def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
-        if asked is None:
+    def _look_or_wait(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> float:
+        if requested_keys is None:
             self._look = evolve(self._look, keys=None)  # must be set first, in case this look fails
         try:
             with self.spans.over("look"):
-                self._look_and_act(now, asked, each)
+                self._look_and_act(now, requested_keys, each)
         except MadeAnew:
             raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
             # If the store or source rejects requests and has never worked, give up. A rejection after an earlier
             # success may pass once a role or a token is renewed.
-            answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
-            if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
+            worked_before = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
+            if not (worked_before or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
             self._creations.table_silent()
             wait, count = self._backoff.next(), len(self.holdings)
-            goes_on = f"{count} leases are read while they can be renewed" if count else "nothing is held"
+            consequence = f"{count} leases are read while they can be renewed" if count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be the cause, and a listing skips such rows
-            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
+            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, consequence, fault)
             return wait
         self._backoff.reset()
         return self._look.seconds
 
-    def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
-        began, rows = self.clock(), self.table.read(asked, stale_ok=self._look.stale_ok)
-        listing = self.discovery.concerning(rows)
-        leases = self.table.look(listing.leases, began, asked, rows.reports)
-        me = self._asking()
+    def _look_and_act(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> None:
+        began, rows = self.clock(), self.table.read(requested_keys, stale_ok=self._look.stale_ok)
+        listing = self.discovery.without_other_streams(rows)
+        leases = self.table.look(listing.leases, began, requested_keys, rows.reports)
+        me = self._current_me()
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
-        first = asked is None and not self.discovery.answered
-        shards = self._first_listing(now, listing, me, leases) if first and self._listable(now) else None
+        is_first_listing = requested_keys is None and not self.discovery.answered
+        shards = (
+            self._first_listing(now, listing, me, leases) if is_first_listing and self._can_list_shards(now) else None
+        )
         # Use only rows that were just read, because any other lease may have a new owner by now. Under the rules of KCL
         # 2.x, finished leases are adopted, too.
-        seen = self.table.watch.sightings
-        fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
-        self._book.holdings.looked(fresh)
-        unheld = self._book.holdings.unheld(fresh, ended=self.config.rules.counts_ended)
-        idle = self.discovery.refusing or self._book.holdings.rests
-        adopted = () if idle else tuple(filter(None, each(self._book.holdings.readopt, unheld)))
-        me = self._asking()
+        sightings = self.table.watch.sightings
+        leases_read = tuple(
+            leases if requested_keys is None else (sightings[key].lease for key in requested_keys if key in sightings)
+        )
+        self._book.holdings.note_read(leases_read)
+        unheld_leases = self._book.holdings.unheld(leases_read, ended=self.config.rules.counts_ended)
+        takes_nothing = self.discovery.refusing or self._book.holdings.rests
+        adopted = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
+        me = self._current_me()
         table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
-        asked_of = [held.key for held in self.holdings] if asked is None else filter(self._book.holdings.get, asked)
-        missing = tuple(key for key in asked_of if key not in table_keys)  # a renewal recreates the row
-        doubted = self._book.holdings.doubted(listing.leases, missing)
-        list(each(Holding.reconfirm, doubted))
+        expected_keys = (
+            [held.key for held in self.holdings]
+            if requested_keys is None
+            else filter(self._book.holdings.get, requested_keys)
+        )
+        missing = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
+        doubtful = self._book.holdings.doubtful(listing.leases, missing)
+        list(each(Holding.reconfirm, doubtful))
         # This must come before the shards are listed, which takes long if the stream does not respond.
-        if asked is None:  # only a read of the whole table shows which other workers get responses
+        if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
-        if asked is None and not first and self._listable(now):
+        if requested_keys is None and not is_first_listing and self._can_list_shards(now):
             shards = self.discovery.shards(now, listing, me, leases)
         self.table.recall(self._book.holdings.released, None if listing.malformed else shards)
-        config, history = self._recreated.planned(self.config, self.table.history(leases, shards or ()))
-        me = evolve(self._asking(), history=history)
+        config, history = self._restarter.planning_inputs(self.config, self.table.history(leases, shards or ()))
+        me = evolve(self._current_me(), history=history)
         with self.spans.over("plan"):
-            actions = self._book.without_left(plan(leases, shards, me, config), now)
-        if asked is None and shards is not None:
-            self._recreated.looked(actions, leases)
-        if asked is not None:
+            actions = self._book.without_excluded(plan(leases, shards, me, config), now)
+        if requested_keys is None and shards is not None:
+            self._restarter.note_read(actions, leases)
+        if requested_keys is not None:
             # Leases that were not just read may have changed, so leave them to the lookout or to our next full read.
-            actions = tuple(action for action in actions if action.lease.key in asked)
-            adopted += fresh
-        actions = self._book.holdings.allowed(actions + self._book.handoffs.again(adopted))
+            actions = tuple(action for action in actions if action.lease.key in requested_keys)
+            adopted += leases_read
+        actions = self._book.holdings.without_takes_at_rest(actions + self._book.handoffs.repeated_requests(adopted))
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
-            self._let_all_go()
+            self._release_all()
         known_leases, dropped = (*leases, *history.gone), self._book.holdings.dropped
-        early = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
-        allowed = (action for action in actions if action not in early and self._may(action, shards))
-        known = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
-        if early:
+        delayed = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
+        allowed = (action for action in actions if action not in delayed and self._is_allowed(action, shards))
+        all_leases = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
+        if delayed:
             # Only a listing of the shards plans these creations again.
             self.discovery.want()
-        if asked is None and (shards is not None or self.discovery.contradictions):
-            self._mend(leases)
-        self._look = self._sooner(look_again(actions, known, me, self.config), early)
-        if asked is None:
+        if requested_keys is None and (shards is not None or self.discovery.contradictions):
+            self._resolve_contradictions(leases)
+        self._look = self._advanced_look(look_again(actions, all_leases, me, self.config), delayed)
+        if requested_keys is None:
             # Only full reads of the table show how seldom other workers renew.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        bulletins = news(self.holdings, self.me) if self._look.annotations and asked is None else []
+        bulletins = (
+            bulletin_renewals(self.holdings, self.me) if self._look.annotations and requested_keys is None else []
+        )
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
 
-    def _mend(self, leases: Sequence[Lease]) -> None:
+    def _resolve_contradictions(self, leases: Sequence[Lease]) -> None:
         """Resolve contradictions, unless the last read of the table is out of date (L14)."""
-        if not self.table.outdated(self.clock()) and self._recreated.mended(leases, self.holdings):
+        if not self.table.outdated(self.clock()) and self._restarter.resolve(leases, self.holdings):
             self.hurry()  # read the result, and list the shards
 
-    def _let_all_go(self) -> None:
+    def _release_all(self) -> None:
         """Release all leases once the running batches end, because the positions belong to another stream (L14)."""
         for holding in self.holdings:
             holding.ask_release()
             self._release(holding)
 
-    def _listable(self, now: float) -> bool:
+    def _can_list_shards(self, now: float) -> bool:
         """Return whether to list the shards. A stream that does not respond to reads would not respond to that."""
         return not self._book.stream_silent(now)
 
@@ -411,29 +425,29 @@ class Worker:
             return leases
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
-    def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
+    def _advanced_look(self, look: Look, delayed: Mapping[Action, float]) -> Look:
         """Make the next look early and full while creations or a listing are pending, or the stream is restarting."""
-        soon = [max(SOON_SECONDS, min(early.values()))] if early else []
+        waits = [max(SOON_SECONDS, min(delayed.values()))] if delayed else []
         if self.discovery.refused:
             # C18: the next full read of the table may be minutes away, and until then a new group has no leases.
-            soon.append(self._relist.next())
+            waits.append(self._relist.next())
         else:
             self._relist.reset()
         if self._book.holdings.not_written:
             # The store can be read but not written. Once it can be, a lease should not wait for a whole cycle.
-            soon.append(self._retake.next())
+            waits.append(self._retake.next())
         else:
             self._retake.reset()
-        if self._recreated.beginning:
+        if self._restarter.beginning:
             # No worker holds the leases. If all rows were deleted, a worker that joins would create them after its wait
             # (L13).
-            soon.append(self.config.renew_seconds)
-        return evolve(look, keys=None, seconds=min(look.seconds, *soon)) if soon else look
+            waits.append(self.config.renew_seconds)
+        return evolve(look, keys=None, seconds=min(look.seconds, *waits)) if waits else look
 
-    def _asking(self) -> Me:
+    def _current_me(self) -> Me:
         return Me(self.me, self._turns, self.table.watch.history)
 
-    def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
+    def _is_allowed(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         if self._closing:
             return False  # a draining worker does not wait for a turn that waits for the stream
         match action:
@@ -450,15 +464,15 @@ class Worker:
 
     def _act(self, action: Action) -> Lease | None:
         """Carry out this action. Return the lease that it has taken, if any."""
-        held = self._book.holdings.get(action.lease.key)
-        if isinstance(action, Release) and held is not None:
+        holding = self._book.holdings.get(action.lease.key)
+        if isinstance(action, Release) and holding is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
                 # The next owner has registered on the row, so a single write gives the lease to it. In M14, the plan
                 # names a next owner that has not registered.
-                held.asked(action.lease)
+                holding.note_next_owner(action.lease)
             else:
-                held.ask_release(action.next_owner)
-            self._release(held)
+                holding.ask_release(action.next_owner)
+            self._release(holding)
             return None
         begun = self.clock()
         if isinstance(action, Create) and self.table.outdated(begun):
@@ -472,33 +486,37 @@ class Worker:
                 return None
         except StoreError as fault:
             if isinstance(action, Claim | Steal):  # H4
-                self._book.holdings.failed(fault, action.lease, begun, claimed=isinstance(action, Claim))
+                self._book.holdings.note_failed_take(fault, action.lease, begun, claimed=isinstance(action, Claim))
             log.warning(
-                "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
+                "%s of lease %s: %s",
+                type(action).__name__,
+                action.lease.key,
+                fault,
+                extra=_log_fields(action, "unknown"),
             )
             return None
         if isinstance(action, Claim | Steal):
-            self._book.holdings.answered()
+            self._book.holdings.note_response()
         taken: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._book.holdings.hold(lease, begun)
                 taken = lease
-            case Delete(lease), Done() if (held := self._book.holdings.get(lease.key)) is not None:
-                held.drop("its shard is gone")  # otherwise its next write would recreate the row
+            case Delete(lease), Done() if (holding := self._book.holdings.get(lease.key)) is not None:
+                holding.drop("its shard is gone")  # otherwise its next write would recreate the row
             case Create(rule="L13"), Done(lease):
-                self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
+                self._row_recreated(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
-                self._book.handoffs.asked(lease)
+                self._book.handoffs.note_request(lease)
             case _:
                 pass
         match outcome:
             case Lost(key):
-                extra = _said(action, "refused", key)
+                extra = _log_fields(action, "refused", key)
                 log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
             case Done(lease):
                 key, rule = lease.key, action.rule
-                extra = _said(action, "done", key) | _taken_from(action, key)
+                extra = _log_fields(action, "done", key) | _reason_field(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
                     # Only the worker that deletes the row logs the gap, so the group logs it once.
@@ -507,7 +525,7 @@ class Worker:
                 assert_never(never)
         return taken
 
-    def _began(self, holding: Holding) -> None:
+    def _lease_taken(self, holding: Holding) -> None:
         if self.consumer is not None:
             self.consumer.begin(holding)
 
@@ -515,29 +533,29 @@ class Worker:
         if self.consumer is not None:
             self.consumer.release(holding)
 
-    def _gone(self, holding: Holding) -> None:
+    def _lease_gone(self, holding: Holding) -> None:
         if holding.expired:
             self.table.lease_dropped()
         if not self._own_consumer:  # wake the runner's reader, which may wait for hours; others watch `lost`
             self._release(holding)
 
-    def _remade(self, what: str) -> None:
+    def _row_recreated(self, what: str) -> None:
         self.rows_remade += 1
         self._gone_rows.append(what)
         self.hurry()  # other rows may have been deleted, too, perhaps without an owner to recreate them
 
-    def _gave(self, now: float) -> None:
+    def _lease_given(self, now: float) -> None:
         # C13: a worker that was alone looks seldom, but must notice if the next owner dies as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
         self.hurried()
 
 
-def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
+def _log_fields(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
     """Return the fields of a log line about an action. `key` is the lease taken, if that is not the first choice."""
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
-def _taken_from(action: Action, key: str) -> dict[str, str]:
+def _reason_field(action: Action, key: str) -> dict[str, str]:
     """Return a log field with the reason why the lease could be taken, or none if the action takes no lease."""
     if not isinstance(action, Claim | Steal):
         return {}
@@ -547,7 +565,7 @@ def _taken_from(action: Action, key: str) -> dict[str, str]:
     return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
 
 
-def nobody() -> None:
+def wake_nothing() -> None:
     """Wake no task, which is the default for programs that call `turn` by themselves."""
 
 

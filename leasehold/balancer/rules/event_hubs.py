@@ -100,14 +100,14 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
 
     A worker that holds the share rounded down never steals, so counts of 4, 2 and 2 never change.
     """
-    low, more = _share(census)
-    high, mine = low + (more > 0), len(census.mine)
-    if mine >= high:  # E3
+    floor, extras = _share(census)
+    ceiling, mine = floor + (extras > 0), len(census.mine)
+    if mine >= ceiling:  # E3
         return ()
-    free = draw(census.available, me, high - mine if greedy else 1)
+    free = draw(census.available, me, ceiling - mine if greedy else 1)
     if free:
         return tuple(Claim(lease, rule="E3") for lease in free)
-    if mine >= low:
+    if mine >= floor:
         return ()
     # Steal from the owner with the most partitions. If several have the most, choose the one whose partition is first
     # in key order.
@@ -123,15 +123,15 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
     Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
     share also takes from owners that hold one more than the share. Otherwise the counts could stay uneven forever.
     """
-    low, _ = _share(census)
+    floor, _ = _share(census)
     mine, least = len(census.mine), min(census.counts.values())
-    if mine > low or (mine == low and least < low):  # E4: workers below the share go first
+    if mine > floor or (mine == floor and least < floor):  # E4: workers below the share go first
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
-    from_owners = _holding(census, above=low + 1)
-    if not from_owners and mine < low:
-        from_owners = _holding(census, above=low)
+    from_owners = _holding(census, above=floor + 1)
+    if not from_owners and mine < floor:
+        from_owners = _holding(census, above=floor)
     return _steal_one(census, me, from_owners, "E4")
 
 
@@ -140,11 +140,11 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
 
     If the counts are already even, take nothing. If no other worker is active, the calling worker has the fewest.
     """
-    low, more = _share(census)
+    floor, extras = _share(census)
     mine, counts = len(census.mine), census.counts.values()
-    at_more = sum(count == low + 1 for count in counts)
-    even = min(counts) >= low and max(counts) <= low + 1 and at_more == more
-    if even or (mine >= low and mine > min(counts)):  # E5
+    owners_with_extra = sum(count == floor + 1 for count in counts)
+    is_even = min(counts) >= floor and max(counts) <= floor + 1 and owners_with_extra == extras
+    if is_even or (mine >= floor and mine > min(counts)):  # E5
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
@@ -158,17 +158,17 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
 
     Free partitions come first, then those of owners that hold at least two more than the share.
     """
-    low, _ = _share(census)
+    floor, _ = _share(census)
     mine = len(census.mine)
-    if mine > low:  # E6
+    if mine > floor:  # E6
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
-    from_owners = _holding(census, above=low + 1)
-    if not from_owners and mine < low:
+    from_owners = _holding(census, above=floor + 1)
+    if not from_owners and mine < floor:
         # E6: the note steals only from owners above the share + 1. In the example that the note gives, with 18
         # partitions and a fourth owner, the counts would stay at 5, 5, 5 and 3.
-        from_owners = _holding(census, above=low)
+        from_owners = _holding(census, above=floor)
     return _steal_one(census, me, from_owners, "E6")
 
 

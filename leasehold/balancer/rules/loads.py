@@ -135,18 +135,18 @@ def takers(
         loads = indexed_leases.load_of_each(unknown)
         if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
             return {}
-    held: dict[str, list[Lease]] = {worker: [] for worker in counts}
+    movable_leases: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
         if lease.owner is not None and lease.key not in moving and lease.held >= settling:
-            held[lease.owner].append(lease)
+            movable_leases[lease.owner].append(lease)
     limit = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
     room = {worker: limit - count for worker, count in counts.items()}
     spare = {worker: count - (floor - tolerance) for worker, count in counts.items()}
-    return relief(held, room, spare, unknown, loads_of(census, counts, moving, unknown))
+    return relief(movable_leases, room, spare, unknown, loads_of(census, counts, moving, unknown))
 
 
 def relief(
-    held: Mapping[str, Sequence[Lease]],
+    movable: Mapping[str, Sequence[Lease]],
     room: Mapping[str, int],
     spare: Mapping[str, int],
     unknown: int = 0,
@@ -157,16 +157,16 @@ def relief(
     The result is the same for all workers that read the same rows.
 
     Args:
-        held: The leases of each worker that may move.
+        movable: The leases of each worker that may move.
         room: How many leases each worker may gain.
         spare: How many leases each worker may lose. A worker that stays above the mean may lose more.
         unknown: The weight of a lease that is not measured yet.
-        loads: The load of each worker, including leases that may not move. If None, `held` contains all leases.
+        loads: The load of each worker, including leases that may not move. If None, `movable` contains all leases.
     """
     if loads is None:
-        loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in held.items()}
+        loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in movable.items()}
     balancer = _LoadBalancer(
-        {worker: list(leases) for worker, leases in held.items()}, dict(loads), dict(room), dict(spare), unknown
+        {worker: list(leases) for worker, leases in movable.items()}, dict(loads), dict(room), dict(spare), unknown
     )
     while balancer.step():
         pass
@@ -230,7 +230,7 @@ class _LoadBalancer:
         if not (self.full and self.empty) or -self.full[0][0] <= (1 + BAND) * self.mean:
             return False
         donor, taker = heappop(self.full)[1], self.empty[0][1]
-        lease = self._best(donor, self.loads[donor] - self.loads[taker])
+        lease = self._best_lease(donor, self.loads[donor] - self.loads[taker])
         if lease is None:
             return True
         self.held[donor].remove(lease)
@@ -247,7 +247,7 @@ class _LoadBalancer:
                 heappush(self.empty, (self.loads[worker], worker))
         return True
 
-    def _best(self, donor: str, gap: int) -> Lease | None:
+    def _best_lease(self, donor: str, gap: int) -> Lease | None:
         """Return the lease whose move evens out two workers best, or None if that gains too little.
 
         The gain is half of the decrease in the sum of squared loads.

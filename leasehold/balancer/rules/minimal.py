@@ -131,7 +131,7 @@ class Minimal(RuleSet):
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        shares, free, overdue = self._shared(census, me, config)
+        shares, free, overdue = self._compute_shares(census, me, config)
         counts = shares.counts
         patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
         # M9: if another worker renews but never plans, the share computed for us is too small.
@@ -149,7 +149,7 @@ class Minimal(RuleSet):
             or (turn.act_for_missing_workers(overdue) if overdue or patience_exceeded else ())
         )
 
-    def _shared(
+    def _compute_shares(
         self, census: Census, me: Me, config: FleetSeconds
     ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
         """Return the shares, the leases that may be claimed, and those among them that are overdue for a claim."""
@@ -182,30 +182,30 @@ class Minimal(RuleSet):
         requested from it. A worker that should take from others reads the whole table, unless it is new, because a
         newcomer lists the table anyway (C10).
         """
-        shares, free, _ = self._shared(census, me, config)
-        called: dict[str, list[str]] = {}
-        non_bulletin, waiting = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
+        shares, free, _ = self._compute_shares(census, me, config)
+        keys_by_worker: dict[str, list[str]] = {}
+        non_bulletin, free_line = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
         lacking = sorted((worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0)
-        stealers, needed = set[str](), 0
+        stealing_workers, needed = set[str](), 0
         for writes_no_bulletin, worker in lacking:
             lack, keys = shares.lacking[worker], list[str]()
-            while waiting and len(keys) < lack:
-                keys.append(waiting.popleft().key)
+            while free_line and len(keys) < lack:
+                keys.append(free_line.popleft().key)
             remaining = lack - len(keys)
             needed += remaining
             if not writes_no_bulletin and keys:
-                called[worker] = keys
+                keys_by_worker[worker] = keys
             if not writes_no_bulletin and remaining > shares.tolerance and not shares.loaded(worker):
-                stealers.add(worker)
+                stealing_workers.add(worker)
         requested = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
-        for lease in requested if stealers or census.moving else ():
+        for lease in requested if stealing_workers or census.moving else ():
             if lease.owner is not None and lease.owner not in non_bulletin:
-                called.setdefault(lease.owner, []).append(lease.key)
-        for lease in census.leases if stealers else ():
-            if lease.owner in stealers and lease.held >= config.cycle_seconds:
-                called[lease.owner] = []
-        called.pop(me.worker, None)
-        return called
+                keys_by_worker.setdefault(lease.owner, []).append(lease.key)
+        for lease in census.leases if stealing_workers else ():
+            if lease.owner in stealing_workers and lease.held >= config.cycle_seconds:
+                keys_by_worker[lease.owner] = []
+        keys_by_worker.pop(me.worker, None)
+        return keys_by_worker
 
     def _expected(self) -> tuple[tuple[str, ...], int]:
         """Return the names of the expected workers, if known, and their number (the hint of M1)."""
@@ -222,22 +222,22 @@ class _Turn:
     rules: Minimal
 
     @property
-    def _held(self) -> int:
+    def _own_count(self) -> int:
         return self.shares.counts[self.me.worker]
 
     def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take one lease if this worker holds none, so that the others see it before it takes its share (M5)."""
-        if self._held:
+        if self._own_count:
             return ()
         if self.rules.grace_seconds:
             # M12: a successor takes as many leases at once as the median of the others holds.
             shares = self.shares
             others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
             median = others[(len(others) - 1) // 2] if others else 0
-            if inherited := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
-                return tuple(Claim(lease, "M12") for lease in inherited)
+            if inherited_leases := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
+                return tuple(Claim(lease, "M12") for lease in inherited_leases)
         if free:
-            return _one_of([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
+            return _with_alternates([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
         # A joining worker draws a few donors, and then any of their leases except the last one. So joining workers
         # rarely choose the same lease, and no donor loses its last one. A donor without a lease would have to take
         # another one to become visible, which is one more move.
@@ -245,25 +245,25 @@ class _Turn:
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
         candidates = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in chosen_donors})
-        return _one_of([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
+        return _with_alternates([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks, starting at its place in the line (M6)."""
         shares, me = self.shares, self.me
-        need = shares.share(me.worker) - self._held
+        need = shares.share(me.worker) - self._own_count
         if need <= 0:
             return ()
-        position = shares.place(me.worker)
-        claimed = nsmallest(position + need, free, key=donation_order)[position:]
+        position = shares.line_position(me.worker)
+        claimed_leases = nsmallest(position + need, free, key=donation_order)[position:]
         may_steal = (
             need > shares.tolerance
             and not shares.loaded(me.worker)
             and not awaits_joiners(shares.census.mine, me, shares.config)
         )
-        stolen = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
+        stolen_leases = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
         # M7: only leases taken from living workers are limited, because claiming a free lease disturbs no other worker.
-        return tuple(Claim(lease, "M6") for lease in claimed) + tuple(
-            _steal(lease, "M6") for lease in stolen[: self.rules.max_steals]
+        return tuple(Claim(lease, "M6") for lease in claimed_leases) + tuple(
+            _steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
         )
 
     def take_orphans(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
@@ -275,13 +275,13 @@ class _Turn:
         if not non_bulletin:
             return ()
         ours = sorted(self.shares.census.counts.keys() - non_bulletin)
-        waiting = sorted(free, key=donation_order)[self.shares.place(min(non_bulletin)) :]
+        unclaimed = sorted(free, key=donation_order)[self.shares.line_position(min(non_bulletin)) :]
         mine = [
             lease
-            for lease in waiting
+            for lease in unclaimed
             if lease.epoch and ours[int.from_bytes(donation_order(lease)[0]) % len(ours)] == self.me.worker
         ]
-        return tuple(Claim(lease, "M15") for lease in mine[: max(0, self.shares.limit - self._held)])
+        return tuple(Claim(lease, "M15") for lease in mine[: max(0, self.shares.limit - self._own_count)])
 
     def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Release the leases that fall to workers of a KCL 3.x leader (M14).
@@ -293,7 +293,7 @@ class _Turn:
             return ()
         releases: list[Release] = []
         for worker in shares.census.led:
-            need, first = shares.lacking[worker], shares.place(worker) - len(free)
+            need, first = shares.lacking[worker], shares.line_position(worker) - len(free)
             if need > shares.tolerance:
                 releases += [Release(lease, "M14", worker) for lease in shares.surplus(first, first + need)]
         mine = [release for release in releases if release.lease.owner == self.me.worker]
@@ -306,7 +306,7 @@ class _Turn:
         """
         shares = self.shares
         some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
-        if not shares.tolerance or (some_lack_leases and any(map(shares.short, shares.lacking))):
+        if not shares.tolerance or (some_lack_leases and any(map(shares.lacks_too_many, shares.lacking))):
             return ()
         moving = live_moves(shares.census, shares.config)
         takings = takers(
@@ -323,16 +323,16 @@ class _Turn:
 
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Make the moves that another worker should have made long ago, one lease per turn (M9)."""
-        shares, full = self.shares, self._held >= self.shares.limit
+        shares, is_full = self.shares, self._own_count >= self.shares.limit
         if overdue:
-            return () if full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
+            return () if is_full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
-        if not full and highest >= self._held + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
+        if not is_full and highest >= self._own_count + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
         # M11: some peers never steal, so an overloaded worker releases a lease for them, after twice the wait of M9.
-        overloaded = self._held >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
-        waited = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
-        if not (self.rules.release and overloaded and waited):
+        overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
+        waited_long_enough = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
+        if not (self.rules.release and overloaded and waited_long_enough):
             return ()
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
 
@@ -345,7 +345,7 @@ def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
     return Steal(lease, from_owner, rule)
 
 
-def _one_of(actions: Sequence[Taking]) -> tuple[Action, ...]:
+def _with_alternates(actions: Sequence[Taking]) -> tuple[Action, ...]:
     """Return the first action, with the others of its kind as alternates.
 
     Requests and other actions are not mixed, because a worker waits only for the result of requests.

@@ -88,24 +88,24 @@ def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups)
     if not extras:
         return frozenset()
     if groups is None:
-        return frozenset(_leaf(counts, counts, floor, extras))
+        return frozenset(_favoured_members(counts, counts, floor, extras))
     members = sorted((path_of(worker, groups), worker) for worker in counts)
     tree = _Tree(counts, floor, extras, len(counts), len(groups) if isinstance(groups, tuple) else 1)
     return frozenset(tree.favoured(tree.group(members, 0), extras))
 
 
-def _leaf(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
+def _favoured_members(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
     """Return the workers of one group that get its extras.
 
     Workers above the floor keep their extra lease. The others are chosen by digest.
     """
     above = [worker for worker in workers if counts[worker] > floor]
-    chosen = _first(above, extras)
+    chosen = _first_by_digest(above, extras)
     below = [] if len(above) >= extras else [worker for worker in workers if counts[worker] <= floor]
-    return chosen + _first(below, extras - len(chosen))
+    return chosen + _first_by_digest(below, extras - len(chosen))
 
 
-def _first(workers: list[str], count: int) -> list[str]:
+def _first_by_digest(workers: list[str], count: int) -> list[str]:
     """Return the first `count` workers by digest, without computing digests if there is no choice."""
     if len(workers) <= count:
         return workers
@@ -171,7 +171,7 @@ class _Tree:
         Each part gets its least, and the first parts in line get one more.
         """
         if not group.parts:
-            return _leaf(group.workers, self.counts, self.floor, extras)
+            return _favoured_members(group.workers, self.counts, self.floor, extras)
         further = extras - sum(part.least for part in group.parts)
         return [
             worker
@@ -282,7 +282,7 @@ class Shares:
         others = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
         return others - our_workers(self.census.leases) if others else others
 
-    def place(self, worker: str) -> int:
+    def line_position(self, worker: str) -> int:
         """Return how many leases the workers before this one lack.
 
         Workers without a bulletin come last.
@@ -345,7 +345,7 @@ class Shares:
             return False
         return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
 
-    def short(self, worker: str) -> bool:
+    def lacks_too_many(self, worker: str) -> bool:
         """Return whether this worker's count is low enough for it to take leases from living workers (M6, M14)."""
         takes_part = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return takes_part and self.lacking[worker] > self.tolerance and not self.loaded(worker)
