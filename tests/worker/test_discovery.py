@@ -32,8 +32,8 @@ def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: 
     listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
     assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
     message = (
-        "row s-1: leaseCounter is missing; until it is mended no lease is made for shards of its line, "
-        "and none is deleted"
+        "row s-1: leaseCounter is missing; until it is fixed, no lease is created for "
+        "ancestors and descendants of its shard, and none is deleted"
     )
     assert [text for text in caplog.messages if "s-1:" in text] == [message], "once, not every turn"
     assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)

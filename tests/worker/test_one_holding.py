@@ -273,7 +273,7 @@ def test_the_fate_of_a_deleted_row_is_told() -> None:
     assert one.holding.renew()
     one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert not one.holding.renew()
-    further = "s-0, by another: what is between 40, where this worker was, and 70, may be unread"
+    further = "s-0, by another worker: records between 40, where this worker was, and 70, may be unread"
     assert one.remade == ["s-0 at 40", further]
 
 
@@ -339,7 +339,7 @@ def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> N
     """The thread does not loop forever, and the contradiction is reported."""
     one = Held()
     one.store.refuses = (RenewLease,)
-    with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were refused although we own it"):
+    with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were rejected although we own it"):
         one.holding.renew()
     assert (len(one.store.asked), one.end) == (3, (False, ""))
 

@@ -159,7 +159,7 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     assert one.worker.rows_remade == 1
     one.turn_due = clock.now
     one.run(1)
-    message = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
+    message = "rows of the lease table were deleted while workers were running; recreated from memory: s-0 at 17"
     assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
 

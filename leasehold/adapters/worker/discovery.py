@@ -158,8 +158,8 @@ class Discovery:
         ):
             self.want()
         malformed = [
-            f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "
-            "and none is deleted"
+            f"row {row.key}: {row.field} {row.why}; until it is fixed, no lease is created for "
+            "ancestors and descendants of its shard, and none is deleted"
             for row in listing.malformed
         ]
         shards = self._list(now) if self._wanted.is_set() else None
@@ -251,7 +251,7 @@ class Discovery:
             with self._call():
                 gone = self._source.gone(lease.key)
         except SourceError as fault:
-            log.warning("a shard could not be looked up, its lease stays: %s", fault)
+            log.warning("a shard could not be looked up, its lease is kept: %s", fault)
             return False
         if gone:
             self.want()  # if the row changes before it is deleted, the delete is rejected, so check again
@@ -305,7 +305,7 @@ class Discovery:
                         raise
                     current = before
             if current != self._bound and created_later(self._bound, current):
-                raise SourceUnavailable(f"the answer is of {current}, and {self._bound} was listed before")
+                raise SourceUnavailable(f"the listing is of {current}, and {self._bound} was listed before")
         except SourceError as fault:
             is_temporary = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
             # If the first listing is rejected, a name or a permission is wrong, and waiting does not help.
@@ -416,13 +416,13 @@ class LeaseRestarter:
         try:
             for done, step in enumerate(steps):
                 if not isinstance(self._take_step(step), Done):
-                    log.info("%d of %d leases begin anew here, another worker writes them too", done, len(steps))
+                    log.info("%d of %d leases restarted here, another worker restarts them, too", done, len(steps))
                     return True
         except StoreError as fault:
-            log.warning("leases that were to begin anew are tried again: %s", fault)
+            log.warning("leases could not be restarted, trying again: %s", fault)
             return False
         if not any(step.marks for step in steps):
-            log.warning("%d leases begin anew at %s", len(steps), self._start.sequence)
+            log.warning("%d leases restarted at %s", len(steps), self._start.sequence)
         return True
 
     def _take_step(self, step: Restart) -> Outcome:
@@ -474,7 +474,7 @@ class LeaseRestarter:
                 try:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, annotation or SETTLED))
                 except StoreError as fault:
-                    log.debug("lease %s: not noted: %s", lease.key, fault)
+                    log.debug("lease %s: the contradiction could not be written on its row: %s", lease.key, fault)
 
 
 def expired_unread(lease: Lease) -> str:

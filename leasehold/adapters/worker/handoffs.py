@@ -106,20 +106,26 @@ class Handoffs:
                 # the owner takes the lease back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
-                log.warning("lease %s: the request for it stands until its owner overrules it: %s", lease.key, fault)
+                log.warning(
+                    "lease %s: the request for it could not be withdrawn, and the lease may be handed off in vain: %s",
+                    lease.key,
+                    fault,
+                )
 
     def _take_back(self, lease: Lease) -> None:
         begun = self._clock()
         try:
             outcome = self._store.write(TakeBackLease(lease, self._me))
         except StoreError as fault:
-            log.warning("lease %s: nobody accepted it, and it could not be taken back yet: %s", lease.key, fault)
+            log.warning(
+                "lease %s: its next owner did not claim it, and it could not be taken back yet: %s", lease.key, fault
+            )
             return
         with self._lock:
             # Forget the lease only after a response. If the outcome is unknown, the next call tries again.
             self._given.pop(lease.key, None)
         if isinstance(outcome, Done):
             self._hold(outcome.lease, begun)
-            log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
+            log.info("lease %s: %s did not claim it; taken back", lease.key, lease.owner)
         elif outcome.lease is not None and outcome.lease.owner == self._me:
             self._doubt(outcome.lease)  # an earlier try was applied, but its response was lost

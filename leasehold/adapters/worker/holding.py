@@ -325,7 +325,7 @@ class Holding:
                     return True
                 self._settle(outcome.lease)
             if not self.lost.is_set():
-                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
+                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were rejected although we own it")
             return ended and self._ended
 
     def _attempt(self, make: Callable[[Lease], writes.Write | None]) -> Outcome:
@@ -363,8 +363,8 @@ class Holding:
                 table_position, own_position = stored.checkpoint.sequence, before.checkpoint.sequence
                 self.contradiction = (
                     f"lease {self.key} is at {table_position} in the table, and its owner had stored {own_position}: "
-                    "was the table set back? The next checkpoint moves it forward again; look at the rows of shards "
-                    "that nobody reads"
+                    "was the table set back? The next checkpoint moves it forward again; check the rows of shards "
+                    "that no worker reads"
                 )
                 log.error("%s", self.contradiction)
         elif self._identity.predecessor(stored) == self._replaced:
@@ -401,7 +401,7 @@ class Holding:
             return stored
         if stored.checkpoint.order > own_lease.checkpoint.order:
             gap = f"{own_lease.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
-            self._remade(f"{self.key}, by another: what is between {gap}, may be unread")
+            self._remade(f"{self.key}, by another worker: records between {gap}, may be unread")
             return stored
         if stored.checkpoint.order < own_lease.checkpoint.order:
             # The checkpoint must be written before the claim. If this process ends in between, the next owner then

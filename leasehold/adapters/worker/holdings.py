@@ -244,7 +244,7 @@ class Holdings:
             self._duplicate_process = self._duplicate_process or other_is_alive
         except StoreError as fault:
             self.note_failed_take(fault, lease, begun, claimed=True)
-            log.warning("lease %s is ours and could not be taken up: %s", lease.key, fault)
+            log.warning("lease %s names this worker as owner but could not be claimed: %s", lease.key, fault)
         return None
 
     def _is_ours(self, lease: Lease) -> bool:

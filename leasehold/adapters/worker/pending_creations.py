@@ -79,7 +79,10 @@ class PendingCreations:
         self._latest = known_pins | {lease.key: pin for lease, pin in pins if pin is not None}
         if unpinned and not streams:
             seconds = max(waits.values())
-            log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
+            log.info(
+                "the stream has no leases yet; they are created in %.1f s, and no record is skipped meanwhile",
+                seconds,
+            )
         remaining = dict[Action, float]()
         for creation, seconds in waits.items():
             seconds_left = self._missing_since[creation.lease.key] + seconds - now
@@ -131,5 +134,5 @@ class PendingCreations:
             with foreign_as_unavailable():
                 return self._tip_of(lease)
         except SourceError as fault:
-            log.warning("lease %s is not made yet: where LATEST is cannot be told: %s", lease.key, fault)
+            log.warning("lease %s is not created yet, because the position of LATEST is unknown: %s", lease.key, fault)
             return None

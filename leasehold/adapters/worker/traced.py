@@ -87,7 +87,7 @@ class TracedSpans(WorkerSpans):
     def _failed(self, fault: Exception) -> None:
         first, self._logged = not self._logged, True
         if first:
-            log.error("a span failed; this is said once, and work goes on: %s", said(fault), exc_info=fault)
+            log.error("a span failed; logged only once, and the worker continues: %s", said(fault), exc_info=fault)
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, AttributeValue]:
         return {f"leasehold.{name}": value for name, value in {**attributes, "worker": self._worker}.items()}

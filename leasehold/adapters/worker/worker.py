@@ -67,9 +67,9 @@ def check_worker_id(me: object, capabilities: Capabilities) -> None:
     Without this check, every claim of such a worker would fail.
     """
     if not isinstance(me, str) or not me:
-        raise ValueError(f"worker: {me!r} is no worker id; write some text")
+        raise ValueError(f"worker: {me!r} is not a worker id; use a non-empty string")
     if "\0" in me or any("\ud800" <= character <= "\udfff" for character in me):
-        raise ValueError(f"worker: {printable(me)} has a character that no store can hold; write plain text")
+        raise ValueError(f"worker: {printable(me)} contains a character that stores cannot hold; use plain text")
     if capabilities.ascii_owners and not (me.isascii() and me.isprintable() and me == me.strip()):
         raise ValueError(
             f"worker: {printable(me)} cannot be an owner in this store, which keeps owners as HTTP headers; "
@@ -220,7 +220,7 @@ class Worker:
         remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if remade_rows:
             log.warning(
-                "rows of the lease table were deleted under this fleet; made anew from memory: %s",
+                "rows of the lease table were deleted while workers were running; recreated from memory: %s",
                 few(remade_rows, TOLD_MOST, "; "),
             )
         # Leases that were given away are tracked even while the worker leaves, because no worker would read the shard
@@ -307,7 +307,7 @@ class Worker:
             consequence = f"{count} leases are read while they can be renewed" if count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be the cause, and a listing skips such rows
-            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, consequence, fault)
+            log.warning("the leases could not be looked at, trying again in %.1f s; %s: %s", wait, consequence, fault)
             return wait
         self._backoff.reset()
         return self._look.seconds
@@ -513,7 +513,7 @@ class Worker:
         match outcome:
             case Lost(key):
                 extra = _log_fields(action, "refused", key)
-                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
+                log.info("%s of lease %s rejected: another worker was faster", type(action).__name__, key, extra=extra)
             case Done(lease):
                 key, rule = lease.key, action.rule
                 extra = _log_fields(action, "done", key) | _reason_field(action, key)
