@@ -141,11 +141,15 @@ def call_annotation(
         names: The keys that each called worker should read. An empty sequence stands for the whole table.
         to_all: Whether to call all workers.
     """
-    words = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
+    keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
+    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
     prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
     text = " ".join([prefix, *entries])
-    if to_all or len(text) > CALL_LENGTH_MAX or not all(_is_writable(key) for keys in words.values() for key in keys):
+    if (
+        to_all
+        or len(text) > CALL_LENGTH_MAX
+        or not all(_is_writable(key) for keys in keys_by_worker.values() for key in keys)
+    ):
         text = f"{prefix} *"
     return ((CALL, text),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
 
@@ -227,25 +231,25 @@ class BulletinTracker:
             requested_keys: The keys that were requested, or None for a read of the whole table.
             full_at: When the last full read ended.
         """
-        rows, before = tuple(leases), self.hearing
+        rows, previous = tuple(leases), self.hearing
         bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(BULLETIN))]
-        latest = max([before.latest, *{bulletin for bulletin, _ in bulletins}])
+        latest = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
         # During a listing, the lookout rewrites the same call with the time that the listing has taken so far.
         calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
-        calls.append(before.call if latest == before.latest else "")
-        looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
-        acts_at = ended if latest.acts != before.latest.acts else self.acts_at
-        warns_at = ended if latest.warns != before.latest.warns else self.warns_at
+        calls.append(previous.call if latest == previous.latest else "")
+        looks_at = ended if self.looks_at is None or latest.looks != previous.latest.looks else self.looks_at
+        acts_at = ended if latest.acts != previous.latest.acts else self.acts_at
+        warns_at = ended if latest.warns != previous.latest.warns else self.warns_at
         # A row counts as unchanged if its owner has held it since before the end of the last full read.
         unchanged_keys = (
             {lease.key for lease in rows if lease.held >= began - full_at} if requested_keys is not None else ()
         )
         hearing = BulletinState(
             latest=latest,
-            acts_read=latest.acts if requested_keys is None else before.acts_read,
-            acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
+            acts_read=latest.acts if requested_keys is None else previous.acts_read,
+            acts_still=previous.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
-            warned=before.warned if warns_at is None else max(0.0, began - warns_at),
+            warned=previous.warned if warns_at is None else max(0.0, began - warns_at),
             turned=requested_keys is not None and not set(requested_keys) <= set(unchanged_keys),
             call=max(calls, key=_seconds_of),
         )

@@ -200,8 +200,8 @@ class KnownLeases(Sequence[Lease]):
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
         """Yield the leases of this owner."""
         before, since = self.whole.by_key, self.since
-        for old in self.whole.by_owner.get(worker, ()):
-            lease = since.get(old.key, old)
+        for old_lease in self.whole.by_owner.get(worker, ()):
+            lease = since.get(old_lease.key, old_lease)
             if lease is not None and lease.owner == worker:
                 yield lease
         for key in self.moved:

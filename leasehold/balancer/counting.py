@@ -96,7 +96,7 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     )
 
 
-def _unreadable_children(reading: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
+def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
     """Return the free leases that must not be read yet (L12) because a parent is still being read (M1).
 
     If such a lease were claimed now, it would count toward its owner's share, and the counts would become uneven when
@@ -104,7 +104,7 @@ def _unreadable_children(reading: Collection[Lease], unsettled_leases: Collectio
     """
     free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
-    candidates = map(reading.get, parent_keys) if isinstance(reading, KnownLeases) else reading if parent_keys else ()
+    candidates = map(leases.get, parent_keys) if isinstance(leases, KnownLeases) else leases if parent_keys else ()
     unread_parents = {
         lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended
     }

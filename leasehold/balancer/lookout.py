@@ -237,9 +237,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
             return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
-            renews = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
+            first_renews = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
             # The first in rank has not looked since another worker wrote the bulletin.
-            if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
+            if row is not None and first_renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
@@ -295,8 +295,8 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
     released lease is reserved for its owner's successor, and a dead worker has none.
     """
     hearing = me.history.hearing
-    expired_elsewhere = (lease for lease in census.expired if lease.owner != me.worker)
-    expired = tuple(sorted(expired_elsewhere, key=lambda lease: lease.key))
+    others_expired = (lease for lease in census.expired if lease.owner != me.worker)
+    expired = tuple(sorted(others_expired, key=lambda lease: lease.key))
     if (
         hearing is None
         or not expired

@@ -308,8 +308,8 @@ class Watch:
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
         """Return the history with everything that only a read of the whole table shows."""
         holes = self.history.holes
-        persisting = (evolve(hole, times=hole.times + 1) for hole in holes)
-        holes = tuple(persisting) if unchanged else holes_after(leases, holes)
+        persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
+        holes = tuple(persisting_holes) if unchanged else holes_after(leases, holes)
         gaps, paces = dict[str, float](), dict[str, float]()  # the longest of each owner
         for sighting in sightings.values():
             gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
@@ -416,7 +416,7 @@ class Watch:
         Only those rows, and the workers that they name, can have changed.
         """
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
-        changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
+        changed = [(earlier, later) for earlier, later in pairs if _parties(earlier) != _parties(later)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
         before = _known_leases(self.whole, self.sightings)

@@ -269,9 +269,9 @@ class Discovery:
     def _hole_lasts(self, me: Me, candidates: frozenset[str]) -> bool:
         # List at every third full read that shows the hole. A hole that persists after a listing must not cause one at
         # every turn.
-        fresh, self._holes = me.history.holes != self._holes, me.history.holes
-        lasting = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
-        return fresh and any(_is_drawn(me, times, candidates) for times in lasting)
+        holes_changed, self._holes = me.history.holes != self._holes, me.history.holes
+        confirmed_times = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
+        return holes_changed and any(_is_drawn(me, times, candidates) for times in confirmed_times)
 
     def _overdue(self, now: float, me: Me, candidates: frozenset[str]) -> bool:
         if now < self._next_due or not self.answered:

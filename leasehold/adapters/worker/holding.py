@@ -351,8 +351,8 @@ class Holding:
         elif stored.owner != self._me:
             # The response to the write that gave the lease away may have been lost. We can take the lease back until
             # its next owner has claimed it.
-            ours_to_give = stored.owner is not None and stored.owner == self._giving_to
-            self.given = stored if ours_to_give and self._identity.signed(stored) else None
+            may_take_back = stored.owner is not None and stored.owner == self._giving_to
+            self.given = stored if may_take_back and self._identity.signed(stored) else None
             self._ended = stored.ended
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:

@@ -186,8 +186,10 @@ class Holdings:
 
     def without_takes_at_rest(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """Return the actions, without those that would take a lease if this worker rests."""
-        rests = self.rests
-        return tuple(action for action in actions if not (rests and isinstance(action, Claim | Steal | RequestHandoff)))
+        is_resting = self.rests
+        return tuple(
+            action for action in actions if not (is_resting and isinstance(action, Claim | Steal | RequestHandoff))
+        )
 
     def note_read(self, leases: Iterable[Lease]) -> None:
         """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""

@@ -138,12 +138,12 @@ class StreamSilence:
         return tuple(action for action in actions if not self._left_to_others(action, resting_streams, resting_keys))
 
     def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
-        resting = action.lease.stream in streams or action.lease.key in shards
-        if not isinstance(action, Claim | Steal | RequestHandoff) or not resting:
+        is_resting = action.lease.stream in streams or action.lease.key in shards
+        if not isinstance(action, Claim | Steal | RequestHandoff) or not is_resting:
             return False
         # If no other worker has taken the lease in this time, none will, so this worker tries it again.
-        given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
-        return not (isinstance(action, Claim) and action.lease.idle >= given_up)
+        idle_limit = self._lease_seconds * (1 if action.lease.owner is None else 2)
+        return not (isinstance(action, Claim) and action.lease.idle >= idle_limit)
 
     def judge(self, leases: Collection[Lease], holdings: Collection[Holding], now: float) -> list[SilentLease]:
         """Return the leases to leave to other workers.

@@ -99,10 +99,10 @@ class TracedSpans(WorkerSpans):
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
         """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
         # Writes run in threads of a pool, which do not inherit the current span.
-        present = context.get_current()
+        current_context = context.get_current()
 
         def wrapped(action: Action) -> Acted:
-            token = context.attach(context.set_value(RULE, action.rule, present))
+            token = context.attach(context.set_value(RULE, action.rule, current_context))
             try:
                 return act(action)
             finally:

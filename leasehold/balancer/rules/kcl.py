@@ -47,11 +47,13 @@ class Kcl(RuleSet):
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
         if not census.leases:  # K3
             return ()
-        oldest = self.very_old_multiplier * config.lease_seconds
-        old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
-        if old:  # K5 ignores the target, and ends the turn even if this worker must not take any lease
-            room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
-            return _claims(draw(old, me, room), "K5")
+        idle_limit = self.very_old_multiplier * config.lease_seconds
+        very_old_leases = tuple(
+            lease for lease in census.available if self.very_old_multiplier and lease.idle > idle_limit
+        )
+        if very_old_leases:  # K5 ignores the target, and ends the turn even if this worker must not take any lease
+            room = len(very_old_leases) if self.max_leases is None else self.max_leases - len(census.mine)
+            return _claims(draw(very_old_leases, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()

@@ -72,8 +72,8 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     # loads.
     if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
-    ours = indexed_leases.our_workers(math.inf)
-    if ours and not ours >= counts.keys():
+    own_workers = indexed_leases.our_workers(math.inf)
+    if own_workers and not own_workers >= counts.keys():
         return 0  # some workers sign their leases and others do not
     return (floor + 1) // 2
 

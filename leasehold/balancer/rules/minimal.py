@@ -274,14 +274,15 @@ class _Turn:
         non_bulletin = self.shares.non_bulletin_workers
         if not non_bulletin:
             return ()
-        ours = sorted(self.shares.census.counts.keys() - non_bulletin)
+        own_workers = sorted(self.shares.census.counts.keys() - non_bulletin)
         unclaimed = sorted(free, key=donation_order)[self.shares.line_position(min(non_bulletin)) :]
-        mine = [
+        own_orphans = [
             lease
             for lease in unclaimed
-            if lease.epoch and ours[int.from_bytes(donation_order(lease)[0]) % len(ours)] == self.me.worker
+            if lease.epoch
+            and own_workers[int.from_bytes(donation_order(lease)[0]) % len(own_workers)] == self.me.worker
         ]
-        return tuple(Claim(lease, "M15") for lease in mine[: max(0, self.shares.limit - self._own_count)])
+        return tuple(Claim(lease, "M15") for lease in own_orphans[: max(0, self.shares.limit - self._own_count)])
 
     def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Release the leases that fall to workers of a KCL 3.x leader (M14).

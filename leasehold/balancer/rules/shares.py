@@ -172,11 +172,11 @@ class _Tree:
         """
         if not group.parts:
             return _favoured_members(group.workers, self.counts, self.floor, extras)
-        further = extras - sum(part.least for part in group.parts)
+        additional = extras - sum(part.least for part in group.parts)
         return [
             worker
             for index, part in enumerate(group.parts)
-            for worker in self.favoured(part, part.least + (index < further))
+            for worker in self.favoured(part, part.least + (index < additional))
         ]
 
 
@@ -185,21 +185,21 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
 
     `owners` maps leases to their owners. A lease without an owner among `workers` is free (L1).
     """
-    held = Counter(owner for owner in owners.values() if owner is not None)
-    counts = {worker: held[worker] for worker in workers}
+    lease_counts = Counter(owner for owner in owners.values() if owner is not None)
+    counts = {worker: lease_counts[worker] for worker in workers}
     if not counts:
         return 0
     floor, extras = divmod(len(owners), len(counts))
     surplus = sum(max(count - floor, 0) for count in counts.values())
     members = Counter(path_of(worker, groups) for worker in counts)
     above = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
-    staying = wanting = spare = 0
+    kept_extras = wanting_groups = spare = 0
     for group, size in members.items():
         least, fraction = divmod(extras * size, len(counts))
-        staying += min(least, above[group])
+        kept_extras += min(least, above[group])
         spare += least
-        wanting += fraction > 0 and above[group] > least
-    return surplus - staying - min(extras - spare, wanting)
+        wanting_groups += fraction > 0 and above[group] > least
+    return surplus - kept_extras - min(extras - spare, wanting_groups)
 
 
 def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
@@ -218,12 +218,12 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
     if counts[fullest] - counts[emptiest] > 1:
         return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
     # A worker counts toward its group at every level.
-    held: dict[tuple[str, ...], list[int]] = {}
+    counts_by_group: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
         path = path_of(worker, groups)
         for depth in range(1, len(path) + 1):
-            held.setdefault(path[:depth], []).append(count)
-    for group, sizes in held.items():
+            counts_by_group.setdefault(path[:depth], []).append(count)
+    for group, sizes in counts_by_group.items():
         if abs(sum(sizes) - leases * len(sizes) / len(counts)) >= 1:
             share = f"{sum(sizes)} of {leases} leases, with {len(sizes)} of {len(counts)} workers"
             return f"group {'/'.join(group)} holds {share}"
@@ -299,13 +299,13 @@ class Shares:
         The line consists of the surplus of each donor, donors sorted by name.
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
-        start, place = max(start, 0), 0
+        start, offset = max(start, 0), 0
         slices = {}
         for donor in sorted(surplus):
-            end = place + surplus[donor]
-            if place < stop and end > start:
-                slices[donor] = slice(max(start - place, 0), min(stop, end) - place)
-            place = end
+            end = offset + surplus[donor]
+            if offset < stop and end > start:
+                slices[donor] = slice(max(start - offset, 0), min(stop, end) - offset)
+            offset = end
         return self.donated(slices)
 
     def donated(self, slices: Mapping[str, slice]) -> tuple[Lease, ...]:
@@ -313,14 +313,14 @@ class Shares:
 
         Leases with a hand-off in progress are left out (H5).
         """
-        held: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(slices)}
+        leases_by_donor: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(slices)}
         moving = live_moves(self.census, self.config)
         for lease in self.census.held_by(slices):
             if lease.key not in moving:
-                held[lease.owner].append(lease)
+                leases_by_donor[lease.owner].append(lease)
         return tuple(
             lease
-            for donor, leases in held.items()
+            for donor, leases in leases_by_donor.items()
             for lease in nsmallest(slices[donor or ""].stop, leases, key=donation_order)[slices[donor or ""]]
         )
 
