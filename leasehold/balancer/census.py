@@ -284,7 +284,8 @@ def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
 def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
     """Return the leases that are not simply held by a living owner.
 
-    Such leases have no owner, are finished, have a next owner, or have been idle for more than `limit` seconds.
+    A lease is unsettled if it has no owner, is finished, has a next owner, or has been idle for more than `limit`
+    seconds.
     """
     return [
         lease

@@ -57,8 +57,8 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     KCL 3.x leader made it.
     """
     expired_keys = {lease.key for lease in census.expired} if census.moving else set()
-    # This is one cycle after the next owner would steal the lease (H4). If requests were given up earlier, two next
-    # owners could replace each other forever.
+    # The limit is one cycle after the next owner would steal the lease (H4). If requests were given up earlier, two
+    # next owners could replace each other forever.
     request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)

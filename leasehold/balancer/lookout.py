@@ -94,7 +94,7 @@ READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
 WARNED_SECONDS = 10.0
 """How long workers read the bulletin more often after a warning (C5).
 
-By then the suspected owner has renewed its leases, or it is dead and the lookout has freed them.
+Within this time, the suspected owner renews its leases, or they expire and the lookout frees them.
 """
 
 REQUESTS_SECONDS = 15.0

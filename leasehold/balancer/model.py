@@ -180,7 +180,7 @@ class Lease:
     leaving: bool = False
     epoch: int = 0
     annotations: Annotations = ()
-    # This field is stored rather than computed because every rule reads it for every lease in each turn.
+    # `ended` is stored rather than computed because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
     @ended.default
@@ -280,7 +280,7 @@ class Bulletin:
 
 @frozen
 class BulletinState:
-    """What reads of the table have shown about bulletins so far (C7, C8).
+    """The state of the bulletins according to all reads of the table so far (C7, C8).
 
     Attributes:
         latest: The greatest bulletin read so far.
@@ -303,7 +303,7 @@ class BulletinState:
 
 @frozen
 class History:
-    """What earlier reads of the table have shown, computed by `Watch` so that rules can stay pure functions.
+    """The results of earlier reads of the table, computed by `Watch` so that rules can stay pure functions.
 
     Attributes:
         owners_still: Seconds since any lease last changed hands.

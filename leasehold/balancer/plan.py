@@ -30,7 +30,7 @@ from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 HANDOFF_POLL_SECONDS = 0.125
 """The time between two reads of the leases that a next owner has requested.
 
-Each time, every such lease costs one read, and a hand-off is noticed at most this much later. An eventually consistent
+Each poll reads every requested lease once, and a hand-off is noticed at most this much later. An eventually consistent
 read, at half the price, is good enough, because the write that takes the lease is conditional.
 """
 

@@ -57,9 +57,9 @@ NO_REPORTS = Reports()
 
 @frozen
 class ReportTrack:
-    """What the reports of one worker have shown about it.
+    """The state of one worker according to its reports.
 
-    Each time is the end of the first read that showed the value.
+    Times are the ends of the reads that first showed a value.
 
     Attributes:
         stamp: The stamp of its latest report.
@@ -78,7 +78,7 @@ class ReportTrack:
 
 @frozen
 class WorkerReports:
-    """What all reads of the whole table have shown about workers that write reports.
+    """The state of all workers that write reports, according to all reads of the whole table.
 
     Attributes:
         leader: The leader in the last read.
@@ -135,10 +135,10 @@ class WorkerReports:
 
 
 class Sighting(NamedTuple):
-    """What reads of the table have shown about one lease.
+    """The state of one lease according to all reads of the table.
 
-    This is a named tuple because each look creates one for every lease, and an attrs instance takes three times as long
-    to create.
+    The class is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
+    times as long.
 
     Attributes:
         lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
@@ -344,7 +344,7 @@ class Watch:
     def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        Such leases are kept because this worker may be the only one that knows how far their shards were read.
+        Deleted leases are kept because this worker may be the only one that knows how far their shards were read.
         """
         if not (self.history.gone or deleted_keys):
             return ()
@@ -413,7 +413,7 @@ class Watch:
     ) -> tuple[float, float]:
         """Return the times of `_changes` after a read of a few rows.
 
-        Only those rows, and the workers that they name, can have changed.
+        Only the rows that were read, and the workers that they name, can have changed.
         """
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
         changed = [(earlier, later) for earlier, later in pairs if _parties(earlier) != _parties(later)]

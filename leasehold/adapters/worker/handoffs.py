@@ -102,8 +102,8 @@ class Handoffs:
             requested, self._requested = tuple(self._requested.values()), {}
         for lease in requested:
             try:
-                # Otherwise the owner would give the lease to a worker that has left. The shard would stay unread until
-                # the owner takes the lease back.
+                # If the request remained, the owner would give the lease to a worker that has left. The shard would
+                # then stay unread until the owner takes the lease back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
                 log.warning(

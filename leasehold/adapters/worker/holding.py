@@ -122,8 +122,8 @@ class Holding:
         self.why = ""
         self.contradiction = ""
         self.duplicate_process = False
-        # This is the time before that write rather than after its response, because other workers may count from any
-        # moment in between.
+        # `confirmed` starts as the time before the write that took the lease, because other workers may count from any
+        # moment between that time and the response.
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
@@ -167,7 +167,7 @@ class Holding:
         return self._has_expired()
 
     def _has_expired(self) -> bool:
-        # This is a method because type checkers assume that a property keeps its value from one line to the next.
+        # A method is needed because type checkers assume that a property keeps its value from one line to the next.
         return self._clock() - self.confirmed > self._lease_seconds
 
     def ask_release(self, to: str | None = None) -> None:
@@ -185,7 +185,7 @@ class Holding:
 
     def renew(self, annotations: Annotations = (), *, patient: bool = True) -> bool:
         """Renew the lease, immediately unless `patient`. Return False if the lease is lost. Raises OutcomeUnknown."""
-        # This must be set even if the write fails, because `Renewing` measures its pause before the next try from this
+        # Set `renewed` even if the write fails, because `Renewing` measures its pause before the next try from this
         # time.
         self.renewed = self._clock()
         return self._write(
@@ -230,8 +230,8 @@ class Holding:
         """
         self._confirm()
 
-        # This is decided under the lock, from the lease as the previous write left it, so that a stored position is not
-        # written again.
+        # Called under the lock, with the lease as the previous write left it, so that a stored position is not written
+        # again.
         def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None

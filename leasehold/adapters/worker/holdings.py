@@ -228,7 +228,7 @@ class Holdings:
         Return the stored lease if another worker owns it now, otherwise None. The lease may have expired.
         """
         with self._lock:
-            # This must come before the claim. If the claim gets no response, the lease is marked as unconfirmed again
+            # Remove the mark before the claim. If the claim gets no response, the lease is marked as unconfirmed again
             # below.
             self._unconfirmed.pop(lease.key, None)
         begun = self._clock()
@@ -297,7 +297,8 @@ class Cooldown:
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that would take such a lease.
 
-        Such actions must not count as planned, because a lookout's bulletin calls other workers to take these leases.
+        Actions for leases in the cooldown must not count as planned, because a lookout's bulletin calls other workers
+        to take these leases.
         """
         allowed = list[Action]()
         for action in actions:

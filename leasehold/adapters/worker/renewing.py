@@ -121,15 +121,15 @@ class Renewing:
             # If a renewal is in progress, no other one is needed, but the lease must still be dropped in time (rule 2).
             if holding.key not in wanted and now > self._drop_at(holding):
                 self._drop(holding)
-        # This must come before the first renewal begins, because the next call may come while renewals are in progress
-        # (rule 1).
+        # Mark the renewals as begun before the first one starts, because the next call may come while they are in
+        # progress (rule 1).
         self._begun.update(holding for holding, _ in wanted.values())
         try:
             list(each(lambda item: self._renew_or_release(*item, look), wanted.values()))
         finally:
             for holding in checked:
-                # This must happen even if `each` has raised, because a lease that is missing from the heap is never
-                # renewed again.
+                # Put the leases back into the heap even if `each` has raised, because a lease that is missing there is
+                # never renewed again.
                 self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
         return checked
 
@@ -189,7 +189,7 @@ class Renewing:
             holding.renew(merged(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # This is a moving average. A single stall changes it little, but several stalls soon count fully.
+        # Keep a moving average, which a single stall changes little, while several stalls soon count fully.
         seconds_taken = min(self._clock() - began, 4 * self._average_seconds + 0.02)
         self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
@@ -223,7 +223,7 @@ class Renewing:
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
-            # This must happen even after an exception. Otherwise the renewal would count as in progress forever and
+            # Remove the mark even after an exception. Otherwise the renewal would count as in progress forever and
             # never be repeated.
             self._begun.discard(holding)
 

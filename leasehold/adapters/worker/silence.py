@@ -3,8 +3,8 @@
 A worker whose connection to the lease table works renews its leases, even if its connection to the stream fails.
 To other workers these leases look alive, although no worker reads their shards. The rules are in `specs/lifecycle.md`.
 
-This module reads no clock and sends no request. `Worker` calls it after each full read of the table and carries out the
-result.
+`StreamSilence` reads no clock and sends no request. `Worker` calls it after each full read of the table and carries out
+the result.
 """
 
 import logging
@@ -26,8 +26,8 @@ log = escaped(logging.getLogger("leasehold.silence"))
 MARGIN = 1 / 3
 """How much later than this worker another owner must have got a response, in multiples of `lease_seconds`.
 
-Only then do we conclude that the stream responds to other workers. Reads are not simultaneous and clocks differ, so
-even in an outage of the stream one owner was the last to get a response.
+If the margin were smaller, we could not conclude that the stream responds to other workers. Reads are not simultaneous
+and clocks differ, so even in an outage of the stream one owner was the last to get a response.
 """
 TRIAL = 3
 """How long a stream is silent before one lease is released as a trial, in multiples of `lease_seconds` (D4).
@@ -77,7 +77,7 @@ class _Rest:
 
 @define
 class _StreamState:
-    """What this worker knows about one stream.
+    """The state of one stream, as far as this worker knows it.
 
     Attributes:
         rest: The rest from the stream.

@@ -56,7 +56,7 @@ class TableView:
         """Read these rows, or the whole table. Raises StoreError."""
         began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
         if had_dropped_rows:
-            # This must come before the read, because a lease that is dropped during the read requires another full
+            # Reset the event before the read, because a lease that is dropped during the read requires another full
             # read.
             self._has_dropped_rows.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf

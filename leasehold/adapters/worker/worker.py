@@ -284,7 +284,7 @@ class Worker:
 
     def close(self) -> None:
         """Take no more leases, and withdraw all requests. The consumer releases the held leases."""
-        # This must come first, or a turn that begins meanwhile could make another request.
+        # Set the flag first, or a turn that begins meanwhile could make another request.
         self._closing = True
         self._book.handoffs.withdraw()
 
@@ -342,7 +342,7 @@ class Worker:
         missing = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
         doubtful = self._book.holdings.doubtful(listing.leases, missing)
         list(each(Holding.reconfirm, doubtful))
-        # This must come before the shards are listed, which takes long if the stream does not respond.
+        # Judge silent streams before the shards are listed, because listing takes long if the stream does not respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
         if requested_keys is None and not is_first_listing and self._can_list_shards(now):

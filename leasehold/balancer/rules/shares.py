@@ -168,7 +168,7 @@ class _Tree:
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
 
-        Each part gets its least, and the first parts in line get one more.
+        Each part of the group gets its least, and the first parts in line get one extra more.
         """
         if not group.parts:
             return _favoured_members(group.workers, self.counts, self.floor, extras)
