@@ -196,4 +196,4 @@ def test_a_worker_that_takes_for_its_count_is_seen_or_led() -> None:
     shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)
     assert {worker for worker in shares.counts if shares.lacks_too_many(worker)} == {"a", "l"}
     carries_all = evolve(one, weight=2000)
-    assert not shares_of(carries_all, *fullest).short("a")
+    assert not shares_of(carries_all, *fullest).lacks_too_many("a")
