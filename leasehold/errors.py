@@ -104,7 +104,7 @@ class ProducerError(LeaseholdError):
 class RecordLate(ProducerError):
     """Raised when a record's time to live has expired.
 
-    If the message says so, the record may be in the stream nevertheless.
+    If the message mentions it, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold
@@ -116,7 +116,7 @@ class RecordLate(ProducerError):
 class RecordFailed(ProducerError):
     """Raised when this record cannot be sent, although others can.
 
-    If the message says so, the record may be in the stream nevertheless.
+    If the message mentions it, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold

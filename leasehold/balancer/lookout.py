@@ -569,7 +569,7 @@ def _next_bulletin(
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Return whether counts (M9), groups (M6) or loads (M13) have been uneven for a cycle.
+    """Return whether the counts (M9), groups (M6) or loads (M13) of the workers have been uneven for a cycle.
 
     If so, the workers that should act must read the table.
     """

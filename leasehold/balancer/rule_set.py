@@ -60,7 +60,7 @@ class FleetSeconds(Protocol):
 
 @frozen
 class RuleSet:
-    """Base class of rule sets. Each overrides the properties in which it differs.
+    """Base class of rule sets. Each overrides the properties in which it differs from the defaults.
 
     Attributes:
         name: The name in commands, options and the JSON form.

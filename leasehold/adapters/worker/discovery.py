@@ -70,8 +70,8 @@ class Discovery:
     - when finished leases wait to be deleted, and
     - every `safety_seconds`.
 
-    All workers see a hole, and all see that `safety_seconds` have passed. Only a few of them, drawn each time, then
-    list the shards.
+    All workers see a hole, or that `safety_seconds` have passed, at the same time. Each time, a few of them are drawn
+    to list the shards.
 
     Args:
         source: The stream.

@@ -119,8 +119,8 @@ def patience(lease_seconds: float) -> float:
 def growing(lags: Sequence[tuple[float, float]]) -> bool:
     """Return whether lag has only grown over the window. This is Burrow's rule, which needs no threshold.
 
-    Only the least lag of each step of `STEP_SECONDS` counts. A single slow response is therefore no growth, and a
-    single read at the tip ends it.
+    Only the smallest lag of each step of `STEP_SECONDS` counts. Therefore a single slow response does not count as
+    growth, and a single read at the tip ends the growth.
 
     Args:
         lags: Pairs of a time and the lag at that time, both in seconds, in order of time.
@@ -157,7 +157,7 @@ class Progress:
         lease: The owner's `lease_seconds`, from which readers derive what counts as late.
         excused: The reason why the lease is not read, if that is no fault.
         oldest: When the first record that was read and is not done arrived in the stream.
-        aside: Until when the owner leaves the lease to other workers because it could not handle it.
+        aside: Until when the owner leaves the lease to other workers, because it could not handle the records.
         dead_letter: The reason why a record could not be dead-lettered, or "" once a record was handled or
             dead-lettered.
     """
@@ -375,7 +375,7 @@ class ProgressMeter:
         return self.moved and self._wall() - (now - self._began) - previous.read <= seconds
 
     def read(self, batch: Batch, now: float, waits: str = "") -> None:
-        """Note a read before its batch is handled. Without a response it does not count as a read (rule 3).
+        """Note a read before its batch is handled. A read without a response does not count (rule 3).
 
         Args:
             batch: The batch, including earlier records that were not delivered yet.

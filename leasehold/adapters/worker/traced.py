@@ -93,11 +93,9 @@ class TracedSpans(WorkerSpans):
         return {f"leasehold.{name}": value for name, value in {**attributes, "worker": self._worker}.items()}
 
     def over(self, name: str) -> AbstractContextManager[object]:
-        """Return a context manager that makes a span of its block."""
         return self.span(name)
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
         # Writes run in threads of a pool, which do not inherit the current span.
         current_context = context.get_current()
 
@@ -111,16 +109,12 @@ class TracedSpans(WorkerSpans):
         return wrapped
 
     def store(self, store: Store) -> Store:
-        """Wrap the store so that each listing, read of rows and write is a span."""
         return TracedStore(store, self)
 
     def source(self, source: Source) -> Source:
-        """Wrap the source so that each read of a shard is a span."""
         return TracedSource(source, self)
 
     def handler(self, handler: Handle) -> Handle:
-        """Wrap a handler of batches so that each call, including what it awaits, is a span."""
-
         def handle(batch: Any, *arguments: object) -> object:  # noqa: ANN401  the callable's own arguments
             # OpenTelemetry logs a warning about an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}

@@ -90,7 +90,7 @@ class Worker:
         clock: A clock in seconds that never goes back. `now` is a time of this clock. The default one also advances
             while the machine is suspended.
         uniform: Draws a number between two others, for waits after faults. Nothing else is random.
-        process: Distinguishes this process from every other one that has ever used the id.
+        process: An id that distinguishes this process from all others that have ever used the worker's id.
         scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner. The default
             uses threads.
         tracer: Makes the spans. If it is None, the program's own tracer provider is used, if one was set before.
@@ -252,11 +252,11 @@ class Worker:
         self.hurried()
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
-        """Return the leases of this one's parents by key, as stored, or as last seen if a row was deleted (L13).
+        """Return the leases of a lease's parents by key, as stored, or as last read if a row was deleted (L13).
 
-        A finished lease is deleted only once its children have started (L8). If this one has not started, a missing row
-        therefore does not show that the parent is done. The parent counts as unfinished until a look, which is
-        requested here, has decided whether its row is recreated.
+        A finished lease is deleted only once its children have started (L8). If the given lease has not started, a
+        missing row therefore does not show that the parent is done. The parent counts as unfinished until a look, which
+        is requested here, has decided whether its row is recreated.
         """
         stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:

@@ -96,9 +96,11 @@ def _share(census: Census) -> tuple[int, int]:
 
 
 def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
-    """Claim a partition if below the share rounded up, or steal one if below the share rounded down (E3).
+    """Apply the rules of the Python SDK (E3).
 
-    A worker that holds the share rounded down never steals, so counts of 4, 2 and 2 never change.
+    A worker that holds fewer partitions than the share rounded up claims a free one. If none is free, a worker that
+    holds fewer than the share rounded down steals one. A worker that holds exactly the share rounded down never steals,
+    so counts of 4, 2 and 2 never change.
     """
     floor, extras = _share(census)
     ceiling, mine = floor + (extras > 0), len(census.mine)
@@ -118,7 +120,10 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take a partition if below the share rounded down, or if exactly at it and no worker is below it (E4).
+    """Apply the rules of the .NET SDK (E4).
+
+    A worker takes a partition if it holds fewer than the share rounded down, or if it holds exactly that share and no
+    worker holds fewer.
 
     Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
     share also takes from owners that hold one more than the share. Otherwise the counts could stay uneven forever.
@@ -136,9 +141,10 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take a partition if below the share or among the workers with the fewest (E5).
+    """Apply the rules of the Java SDK (E5).
 
-    If the counts are already even, take nothing. If no other worker is active, the calling worker has the fewest.
+    A worker takes a partition if it holds fewer than the share, or if no other worker holds fewer. If the counts are
+    already even, no worker takes a partition.
     """
     floor, extras = _share(census)
     mine, counts = len(census.mine), census.counts.values()
@@ -154,9 +160,10 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
 
 
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take one partition unless this worker holds more than the share (E6).
+    """Apply the rules of the gist (E6).
 
-    Free partitions come first, then those of owners that hold at least two more than the share.
+    A worker takes a partition unless it holds more than the share. Free partitions come first, then those of owners
+    that hold at least two more than the share.
     """
     floor, _ = _share(census)
     mine = len(census.mine)

@@ -113,7 +113,7 @@ def takers(
     *,
     settling: float,
 ) -> dict[str, str]:
-    """Return the worker that should take each lease that should move, by lease key.
+    """Map the key of each lease that should move to the worker that should take the lease.
 
     The counts must already be in order. No lease moves while any lease is free.
 
@@ -152,7 +152,7 @@ def relief(
     unknown: int = 0,
     loads: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
-    """Return the worker that takes each lease that should leave an overloaded worker, by lease key.
+    """Map the key of each lease that should leave an overloaded worker to the worker that should take the lease.
 
     The result is the same for all workers that read the same rows.
 

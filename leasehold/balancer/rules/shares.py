@@ -181,7 +181,7 @@ class _Tree:
 
 
 def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups: Groups = None) -> int:
-    """Return the fewest leases that must leave living workers for an even division, with at most one level of groups.
+    """Return how many leases must at least leave living workers for an even division, with at most one group level.
 
     `owners` maps leases to their owners. A lease without an owner among `workers` is free (L1).
     """
