@@ -42,10 +42,11 @@ class Holdings:
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
         rest_seconds: How long to take no leases after repeated takes got no response. It must be longer than
             `lease_seconds` and two cycles.
-        began: Called for each lease that this worker has taken.
-        gave: Called with each lease given to its next owner, as stored, and with the time.
-        gone: Called for each lease that is lost, given or released.
-        remade: Called with a description of what happened to a row that was deleted while this worker owned its lease.
+        lease_taken: Called for each lease that this worker has taken.
+        lease_given: Called with each lease given to its next owner, as stored, and with the time.
+        lease_gone: Called for each lease that is lost, given or released.
+        row_recreated: Called with a description of what happened to a row that was deleted while this worker owned its
+            lease.
         lock: Makes the lock that serializes the writes of one lease.
     """
 
@@ -57,16 +58,16 @@ class Holdings:
         clock: Callable[[], float],
         lease_seconds: float,
         rest_seconds: float = 0.0,
-        began: Callable[[Holding], None],
-        gave: Callable[[Lease, float], None],
-        gone: Callable[[Holding], None],
-        remade: Callable[[str], None] = lambda _what: None,
+        lease_taken: Callable[[Holding], None],
+        lease_given: Callable[[Lease, float], None],
+        lease_gone: Callable[[Holding], None],
+        row_recreated: Callable[[str], None] = lambda _what: None,
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self._store, self._identity = store, identity
         self._clock, self._lease_seconds, self._rest_seconds = clock, lease_seconds, rest_seconds
-        self._began, self._gave, self._gone, self._make_lock = began, gave, gone, lock
-        self._remade = remade
+        self._lease_taken, self._lease_given, self._lease_gone = lease_taken, lease_given, lease_gone
+        self._row_recreated, self._make_lock = row_recreated, lock
         self._held: dict[str, Holding] = {}
         self._sorted: tuple[Holding, ...] | None = ()
         self._lock = Lock()
@@ -120,7 +121,7 @@ class Holdings:
             lease_seconds=self._lease_seconds,
             replaced=replaced,
             noticed=self._remove_holding,
-            remade=self._remade,
+            remade=self._row_recreated,
             lock=self._make_lock,
         )
         with self._lock:
@@ -129,7 +130,7 @@ class Holdings:
             self.dropped.discard(lease.key)
         # Under the rules of KCL 2.x, finished leases are held, too, but there is nothing to read.
         if not lease.ended:
-            self._began(holding)
+            self._lease_taken(holding)
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
         """Return the leases that name this worker as owner but are not held, with the finished ones only if `ended`."""
@@ -274,8 +275,8 @@ class Holdings:
                 if holding.expired:
                     self.dropped.add(holding.key)
         if holding.given is not None:
-            self._gave(holding.given, self._clock())
-        self._gone(holding)
+            self._lease_given(holding.given, self._clock())
+        self._lease_gone(holding)
         # Logging comes last, because a log handler may be slow. Leases that are given away or stolen are normal, but
         # one that expired here suggests that the store did not respond.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)

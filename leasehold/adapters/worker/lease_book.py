@@ -38,19 +38,20 @@ class LeaseEvents:
     """The callbacks by which a `LeaseBook` notifies its worker.
 
     Attributes:
-        began: Called for each lease that this worker has taken.
-        gave: Called with the current time after a lease was given to its next owner.
-        took_back: Called after a lease was taken back because its next owner did not claim it.
-        gone: Called for each lease that is lost, given or released.
-        remade: Called with a description of what happened to a row that was deleted while this worker owned its lease.
+        lease_taken: Called for each lease that this worker has taken.
+        lease_given: Called with the current time after a lease was given to its next owner.
+        lease_taken_back: Called after a lease was taken back because its next owner did not claim it.
+        lease_gone: Called for each lease that is lost, given or released.
+        row_recreated: Called with a description of what happened to a row that was deleted while this worker owned its
+            lease.
         release: Called with each lease that is to be released once its running batch is done.
     """
 
-    began: Callable[[Holding], None]
-    gave: Callable[[float], None]
-    took_back: Callable[[], None]
-    gone: Callable[[Holding], None]
-    remade: Callable[[str], None]
+    lease_taken: Callable[[Holding], None]
+    lease_given: Callable[[float], None]
+    lease_taken_back: Callable[[], None]
+    lease_gone: Callable[[Holding], None]
+    row_recreated: Callable[[str], None]
     release: Callable[[Holding], None]
 
 
@@ -89,10 +90,10 @@ class LeaseBook:
             # Other workers may read our last write one cycle late, and notice that the lease has expired another cycle
             # late.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
-            began=self._lease_taken,
-            gave=self._lease_given,
-            gone=events.gone,
-            remade=events.remade,
+            lease_taken=self._lease_taken,
+            lease_given=self._lease_given,
+            lease_gone=events.lease_gone,
+            row_recreated=events.row_recreated,
             lock=lock,
         )
         self.handoffs = Handoffs(
@@ -111,15 +112,15 @@ class LeaseBook:
 
     def _lease_taken(self, holding: Holding) -> None:
         self.handoffs.forget_request(holding.key)
-        self._events.began(holding)
+        self._events.lease_taken(holding)
 
     def _lease_given(self, lease: Lease, now: float) -> None:
         self.handoffs.note_given(lease, now)
-        self._events.gave(now)
+        self._events.lease_given(now)
 
     def _lease_taken_back(self, lease: Lease, begun: float) -> None:
         self.holdings.hold(lease, begun)
-        self._events.took_back()
+        self._events.lease_taken_back()
 
     # Left to others
 

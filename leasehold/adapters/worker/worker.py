@@ -136,11 +136,11 @@ class Worker:
         self._restarter = LeaseRestarter(self.store, me, self.discovery, if_recreated)
         self._hurry = Event()
         events = LeaseEvents(
-            began=self._lease_taken,
-            gave=self._lease_given,
-            took_back=self._hurry.set,  # the worker that did not accept it may request it again
-            gone=self._lease_gone,
-            remade=self._row_recreated,
+            lease_taken=self._lease_taken,
+            lease_given=self._lease_given,
+            lease_taken_back=self._hurry.set,  # the worker that did not accept it may request it again
+            lease_gone=self._lease_gone,
+            row_recreated=self._row_recreated,
             release=self._release,
         )
         self._book = LeaseBook(self.store, self._identity, self.config, events, clock=clock, lock=self.scheduler.lock)
