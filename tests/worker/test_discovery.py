@@ -33,8 +33,8 @@ def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: 
     listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
     assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
     message = (
-        "row s-1: leaseCounter is missing; until it is mended no lease is made for shards of its line, "
-        "and none is deleted"
+        "row s-1: leaseCounter is missing; until it is fixed, no lease is created for "
+        "ancestors and descendants of its shard, and none is deleted"
     )
     assert [text for text in caplog.messages if "s-1:" in text] == [message], "once, not every turn"
     assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)
@@ -296,7 +296,7 @@ def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
     ours.run(60)
     assert ours.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
-    assert not ours.worker.discovery.unheard(store.list().leases)
+    assert not ours.worker.discovery.has_unknown_contradiction(store.list().leases)
 
 
 def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:

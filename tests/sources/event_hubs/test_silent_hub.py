@@ -96,7 +96,7 @@ class World:
                 self.meter.read(batch, self.now)
                 self.meter.done(self.now)
                 self.due = self.now + batch.wait_seconds
-            if self.meter.untold(self.now):
+            if self.meter.annotation_due(self.now):
                 self.lease = evolve(self.lease, annotations=self.meter.annotations(self.now))
             if self.lease.annotation(NOTE):
                 yield status_of(self.lease, lag_of(self.lease, self.wall(), 50.0), self.wall(), LEASE_SECONDS)
