@@ -1,12 +1,14 @@
-"""Stores leases in a PostgreSQL table, one row each, with the columns of SQLite (`leasehold.stores.embedded.sqlite`).
+"""Stores leases in a PostgreSQL table. Each lease is one row.
 
-1. Every write is one conditional statement, never a transaction that waits for this process. So a process that stalls
-   holds no locks, and a pooler may be used (PgBouncer in transaction mode).
-2. `applied` decides, based on the row as this process last saw it. The statement compares every column with that row.
-   If any column has changed, the row is read again and the decision is made again.
+The columns are those of the SQLite store (`leasehold.stores.embedded.sqlite`).
+
+1. Every write is one conditional statement, never a transaction that waits for this process. A process that stalls
+   therefore holds no locks, and a connection pooler may be used (PgBouncer in transaction mode).
+2. `applied` decides about a write, based on the row as this process last read it. The statement compares every column
+   with that row. If any column has changed, the row is read again and the decision is repeated.
 3. Only our own columns are written, so columns added by others survive.
 4. A write is sent once. If PostgreSQL does not respond, OutcomeUnknown is raised. The next read shows what happened.
-5. Rows contain no times that leases depend on. `written` is for people.
+5. No decision depends on a time in a row. The column `written` is for information only.
 """
 
 import json
@@ -64,16 +66,16 @@ index has to be updated.
 
 TIMEOUTS = Timeouts(connect_seconds=3, read_seconds=5, attempts=3)
 CONNECTIONS = 8
-"""The maximum number of connections of a process. All but one are closed when they are idle."""
+"""The maximum number of connections per process. Idle connections are closed, except for one."""
 IDLE_SECONDS = 60.0
 _RETRYABLE = (errors.SerializationFailure, errors.DeadlockDetected)
-"""Errors of writes that were certainly not applied. They occur with stricter default isolation levels."""
+"""The errors of writes that were certainly not applied. They occur under strict default isolation levels."""
 _UNAVAILABLE = (OperationalError, InterfaceError, InternalError)
 _PERMANENT_ERRORS = re.compile(
     r"authentication failed|no pg_hba\.conf entry|no password supplied|does not exist|permission denied"
     r"|invalid sslmode|does not support SSL|root certificate|not permitted to log in|invalid (port|integer)"
 )
-"""Matches errors of failed connections for which retrying does not help. PostgreSQL has no codes for them."""
+"""Matches connection errors that a retry cannot resolve. PostgreSQL reports them without error codes."""
 _ADVICE: Mapping[type[Error], str] = {
     errors.UndefinedTable: "there is no such table here; check the name, or let a worker make it",
     errors.UndefinedColumn: "the table is of another shape than a lease table; name another table",
@@ -90,9 +92,10 @@ SqlRow = Mapping[str, Any]
 
 @frozen
 class TableLocation:
-    """The location of a lease table: settings of libpq, and the name of the table, which may include its schema.
+    """The location of a lease table. It consists of connection settings and the table's name, perhaps with its schema.
 
-    Settings that are empty or None come from libpq's environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
+    libpq takes settings that are empty or None from the environment (PGHOST, PGUSER, PGPASSWORD, PGPASSFILE,
+    PGSSLMODE).
     """
 
     host: str
@@ -117,14 +120,14 @@ class TableLocation:
             sslmode=self.sslmode,
             connect_timeout=max(1, round(timeouts.connect_seconds)),
             application_name="leasehold",
-            # Of several hosts, use the one that accepts writes: reads from a standby could be stale.
+            # If there are several hosts, use the one that accepts writes, because reads from a standby could be stale.
             target_session_attrs="read-write",
         )
 
 
 @frozen
 class Statements:
-    """The statements for a table. The row count of a write shows whether its condition held."""
+    """The SQL statements for a table. The row count of a write shows whether its condition held."""
 
     table: str
     schema: bytes
@@ -146,7 +149,7 @@ class Statements:
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
-        # PostgreSQL uses the index for `key =`. For IS NOT DISTINCT FROM alone it would read the whole table.
+        # With `key =`, PostgreSQL uses the index. With IS NOT DISTINCT FROM alone, it would scan the whole table.
         unchanged = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged)
 
         def compiled(template: LiteralString) -> bytes:
@@ -170,7 +173,7 @@ class Statements:
 
 
 class _DeadlineConnection(Connection[DictRow]):
-    """A connection with a read timeout, because a server that hangs keeps its connections open."""
+    """A connection with a read timeout. If a server hangs, its connections stay open and reads would never end."""
 
     seconds: float = TIMEOUTS.read_seconds
 
@@ -193,7 +196,7 @@ class PostgresStore:
         self._location, self._create, self._timeouts = location, create, timeouts
         self._sql = Statements.of(location.table)
         self._seen: dict[str, SqlRow] = {}
-        # The pool does not report why it cannot connect, so connect once without it.
+        # The pool does not report why it cannot connect, so first connect without the pool.
         with self._translated():
             connect(location.conninfo(timeouts)).close()
 
@@ -203,14 +206,14 @@ class PostgresStore:
         self._pool = ConnectionPool(
             location.conninfo(timeouts),
             connection_class=_DeadlineConnection,
-            # No prepared statements, because a pooler may send them to another connection.
+            # Do not prepare statements, because a pooler may execute them on another connection.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
             configure=set_timeout,
             min_size=1,
             max_size=CONNECTIONS,
             max_idle=IDLE_SECONDS,
             timeout=timeouts.connect_seconds,
-            # By default, the pool pauses longer and longer while the service is down, and thus also after it is back.
+            # By default, the pool's pauses grow during an outage, so it would also reconnect late after the outage.
             reconnect_timeout=timeouts.connect_seconds,
             num_workers=1,
             open=True,
@@ -227,7 +230,7 @@ class PostgresStore:
         return Capabilities()
 
     def list(self) -> Listing:
-        """Return every lease, sorted by key, as a snapshot. A dropped table is created again if possible."""
+        """Return a snapshot of all leases, sorted by key. A dropped table is created again if that is allowed."""
         try:
             rows = self.rows(self._sql.every)
         except StoreError as fault:
@@ -247,7 +250,7 @@ class PostgresStore:
         return tuple(valid_lease(to_lease(rows[key])) for key in requested if key in rows)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write to the row as last seen (rule 2). If the row has changed, read it and try again."""
+        """Apply the write to the row as last read (rule 2). If the row has changed, read it and try again."""
         key = write.lease.key
         row = self._seen.get(key)
         just_read = row is None and not isinstance(write, CreateLease)
@@ -266,7 +269,7 @@ class PostgresStore:
     def prove(self) -> None:
         """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not.
 
-        The check is a transaction that is rolled back, so its rows are never visible.
+        The check runs in a transaction that is rolled back, so other connections never see its rows.
         """
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         other = {**row, "owner": "another"}
@@ -313,7 +316,7 @@ class PostgresStore:
         return PostgresCells(self, self._location.table, create=self._create)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
-        """Return whether there are rows of layout `sessions`, and of this layout."""
+        """Return whether there are rows of layout `sessions`, and whether there are rows of this layout."""
         sql = cell_statements(self._location.table)
         (row,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS value", {"table": sql.table})
         return bool(row["value"] and self.rows(sql.any)), bool(self.rows(self._sql.any))
@@ -392,9 +395,9 @@ class PostgresStore:
                 yield connection
             except BaseException as error:
                 if not (isinstance(error, Error) and error.sqlstate):
-                    connection.close()  # a late response would be taken for that of the next statement
+                    connection.close()  # otherwise, a late response would be taken for the next statement's
                 if isinstance(error, _UNAVAILABLE):
-                    # The server has stopped or no longer accepts writes, which affects all other connections too.
+                    # The server has stopped or no longer accepts writes, so the other connections are of no use either.
                     self._pool.drain()
                 raise
             finally:
@@ -406,7 +409,7 @@ class PostgresStore:
 
 @contextmanager
 def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
-    """Turn errors of psycopg into ours. None of them contains a password."""
+    """Turn psycopg's errors into ours. The messages never contain a password."""
     table = location.name
     try:
         yield
@@ -421,7 +424,7 @@ def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
 
 
 def _message(error: Error) -> str:
-    # In one line: messages of failed connections have several.
+    # The messages of failed connections have several lines. Join them.
     return printable(" ".join(str(error).split()))
 
 
@@ -435,7 +438,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 
 def cell_statements(name_parts: tuple[str, ...]) -> Statements:
-    """Return the statements for the table of layout `sessions`, whose name is that of the lease table plus `_cells`."""
+    """Return the statements for the table of layout `sessions`. Its name is the lease table's name plus `_cells`."""
     table = Identifier(*name_parts[:-1], f"{name_parts[-1]}_cells")
 
     def compiled(template: LiteralString) -> bytes:
@@ -457,7 +460,7 @@ def cell_statements(name_parts: tuple[str, ...]) -> Statements:
 
 
 class PostgresCells:
-    """Rows of layout `sessions`. Each write is one statement, conditional on the version; rules 1 and 4 apply."""
+    """Rows of layout `sessions`. Each write is one statement that is conditional on the version (rules 1 and 4)."""
 
     page_leases = PAGE_LEASES
 
@@ -514,7 +517,7 @@ def _values(lease: Lease) -> dict[str, Any]:
 
 
 def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
-    """Return the arguments of a statement that replaces `row` by these values."""
+    """Return the arguments of a statement that replaces `row` with these values."""
     return {**values, **{f"was_{name}": row[name] for name in COLUMNS}}
 
 

@@ -1,21 +1,21 @@
-"""Joins two lease tables into one store while running workers move from one to the other, lease by lease, and back.
+"""Joins two lease tables into one store, while running workers move the leases from one table to the other or back.
 
-The tables are called FROM and TO. `specs/swap.md` has the rules (W1, W2, …) and the reason for each. In short, a lease
-is moved in three steps:
+The tables are called FROM and TO. `specs/swap.md` contains the rules (W1, W2, …) and their reasons. A lease is moved in
+three steps:
 
-1. Mark: its owner replaces the owner in the row by `moved:<owner>`, under the version that it holds. Every write that
-   was decided before then fails, because each depends on a version or an owner. For all workers that read both rows,
-   the lease still belongs to this worker, and its lease reader continues.
-2. Copy: the row in the other table gets the checkpoint and the epoch of the marked row. It is created, or reset if it
-   is left from an earlier move. An annotation holds the epoch up to which this row is only a copy.
-3. Claim: the owner claims the copy under the version as read, which increments its epoch. From then on, this row is the
-   current one, which represents the lease.
+1. Mark. The owner replaces its name in the row with `moved:<owner>`, on the condition that the version has not changed.
+   Every write that was decided earlier then fails, because each depends on the version or the owner. For workers that
+   read both rows, the lease still belongs to the same owner, whose lease reader continues.
+2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. This row is created, or reset if
+   it is left from an earlier move. An annotation contains the epoch up to which the row is only a copy.
+3. Claim. The owner claims the copy, on the condition that its version has not changed, which increments its epoch. From
+   then on, this row is the current one, which represents the lease.
 
 Each step is an ordinary write of `leasehold.stores.writes` with its own condition, so any two stores that count owners
-can be joined. If a lease is left between two steps, its owner, or a worker that claims it, continues from there.
+can be joined. If a move stops between two steps, the owner or a worker that claims the lease completes it.
 
-The version of a joined lease includes the table of its current row and whether that row is marked. So a write knows
-which table to use, and that table checks the rest.
+The version of a joined lease also contains the table of its current row and whether that row is marked. A write
+therefore knows which table to use, and that table checks the rest of the version.
 """
 
 import logging
@@ -33,7 +33,7 @@ from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Store
 from leasehold.stores.urls import name_of, open_store, store_address
 
-if TYPE_CHECKING:  # an extra brings it
+if TYPE_CHECKING:  # installed with the extra `aws`
     from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.swap"))
@@ -42,7 +42,7 @@ FROM, TO = 0, 1
 """The two tables, as indexes."""
 
 MARK = "moved:"
-"""The prefix of an owner that marks a row: the lease moves to the other table. The name of the actual owner follows."""
+"""The prefix of the owner in the row of a lease that is moving to the other table. The actual owner's name follows."""
 
 CONTROL = "leasehold-swap"
 """The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
@@ -50,36 +50,37 @@ CONTROL = "leasehold-swap"
 ORIGIN, DIRECTION, KNOWN_TO, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
 """The names of our annotations.
 
-On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is where leases move. On a lease in FROM, `KNOWN_TO`
-is the owner and the TO that it knows. On a copy, `COPY` is the epoch up to which the row is only a copy.
+- On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is the table to which leases move.
+- On a lease in FROM, `KNOWN_TO` contains its owner and the name of the table TO that this owner knows.
+- On a copy, `COPY` is the epoch up to which the row is only a copy.
 """
 
 CLOSED = "closed"
-"""The final direction in the control row: every lease is in TO, and new leases are created there."""
+"""The final direction in the control row. Every lease is then in TO, and new leases are created there."""
 
 MOVED_TO, MOVED_AT = "swap_over", "swap_over_at"
 """The annotations on a row with key `CONTROL` in FROM, after the swap has ended.
 
-`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` the time in seconds since 1970. They are
-for workers that are restarted with both stores before they are redeployed, and for the command if it is run again.
+`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` is the time in seconds since 1970.
+Workers that are restarted with both stores read these annotations, and so does the command if it is run again.
 """
 
 LOOK_SECONDS = 2.0
-"""How often a worker that writes leases reads the control row."""
+"""The interval at which a worker that writes leases reads the control row, in seconds."""
 
 MOVES_AT_ONCE = 8
-"""How many leases a worker moves at the same time.
+"""The maximum number of leases that a worker moves at the same time.
 
-Beyond that, a renewal does not move its lease, because other writes wait for it.
+While this many moves are in progress, a renewal does not move its lease, because other writes wait for the renewal.
 """
 
 Direction = Literal["to", "from", "closed", ""]
-"""The table to which leases move. "closed" means that all are in TO, and "" that none moves."""
+"""The table to which leases move. "closed" means that all leases are in TO, and "" means that no lease moves."""
 
 _NAMES = ("from", "to")
 
 _BY_OWNER = (writes.StealLease, writes.ReleaseLease, writes.RequestLease, writes.WithdrawRequest, writes.AnnotateLease)
-"""The writes whose condition is the owner as seen and not the version."""
+"""The writes that are conditional on the owner and not on the version."""
 
 
 def is_marked(row: Lease) -> bool:
@@ -88,7 +89,7 @@ def is_marked(row: Lease) -> bool:
 
 
 def is_unclaimed_copy(row: Lease) -> bool:
-    """Return whether this row is a copy that has not been claimed, so that the row in the other table counts (W3)."""
+    """Return whether this row is an unclaimed copy, so that the row in the other table is the current one (W3)."""
     epoch = row.annotation(COPY) or ""
     return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
@@ -103,20 +104,20 @@ def joined(side: int, row: Lease) -> Lease:
     )
     if not is_marked(row):
         return lease
-    # Show that the owner answers requests, or the lease would be stolen while it is moving.
+    # Show that the owner answers requests. Otherwise, the lease would be stolen while it is moving.
     return evolve(
         lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
     )
 
 
 def split_version(lease: Lease) -> tuple[int, bool, Lease]:
-    """Reverse `joined`: return the table, whether the row was marked, and the row as far as it is known."""
+    """Undo `joined`. Return the table, whether the row was marked, and the lease with the row's own version."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""The name of a lease's place, by the table of its current row and whether that row is marked."""
+"""The names of the places of leases, by the table of the current row and whether that row is marked."""
 
 
 def place_of(lease: Lease) -> str:
@@ -142,7 +143,7 @@ class LeasePlaces:
 
     @property
     def says(self) -> str:
-        """A sentence with all the numbers."""
+        """A sentence that contains all the numbers."""
         bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
         total = self.there + self.moving + self.gone
         places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
@@ -157,9 +158,9 @@ def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
 
 
 def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return the leases of this table alone, and the rows that a finished swap has left in it.
+    """Return the leases of this table, and the rows left in it by a finished swap.
 
-    The control row of a swap is neither.
+    The control row of a swap is in neither of the two results.
     """
     leases = tuple(rows)
     is_over = any(row.key == CONTROL and row.annotation(MOVED_TO) is not None for row in leases)
@@ -195,7 +196,7 @@ class RowPair:
 
     @property
     def side(self) -> int:
-        """The table of the current row: of those that are not copies, the row with the higher epoch (W1)."""
+        """The table of the current row, which is the row with the higher epoch that is not an unclaimed copy (W1)."""
         ranks = [
             (row is not None, row is not None and not is_unclaimed_copy(row), row.epoch if row else 0)
             for row in self.rows
@@ -227,9 +228,9 @@ class SwapStore:
 
     Args:
         tables: FROM and TO. `close` closes both.
-        goal_name: The name of TO, which is annotated on leases to show that their owners know it.
+        goal_name: The name of TO. An annotation with this name on a lease shows that the lease's owner knows TO.
         clock: Returns monotonic seconds.
-        look_seconds: How often to read the control row.
+        look_seconds: The interval at which to read the control row.
 
     Attributes:
         way: The table to which leases move, from the control row as last read.
@@ -314,7 +315,8 @@ class SwapStore:
     def _reread_torn(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         """Read torn pairs again (W5).
 
-        If a pair does not change, its row is a copy whose other row was deleted. It then becomes the current row.
+        If a torn pair has not changed, its row is a copy of a row that was deleted. The copy then becomes the current
+        row.
         """
         current = dict(pairs)
         for _ in range(ATTEMPTS):
@@ -336,7 +338,7 @@ class SwapStore:
     # The direction
 
     def _current_goal(self) -> int:
-        """Return the table to which leases move; -1 if none moves, or the control row cannot be read."""
+        """Return the table to which leases move, or -1 if no lease moves or the control row cannot be read."""
         time = self._clock()
         if time - self._looked >= self._look_seconds:
             try:
@@ -360,8 +362,8 @@ class SwapStore:
         """Apply the write in the table where the lease was seen. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
-                # Until the swap is closed, new leases go to FROM. Otherwise a worker could look for a lease in one
-                # table only while it is in the other (W6).
+                # Until the swap is closed, create new leases in FROM. Otherwise, a worker could look for a lease only
+                # in one table while the lease is in the other (W6).
                 if (existing := self._pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
@@ -371,7 +373,7 @@ class SwapStore:
             case writes.DeleteLease():
                 return self._delete(write)
             case writes.CheckpointLate():
-                # Only write to the current row: a checkpoint in the other row would be lost.
+                # Write only to the current row, because a checkpoint in the other row would be lost.
                 side, was_marked, seen = split_version(write.lease)
                 pair = self._pair(seen.key)
                 taken = not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
@@ -382,9 +384,10 @@ class SwapStore:
         side, was_marked, seen = split_version(write.lease)
         if was_marked:
             return self._write_after_move(write)
-        # Check the direction before the write. Afterwards, the check could hide that another worker takes the lease.
+        # Read the direction before the write. If it were read afterwards, another worker could take the lease during
+        # that read although this write returns Done.
         move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
-        # An unmarked row with the version or the owner as seen is current, so the other table need not be read.
+        # If an unmarked row has the expected version or owner, it is current, so the other table need not be read.
         sent = evolve(write, lease=seen)
         if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
@@ -402,7 +405,7 @@ class SwapStore:
                 and current.owner == seen.owner
                 and split_version(current)[:2] != (side, False)
             ):
-                # The condition is the owner, which still owns the lease but has moved it in the meantime.
+                # The write is conditional on the owner, which still owns the lease but has moved it in the meantime.
                 return self.write(evolve(write, lease=evolve(write.lease, version=current.version)))
             return Lost(seen.key, current)
         lease = outcome.lease
@@ -419,7 +422,7 @@ class SwapStore:
             return Done(joined(side, held))
         self._moving.add(held.key)
         try:
-            # `me` is not the owner, so the condition is the version.
+            # The release does not name the owner as `me`, so it is conditional on the version.
             mark = self._tables[side].write(writes.ReleaseLease(held, "", MARK + me))
             arrived = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
@@ -427,9 +430,9 @@ class SwapStore:
         return self._lost(held.key) if arrived is None else Done(arrived)
 
     def move_unowned(self, seen: Lease, goal: int) -> Outcome:
-        """Move a lease without owner, as it was seen, to table `goal`. It has no owner there either.
+        """Move a lease without an owner to table `goal`, unless it has changed. It has no owner there either.
 
-        If the lease was already moving to the other table, that move is completed first.
+        If the lease was already moving to the other table, that move is completed instead.
         """
         side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
@@ -450,7 +453,7 @@ class SwapStore:
         raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
-        """Apply the write to a lease that was seen marked: complete its move, and write in the other table."""
+        """Apply the write to a lease whose row was marked: complete the move, and write in the other table."""
         key, seen = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -491,7 +494,7 @@ class SwapStore:
 
         Args:
             pair: The rows of the lease.
-            taker: The new owner, or None to leave the lease without owner.
+            taker: The new owner, or None to leave the lease without an owner.
             annotations: The annotations to write with the claim.
 
         Returns:
@@ -535,7 +538,7 @@ class SwapStore:
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
-        """Delete both rows, the current one last, or the other one would become current (W7)."""
+        """Delete both rows, and the current row last. Otherwise, the other row would become current in between (W7)."""
         key = write.lease.key
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -556,7 +559,7 @@ class SwapStore:
 
 
 def _copy(row: Lease) -> Lease:
-    """Return the copy of a row for the other table: without owner, at the same position and epoch."""
+    """Return a copy of a row for the other table, with the same checkpoint and epoch but without an owner."""
     annotations = tuple(annotation for annotation in row.annotations if annotation[0] not in {KNOWN_TO, COPY})
     return evolve(
         row,
@@ -569,12 +572,12 @@ def _copy(row: Lease) -> Lease:
 
 
 def knows_annotation(worker: str, goal_name: str) -> tuple[str, str]:
-    """Return the annotation which shows that this worker knows TO."""
+    """Return the annotation that shows that this worker knows TO."""
     return (KNOWN_TO, f"{worker} {goal_name}")
 
 
 def goal_of(control: Lease) -> int:
-    """Return the table to which leases move according to the control row; -1 if none moves."""
+    """Return the table to which leases move according to the control row, or -1 if no lease moves."""
     direction = control.annotation(DIRECTION) or ""
     return TO if direction == CLOSED else _NAMES.index(direction) if direction in _NAMES else -1
 
@@ -606,7 +609,7 @@ def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
 
 
 def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
-    """Return the control row of the swap between these tables, which is created if necessary.
+    """Return the control row of the swap between these tables. The row is created if necessary.
 
     Args:
         tables: FROM and TO.
@@ -658,8 +661,8 @@ def open_both(
 ) -> SwapStore:
     """Open the store of a worker while `leasehold swap` moves its leases from one store to another.
 
-    `consume --store FROM --to TO` opens this store. If one of the stores needs other credentials than those in the
-    environment, open it yourself and pass it as `leases`, to `leasehold.run` for example.
+    `consume --store FROM --to TO` opens this store. If one of the two stores needs credentials other than those in the
+    environment, call this function yourself and pass its result as `leases`, for example to `leasehold.run`.
 
     Args:
         store: The URL of FROM.
@@ -708,10 +711,10 @@ def open_tables(
 
 
 def reject_moved(listing: Listing) -> None:
-    """Raise StoreError if leases of this table are in another one. The message explains what to do.
+    """Raise StoreError if leases of this table have moved to another table. The message explains how to proceed.
 
-    A worker asks this of each listing: without one, it neither claims nor creates leases. If it was started before the
-    swap, it keeps the leases that it holds.
+    A worker calls this function with each listing. If it raises, the worker has no listing, so it neither claims nor
+    creates leases. A worker that was started before the swap keeps the leases that it holds.
     """
     control = next((row for row in listing.leases if row.key == CONTROL), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:

@@ -19,10 +19,10 @@ postgres://host:port/database?table=…          PostgreSQL; libpq finds the pas
 …?layout=sessions                              all but files, if every worker is ours: one write of a worker renews and
                                                checkpoints all its leases (`specs/sessions.md`)
 
-URLs of AWS also take `profile=NAME`, `role_arn=…` and `external_id=…`, instead of the environment's credentials.
+AWS URLs also accept `profile=NAME`, `role_arn=…` and `external_id=…`, which replace the environment's credentials.
 
-The functions that parse URLs also serve sources, which have schemes of their own. No URL or endpoint may contain
-credentials, because errors would repeat them.
+The functions that parse URLs are also used for sources, which have their own schemes. URLs and endpoints must not
+contain credentials, because error messages would repeat them.
 """
 
 import re
@@ -39,7 +39,7 @@ from leasehold.plugins import plugins
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.protocol import Store
 
-if TYPE_CHECKING:  # an extra brings it
+if TYPE_CHECKING:  # installed with the extra `aws`
     from boto3 import Session
 
 
@@ -48,8 +48,8 @@ class Scheme:
     """A URL scheme.
 
     Attributes:
-        module: The module that opens its URLs with `open_url(location, options, …)`. The function raises ValueError for
-            an option that it cannot use. Modules of AWS also take a boto3 `session`.
+        module: The module whose function `open_url(location, options, …)` opens such URLs. The function raises
+            ValueError for an option that it cannot use. In modules for AWS, it also takes a boto3 `session`.
         options: The names of the options that the module understands.
         extra: The extra of leasehold that installs the libraries of the module; "" if it needs none.
     """
@@ -62,7 +62,7 @@ class Scheme:
         """Import the module.
 
         Args:
-            kind: What the URL is of, such as "store", for the error.
+            kind: The kind of URL, such as "store", for the error message.
             fault: The class of the error to raise if a library is missing. The message names the extra to install.
         """
         try:
@@ -75,9 +75,9 @@ class Scheme:
 
 @frozen(eq=False)
 class Schemes(Mapping[str, Scheme]):
-    """The schemes of stores or sources: our own, and those that other distributions add through entry points.
+    """The URL schemes of stores or sources, both our own and those that other packages add through entry points.
 
-    Such an entry point names a module with `open_url`. If its URLs have options, the module lists their names in
+    An entry point names a module with a function `open_url`. If its URLs have options, the module lists their names in
     `OPTIONS`.
     """
 
@@ -105,7 +105,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
 
     Args:
         url: The URL.
-        kind: What the URL is of, such as "store", for errors.
+        kind: The kind of URL, such as "store", for error messages.
         schemes: The known schemes.
 
     Raises:
@@ -123,7 +123,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
         raise ValueError(
             f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
         )
-    # A secret key of AWS may contain a slash. urlsplit then takes the part before the slash for a host and port.
+    # An AWS secret key may contain a slash. urlsplit then takes the part before the slash for a host and port.
     has_slash_in_secret = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or has_slash_in_secret:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")
@@ -141,7 +141,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
 
 
 AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
-"""The options that every URL of AWS takes."""
+"""The options that every AWS URL accepts."""
 
 ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 """The format of the option `role_arn`."""
@@ -179,14 +179,15 @@ def open_store(
     """Open the store with this URL.
 
     Args:
-        url: The URL, as `dynamodb://orders-app`.
+        url: The URL, such as `dynamodb://orders-app`.
         create: Create the table if it does not exist.
-        write: Check first that the service honors the conditions of writes. If False, the service need not even allow
-            writes.
+        write: Check that the service honors the conditions of writes. If False, there is no check, so read-only rights
+            are enough.
         request_seconds: The time limit of a request with all its retries. Workers pass a third of their
             `lease_seconds`, so that a stalled request does not cost them a lease. None means limits that suit a
             command-line tool.
-        session: A boto3 session with the credentials for a URL of AWS. None means those of the URL or the environment.
+        session: A boto3 session with the credentials for an AWS URL. None means the credentials named by the URL or the
+            environment.
 
     Raises:
         ValueError: If the URL is invalid. The message never repeats the URL, which may contain a secret.
@@ -215,12 +216,12 @@ def open_store(
 
 
 def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
-    """Return the keyword argument that passes a session to a module of AWS; empty without a session.
+    """Return the keyword argument that passes `session` to a module for AWS, or no argument without a session.
 
     Args:
         scheme: The scheme of the URL.
         session: A boto3 session, or None.
-        where: What the URL is, for the error.
+        where: The kind of URL, for the error message.
 
     Raises:
         ValueError: If a session is passed and the URL is not for AWS.
@@ -240,7 +241,7 @@ _TABLE_OPTIONS = ("prefix", "eventhub", "group", "table")
 
 
 def name_of(url: str) -> str:
-    """Return the URL of a store as people should see it, with only the options that distinguish its table.
+    """Return the URL of a store for display, with only the options that distinguish its table.
 
     Raises ValueError, without repeating the URL.
     """
@@ -254,10 +255,10 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
 
     Args:
         url: A plain http:// or https:// address, or None.
-        where: The kind of URL that has the option, for errors.
+        where: The kind of URL that has the option, for error messages.
 
     Raises:
-        ValueError: If it is something else, or contains credentials. The message repeats nothing of it.
+        ValueError: If the value is something else or contains credentials. The message does not repeat the value.
     """
     if url is None:
         return None
@@ -284,7 +285,7 @@ def date_of(header: str | None) -> float | None:
 def without_credentials(endpoint: str) -> None:
     """Raise StoreError if a client's endpoint contains credentials.
 
-    Our URLs cannot contain any, but boto3 may also take the endpoint from the environment.
+    Our URLs cannot contain credentials, but boto3 may take the endpoint from the environment.
     """
     if "@" in endpoint:
         raise StoreError("the endpoint holds credentials, which do not belong in it; name it without them")
