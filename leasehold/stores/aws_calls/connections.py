@@ -1,10 +1,10 @@
 """Keeps HTTP connections to one service open. Each connection carries one request at a time.
 
-1. A connection is kept if its last response was complete and did not announce that it closes. The most recently used
-   one is used first, so there are no more connections than concurrent requests.
+1. A connection is kept if its last response was complete and had no header `Connection: close`. The most recently used
+   connection is used first, so there are no more connections than concurrent requests.
 2. A kept connection is checked before it is used. If the service has closed it, it is dropped.
-3. If a kept connection nevertheless ends before the first byte of the response, the request is repeated, unless that
-   could do harm. Nothing else is repeated here.
+3. If a kept connection nevertheless ends before the first byte of the response, the request is repeated if it is safe
+   to repeat. This module repeats nothing else.
 4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
 5. A response must be complete before its deadline (`leasehold.stores.deadlines`).
 """
@@ -29,9 +29,9 @@ HEAD_BYTES = 1 << 16
 """The maximum size of a response's head, and of the first read."""
 _WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
 _DIGITS = 8
-"""The maximum number of digits of a Content-Length, which is allocated at once. Responses are smaller than 100 MB."""
+"""The maximum number of digits of a Content-Length, whose buffer is allocated at once. Responses are below 100 MB."""
 JOINED_BYTES_MAX = 1 << 15
-"""A body of up to this size is copied and sent together with its head."""
+"""The maximum size of a body that is sent together with its head, which requires copying the body."""
 
 SocketOption = tuple[int, int, int]
 """The level, the name and the value of an option."""
@@ -47,7 +47,7 @@ class CompleteResponse:
 
 
 class ConnectFailed(Exception):
-    """No connection could be opened, for the reason in the cause. Nothing was sent."""
+    """No connection could be opened. Nothing was sent, and `__cause__` contains the reason."""
 
 
 class ResponseTimeout(Exception):
@@ -100,9 +100,9 @@ class KeptConnections:
             repeatable: Whether the request may be repeated.
 
         Raises:
-            Unconnected: If no connection could be opened.
-            Silent: If the response was not complete in time.
-            CutOff: If the connection ended before the response was complete.
+            ConnectFailed: If no connection could be opened.
+                        ResponseTimeout: If the response was not complete in time.
+                        ResponseCutOff: If the connection ended before the response was complete.
         """
         while True:
             idle = self._take()
@@ -112,7 +112,7 @@ class KeptConnections:
             except BaseException as fault:
                 connection.close()
                 if idle is not None and repeatable and isinstance(fault, _NoResponse):
-                    continue  # ends, because each try uses up an idle connection
+                    continue  # the loop ends, because each attempt uses up an idle connection
                 raise
             if must_close:
                 connection.close()
@@ -130,13 +130,14 @@ class KeptConnections:
         return Deadline(self._host, self._read_seconds, self._clock)
 
     def _take(self) -> socket.socket | None:
-        """Remove and return an idle connection that is still open; None if there is none (rule 2)."""
+        """Remove and return an idle connection that is still open, or return None if there is none (rule 2)."""
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            # A readable idle connection was closed, or has unexpected data, which TLS may have read already.
+            # An idle connection that is readable was closed or has unexpected data. TLS may have read such data
+            # already.
             unexpected = isinstance(connection, ssl.SSLSocket) and connection.pending()
             if not unexpected and not wait_for_read(connection, 0.0):
                 return connection
@@ -192,7 +193,7 @@ class _TimedConnection:
 
 
 def _exchanged(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[CompleteResponse, bool]:
-    """Send a request; return its response, and whether the connection must be closed afterwards."""
+    """Send a request. Return its response, and whether the connection must be closed afterwards."""
     try:
         if len(body) <= JOINED_BYTES_MAX:
             connection.sendall(head + body)
@@ -230,7 +231,7 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
     if size.isdigit() and len(size) > _DIGITS:
         raise ResponseCutOff(f"it announces {size} bytes")
     if not plain or text.lower().count("\r\ncontent-length:") > 1:
-        # The standard library reads every form of response.
+        # Let the standard library read a response of any other form.
         with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
             response.begin()
             fields = {name.lower(): value for name, value in response.getheaders()}
@@ -249,7 +250,7 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
 
 
 class _ReplayedStream(io.RawIOBase):
-    """A stream of the bytes already read from a connection, then the rest. Closing it leaves the connection open."""
+    """A stream of the bytes already read from a connection, then the rest. Closing it keeps the connection open."""
 
     def __init__(self, connection: _TimedConnection, received: bytes) -> None:
         super().__init__()

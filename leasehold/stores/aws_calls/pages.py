@@ -1,12 +1,13 @@
 """Splits a page of a DynamoDB listing into the JSON strings of its rows, each of which is parsed only when needed.
 
-From one listing of a large table to the next, most rows change only their counter. Parsing a row takes longer than
-comparing its JSON, and creates some thirty objects that the garbage collector has to visit.
+Between two listings of a large table, only the counters of most rows change. Parsing a row takes longer than comparing
+its JSON, and creates some thirty objects that the garbage collector has to visit.
 
-The page is split at `}},{`. The pieces are the rows, for the following reason. Each piece, put between `{` and `}}`, is
-a JSON object; otherwise `item` and `items` raise. JSON objects separated by commas between brackets are an array, and
-what is around the array is JSON as well. JSON can be parsed in one way only, so this is the content of the page,
-whatever its values contain. If a value contains `}},{`, the pieces have an odd number of quotes and are not objects.
+The page is split at `}},{`. The pieces are the rows, for the following reason. Each piece is a JSON object when it is
+enclosed in `{` and `}}`. Otherwise, `item` and `items` raise an exception. JSON objects that are separated by commas
+and enclosed in brackets form an array, and the text around this array is JSON as well. JSON can be parsed in only one
+way, so the result is the content of the page, whatever its values contain. If a value contains `}},{`, the pieces have
+an odd number of quotes, so they are not objects.
 """
 
 import re
@@ -16,11 +17,11 @@ from typing import Any, overload
 from attrs import frozen
 
 Parse = Callable[[bytes], Any]
-"""A parser of JSON; it raises ValueError."""
+"""A parser of JSON, which raises ValueError for anything else."""
 
 _BORDER = b"}},{"
 _BEGINS = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
-"""The beginning of a page from DynamoDB. A page that begins differently is parsed as a whole."""
+"""Matches the beginning of a page from DynamoDB. A page that begins differently is parsed as a whole."""
 _ENDS = b"}}]"
 
 
@@ -42,7 +43,7 @@ class UnparsedRows(Sequence[Any]):
     array: bytes
     parse: Parse
 
-    def item(self, text: bytes) -> Any:  # noqa: ANN401  whatever the service says
+    def item(self, text: bytes) -> Any:  # noqa: ANN401  any JSON value
         """Parse one row. Raises Unsplit if it is not a JSON object."""
         try:
             return self.parse(b"{" + text + b"}}")

@@ -1,4 +1,4 @@
-"""Makes a boto3 client of DynamoDB bypass boto3 for frequent calls, without any change for its callers."""
+"""Makes a boto3 client of DynamoDB send its frequent calls directly, without any change for its callers."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,9 +15,10 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 
 _FORM = "application/x-amz-json-1.0"
 BINARY = (b'"B"', b'"BS"')
-"""The letters of binary types, which JSON represents as strings.
+"""The names of the binary types, whose values are strings in JSON.
 
-If a response contains them, boto3 parses it. If they are only part of a string, that is slower but does no harm.
+If a response contains one of these names, boto3 parses the response. If the name is only part of a string, this is
+slower but does no harm.
 """
 OPERATIONS: Mapping[str, bool] = {
     "BatchGetItem": True,
@@ -26,9 +27,9 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""The operations that bypass boto3, and whether each may be repeated.
+"""The operations that are called directly, and whether each may be repeated.
 
-If a conditional write were repeated, its own first try could make it fail.
+A conditional write must not be repeated, because its own first attempt could make the second one fail.
 """
 
 

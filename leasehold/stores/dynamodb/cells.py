@@ -1,8 +1,9 @@
 """Stores the rows of layout `sessions` as DynamoDB items. Each write is one conditional PutItem or DeleteItem.
 
-An item consists of the key of lease tables with the row's name, a unique version, and the fields of the row. The fields
-are a readable map, or compressed JSON if the map would cost another write unit. `entityType` shows other programs that
-the item is not a lease. With a prefix, the items are one application's part of a table that many share.
+An item consists of the row's name, in the key attribute of lease tables, a unique version, and the fields of the row.
+The fields are stored as a readable map, or as compressed JSON if the map would cost another write unit. The attribute
+`entityType` shows other programs that the item is not a lease. With a prefix, the items are one application's part of a
+table that many applications share.
 """
 
 import json
@@ -29,7 +30,7 @@ UNIT_BYTES = 1024
 """The number of bytes that one write unit covers."""
 
 PAGE_LEASES = 400
-"""The leases per page. An item is limited to 400 KB, and a lease takes less than 1,000 bytes of it."""
+"""The maximum number of leases in a session row. An item may have 400 KB, and a lease needs less than 1,000 bytes."""
 
 _OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
@@ -91,7 +92,7 @@ class DynamoCells:
             request["ExclusiveStartKey"] = last_key
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Return the rows with these names that exist. `stale_ok` halves the price."""
+        """Return the rows with these names that exist. With `stale_ok`, the read costs half as much."""
         keys = [key_of(name, self._prefix) for name in dict.fromkeys(names)]
         get = partial(self._ask, self._clients.reads.batch_get_item)
         items = items_of(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
@@ -177,7 +178,7 @@ def _size(value: Mapping[str, Any]) -> int:
 
 def _written(name: str, fields: ObjectFields) -> Item:
     plain: Item = {_FIELDS: {"M": {field: text(value) for field, value in fields.items()}}}
-    if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # leaves room for key, type and version
+    if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # this leaves room for the key, the type and the version
         return plain
     return {_SMALL: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
@@ -219,7 +220,7 @@ def items_of(
         table: The name of the table.
         keys: The keys.
         consistent: Whether to read consistently.
-        attempts: How often to try to read each batch of keys.
+        attempts: The maximum number of attempts at reading each batch of keys.
 
     Raises:
         OutcomeUnknown: If the service still has not read some of the keys after these attempts.

@@ -7,9 +7,9 @@ The layout is that of the Kinesis Client Library (2.x and 3.x), so that its Java
 3. Our own attributes are `handoffOwner`, `handoffTo`, `checkpointToken` and `lh_<name>` for annotations. Java preserves
    them.
 
-With AT_TIMESTAMP, `checkpointSubSequenceNumber` holds the time in milliseconds, as kcl-rust writes it. Java reads only
-the sentinel and starts at the time in its configuration. The leases that Java creates have 0 there, which means the
-time in the configuration.
+If the checkpoint is AT_TIMESTAMP, `checkpointSubSequenceNumber` contains the time in milliseconds, as in kcl-rust. Java
+reads only the sentinel and starts at the time in its configuration. Leases created by Java contain 0 instead of a time,
+which means the time in the configuration.
 """
 
 import json
@@ -58,15 +58,15 @@ ANNOTATION_PREFIX = "lh_"
 """The prefix of the attributes with annotations."""
 
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
-"""The attribute of each field. That of the annotations is a pattern."""
+"""The attribute of each field. For the annotations, it is a pattern."""
 
 KEY = ATTRIBUTES["key"]
 
 APPLICATION = "application"
-"""The partition key of a table that many applications share, which holds the prefix in the URL.
+"""The partition key of a table that many applications share. It contains the prefix in the URL.
 
-`KEY` is the sort key, so a query reads the rows of one application. Java workers, which expect a simple key, reject the
-table.
+`KEY` is the sort key of such a table, so a query reads the rows of one application. Java workers reject the table,
+because they expect a simple key.
 """
 
 _SPECIAL = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
@@ -110,7 +110,7 @@ def number(value: float) -> AttributeValue:
 
 
 def shard_ids(lease: Lease, keys: Iterable[str]) -> AttributeValue:
-    """Convert keys of leases in the same stream to shard ids, which KCL writes even in a multi-stream table."""
+    """Convert keys of leases in the same stream to shard ids, because KCL writes these even in a multi-stream table."""
     return {"SS": [key.removeprefix(_prefix(lease.key, lease.stream, lease.shard)) for key in keys]}
 
 
@@ -120,7 +120,7 @@ def _prefix(key: str, stream: str, shard: str) -> str:
 
 
 def attributes(lease: Lease, *names: str) -> Item:
-    """Return the attributes of these fields. Missing values are missing attributes, as Java expects."""
+    """Return the attributes for these fields. A field without a value has no attribute, as Java expects."""
     values = cells(lease)
     parents = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents and "parents" in names else {}
     return parents | {
@@ -149,10 +149,10 @@ def to_lease(item: Item) -> Lease | Malformed | None:
 
 
 RowRest = tuple[tuple[str, ...], bytes]
-"""The attributes of a row's annotations, sorted, and the rest of the row without its counter; b"" if not comparable."""
+"""The sorted annotation attributes of a row, and the JSON of the rest without the counter (b"" if there is no JSON)."""
 
 CachedRow = tuple[bytes, bytes, bytes, Lease]
-"""The JSON of a row before the digits of its counter, these digits, the JSON after them, and the row's lease."""
+"""A row's JSON before the digits of its counter, these digits, the JSON after them, and the row's lease."""
 
 _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
 
@@ -178,9 +178,9 @@ class RowsRead:
 class RowDecoder:
     """Parses successive listings. A row is parsed again only if more than its counter and annotations have changed.
 
-    From one listing to the next, hardly any row changes otherwise. The rest of a row is compared as one string, so the
-    row is parsed again if an attribute is added, removed or changed. If rows come as unparsed JSON, a row of which only
-    the counter has changed is not even parsed as JSON.
+    Between two listings, hardly any row changes in other ways. The rest of a row is compared as one string, so the row
+    is parsed again if any other attribute is added, removed or changed. If the rows are unparsed JSON and only the
+    counter of a row has changed, not even its JSON is parsed.
 
     The cache is updated row by row. If it were rebuilt for each listing, the garbage collector would have to visit all
     the new objects.
@@ -194,7 +194,7 @@ class RowDecoder:
         self._unparsed: dict[bytes, CachedRow] = {}
 
     def read(self, pages: Iterable[Sequence[Item]]) -> RowsRead:
-        """Parse a whole listing. The result is as if each row were parsed by `to_lease`."""
+        """Parse a whole listing. The result is the same as if each row were parsed by `to_lease`."""
         rows = RowsRead()
         for page in pages:
             lengths = rows.counts()
@@ -233,7 +233,7 @@ class RowDecoder:
             self._read_changed(page, text, key, rows)
 
     def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: RowsRead) -> None:
-        """Parse a row of which more than the counter is new. Cache its JSON if the place of the counter is certain."""
+        """Parse a row in which more than the counter changed. Cache its JSON if the counter's position is certain."""
         item, cached, row = page.item(text), self._unparsed.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached
@@ -243,7 +243,7 @@ class RowDecoder:
         if row is None:
             return
         rows.leases.append(row)
-        # Without escapes every quote begins or ends a string, so the only match must be the name of the counter.
+        # Without escapes, every quote begins or ends a string, so the only match must be the name of the counter.
         if b"\\" not in text and text.count(f'"{_COUNT.item}"'.encode()) == 1:
             head, _, tail = text.partition(_COUNT_TEXT)
             digits, quote, tail = tail.partition(b'"')
@@ -267,7 +267,7 @@ class RowDecoder:
         rows.leases.append(row)
 
     def _lease_or_none(self, item: Item, rows: RowsRead) -> Lease | None:
-        """Return the lease of a row; add a row without a lease to one of the other lists and return None."""
+        """Return the lease of a row. If the row is not a lease, add it to one of the other lists and return None."""
         if self._application is not None and item.get(APPLICATION) != self._application:
             raise LookupError("it has rows of another application")
         match to_lease(item):
@@ -281,7 +281,7 @@ class RowDecoder:
 
 
 def _updated(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
-    """Return the lease with the item's counter and annotations; None if anything else has changed or is invalid."""
+    """Return the lease with the item's counter and annotations, or None if anything else has changed or is invalid."""
     if not rest or _rest(item, attributes) != rest:
         return None
     count, epoch, annotations = item.get(_COUNT.item), lease.epoch, lease.annotations
@@ -313,8 +313,8 @@ def _rest(item: Item, annotations: Iterable[str]) -> bytes:
 def to_reports(items: Iterable[Item]) -> Reports:
     """Parse the rows that KCL 3.5 stores besides leases: the leader, and when each worker last reported its load.
 
-    That time comes from the worker's own clock, so it only shows whether there is a new report. Rows of any other form
-    are ignored.
+    The time of a report comes from the worker's own clock, so it only shows whether there is a new report. Rows of any
+    other form are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
     stamps = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
@@ -323,7 +323,7 @@ def to_reports(items: Iterable[Item]) -> Reports:
 
 
 def _name(item: Item) -> str:
-    """Return the key of an item, for errors. The key of a table is always of type S."""
+    """Return the key of an item, for error messages. The key of a table is always of type S."""
     return _typed_value(item, KEY, "S") or shortened_repr(item.get(KEY))
 
 

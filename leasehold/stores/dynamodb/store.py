@@ -9,11 +9,11 @@ that the service honors conditions. `connect` creates the clients. `translated` 
 2. A throttled request has certainly not been applied, so it is sent again.
 3. Reads may be repeated. botocore's standard retry mode does so.
 
-If a write is rejected, the result contains the lease as stored, from the response or, if the service does not send it,
-from a consistent read.
+If a write is rejected, the result contains the lease as stored. It comes from the response or, if the response does not
+contain it, from a consistent read.
 
-`read_listings_quickly` lets orjson parse the rows of a scan instead of boto3, which takes seven times as long. boto3
-still parses everything else in a response, and whole responses with binary values, which JSON represents as strings.
+`read_listings_quickly` lets orjson parse the rows of a scan, because boto3 takes seven times as long. boto3 still
+parses the rest of the response. If a response has binary values, which are strings in JSON, boto3 parses all of it.
 """
 
 import logging
@@ -113,7 +113,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 3
 TIMEOUTS = Timeouts(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
-"""Short enough for several tries within one lease, long enough for a page of a scan (1 MB)."""
+"""Timeouts that allow several attempts within the duration of a lease, and suffice for a page of a scan (1 MB)."""
 SEGMENT_ROWS, SEGMENTS_MAX = 10_000, 4
 """The minimum number of rows (some five pages) of a segment of a scan, and the maximum number of segments."""
 
@@ -158,7 +158,7 @@ def connect(
         region: The region, or None for the session's.
         endpoint: The endpoint, or None for the region's.
         timeouts: The timeouts and retries.
-        directly: Bypass boto3 for calls that allow it.
+        directly: Bypass boto3 for the calls that allow it.
 
     Raises:
         StoreError: If no region is set anywhere.
@@ -188,7 +188,7 @@ def connect(
 def translated(table: str, *, writing: bool = False) -> Iterator[None]:
     """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
 
-    A `writing` request that is throttled raises NotWritten, because the service rejects it before it does anything.
+    If `writing`, a throttled request raises NotWritten, because the service has rejected it without doing anything.
     """
     try:
         yield
@@ -234,7 +234,7 @@ def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
 
 
 WAIT_SECONDS = 600
-"""How long to wait for a new table to become usable. The Kinesis Client Library waits as long."""
+"""How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits equally long."""
 
 
 def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
@@ -296,8 +296,9 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
 def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
     """Check that the service honors conditions. Raises StoreError if it ignores them.
 
-    Each probe requires a row that does not exist, so nothing is ever written that a Java worker could read. The
-    deletion is probed first: if conditions are ignored, it fails the check without leaving anything.
+    Each probe is conditional on a row that does not exist, so a service that honors conditions writes nothing that a
+    Java worker could read. The deletion is probed first. If the service ignores conditions, this probe fails without
+    leaving a row.
     """
     for probe in probes(client, table, prefix).values():
         probe()
@@ -345,7 +346,7 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
 
 
 def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = "") -> None:
-    """Check the key of a table, which differs if many applications share it. Raises StoreError if it is another one.
+    """Raise StoreError if a table has the wrong key. Tables that many applications share have a different key.
 
     Args:
         table: The name of the table.
@@ -372,7 +373,7 @@ log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
 def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
-    """Yield the pages of scans or queries. If there are several, fetch them concurrently.
+    """Yield the pages of scans or queries. If there are several requests, their pages are fetched concurrently.
 
     Args:
         read_page: Makes the call.
@@ -380,12 +381,12 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
     """
 
     def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
-        # With a short lease the client does not retry, but one throttled page must not fail the whole listing.
+        # If leases are short, the client does not retry, but one throttled page must not fail the whole listing.
         page = unless_throttled(read_page, request)
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
-    # Items need ten times the memory of leases, so at most one page of each question is held here.
+    # Items need ten times the memory of leases, so keep at most one page of each request.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
@@ -406,7 +407,7 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
 class DynamoStore:
     """A lease table in the layout of the KCL. Thread-safe. `leaseCounter` is both the version and the epoch.
 
-    With a prefix, it is one application's part of a table that many share. The other parts are not read.
+    With a prefix, the store is one application's part of a table that many applications share. It reads no other part.
     """
 
     def __init__(
@@ -477,7 +478,7 @@ class DynamoStore:
         return Listing(tuple(leases), tuple(rows.malformed), to_reports(rows.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Return these leases in the given order, without those that do not exist. `stale_ok` halves the price."""
+        """Return these leases in the given order, if they exist. With `stale_ok`, the read costs half as much."""
         requested, leases = tuple(keys), dict[str, Lease]()
         unique = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
 
@@ -503,7 +504,7 @@ class DynamoStore:
             case _:
                 response = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(response, ClientError):
-            # The response contains the stored row. If it does not, read the row.
+            # Most services include the stored row in the response. If this one does not, read the row.
             item: Any = response.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
@@ -518,8 +519,8 @@ class DynamoStore:
         """Check that the service honors conditions. Raises StoreError if it does not."""
         prove(self._clients.writes, self._table, self._prefix)
 
-    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
-        """Return whether the table has rows of layout `sessions`, and of this layout, judging by a single row."""
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  only one row is read
+        """Return whether the table has rows of layout `sessions`, and whether it has rows of this layout."""
         request: dict[str, Any] = {"TableName": self._table, "Limit": 1}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
@@ -603,7 +604,7 @@ def open_url(
 
 
 PREFIX_LENGTH_MAX = 255
-"""The maximum length of a prefix. A character has at most four bytes, so this is half the limit of a partition key."""
+"""The maximum length of a prefix, in characters. With four bytes each, it is half the limit of a partition key."""
 
 
 def prefix_of(options: Mapping[str, str]) -> str:

@@ -109,7 +109,7 @@ def _set(*clauses: str, annotations: Annotations = ()) -> str:
 
 
 def _owner(lease: Lease) -> tuple[str, AttributeValues]:
-    """Return the condition that the owner is the one seen (rule 3), and its values."""
+    """Return the condition that the owner has not changed (rule 3), and the values of this condition."""
     if lease.owner is None:
         free = "(attribute_not_exists(leaseOwner) OR leaseOwner = :null) AND attribute_not_exists(checkpointOwner)"
         return f"attribute_exists({KEY}) AND {free}", {}
@@ -176,7 +176,7 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             return _checkpoint(write)
         case writes.CheckpointLate(position=position):
             if not (position.numbered or position.ended):
-                return None  # no position is before a sentinel where reading starts
+                return None  # no checkpoint is before a sentinel such as TRIM_HORIZON
             forward, bounds = _forward(position, "<")
             sets, stale, fields = _move(position)
             update = f"{_set(*sets)}{'REMOVE ' if stale else ''}{''.join(stale)}".rstrip()
@@ -263,7 +263,7 @@ def _give(lease: Lease, position: Position) -> Request | None:
 def _reset(write: writes.ResetLease) -> Request:
     free, _ = _owner(evolve(write.lease, owner=None))
     sets, stale, fields = _move(write.position)
-    # KCL reads the children of an ended lease. If the lease is processed again, they are written again when it ends.
+    # KCL reads the children of an ended lease. If the shard is processed again, they are written again at its end.
     children = () if write.position.ended else ("childShardIds",)
     family = attributes(write.lease, *_FAMILY)
     missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)

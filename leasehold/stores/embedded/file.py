@@ -1,9 +1,10 @@
-"""Stores leases in a file of JSON lines, one per lease: a backup of a table for one command at a time.
+"""Stores leases in a file of JSON lines, one per lease. It is a backup of a table, for one command at a time.
 
 1. Workers cannot use it, because there is no compare-and-swap between processes.
-2. The file is replaced as a whole when the store is closed. If a command ends before, the previous backup remains.
+2. The file is replaced as a whole when the store is closed. If a command ends earlier, the previous backup remains.
 
-A line has the names and values of SQLite's columns (`leasehold.stores.embedded.sqlite`). A new backup has no owners.
+Each line has the names and values of the SQLite store's columns (`leasehold.stores.embedded.sqlite`). The leases in a
+new backup have no owners.
 """
 
 import json
@@ -23,7 +24,7 @@ from leasehold.stores.writes import CreateLease, Write
 
 
 class FileStore(PassingStore):
-    """A store that holds the leases of a file in memory. If anything was written, `close` replaces the file."""
+    """A store that keeps the leases of a file in memory. If anything was written, `close` replaces the file."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         super().__init__(MemoryStore())
@@ -47,7 +48,7 @@ class FileStore(PassingStore):
                 self._malformed += (Malformed(row.key, "key", f"line {number} has a lease of an earlier line"),)
 
     def list(self) -> Listing:
-        """Return every lease, and every line that is not a valid one."""
+        """Return every lease, and every line that is not a valid lease."""
         return Listing(self._store.list().leases, self._malformed)
 
     def write(self, write: Write) -> Outcome:
@@ -61,7 +62,7 @@ class FileStore(PassingStore):
         self._changed = False
         lines = "".join(f"{line_of(lease)}\n" for lease in self._store.list().leases)
         try:
-            # Only its owner may read the file, as with SQLite, because it may contain annotations and worker names.
+            # The file may contain annotations and worker names, so only its owner may read it, as with SQLite files.
             with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary:
                 temporary.write(lines)
                 temporary.flush()

@@ -1,7 +1,7 @@
-"""The reference stores of both layouts: dictionaries whose writes conflict as in real stores.
+"""Stores leases in memory, in both layouts. These stores are the reference, and their writes conflict as in others.
 
-Workers in one process that open the same name share a table. A store without a name has its own. To inject faults, a
-simulator wraps the store or overrides `write`.
+Workers of one process that open the same name share a table. A store without a name has a table of its own. To inject
+faults, a simulator wraps the store or overrides `write`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -118,7 +118,7 @@ class MemoryCells:
             return name not in self._table.rows
 
     def prove(self) -> None:
-        """Do nothing: a dictionary under a lock honors conditions."""
+        """Do nothing, because a dictionary with a lock honors conditions."""
 
     def close(self) -> None:
         """Do nothing: a named table lives as long as its process."""

@@ -1,12 +1,12 @@
-"""Stores leases in an SQLite file: durable, for several processes on one machine, with nothing to install.
+"""Stores leases in an SQLite file, which several processes of one machine can share. Nothing needs to be installed.
 
-The row of a lease has one column per fact, so any SQLite tool can show it.
+The row of a lease has one column per field, so any SQLite tool can show it.
 
-1. Every write is one BEGIN IMMEDIATE transaction that reads the row, decides, and replaces the row.
+1. Every write is one BEGIN IMMEDIATE transaction that reads the row, checks the condition, and replaces the row.
 2. Only our own columns are written, so columns added by others survive.
 3. Rows contain no times. `Watch` measures how long a lease has not changed.
-4. If the file was removed or replaced, it is opened again. Processes that have a removed file open can still use it, so
-   two groups of workers could otherwise process every shard at the same time.
+4. If the file was removed or replaced, it is opened again. Otherwise, two groups of workers could process every shard
+   at the same time, because a process can still use a removed file that it has open.
 """
 
 import json
@@ -87,7 +87,7 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
 
 
 def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
-    """Parse a row. It may be malformed, because SQLite accepts any value in any column."""
+    """Parse a row. A row may be malformed, because SQLite accepts any value in any column."""
     return readable(str(row["key"]), lambda: _lease(row))
 
 
@@ -104,7 +104,7 @@ def _lease(row: Row | Mapping[str, Any]) -> Lease:
 log = escaped(logging.getLogger("leasehold.sqlite"))
 
 BUSY_SECONDS = 10.0
-"""How long a write waits for another process's write, which takes milliseconds unless something is wrong."""
+"""How long a write waits for another process, in seconds. The other write normally takes milliseconds."""
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM leases"  # noqa: S608  our own column names
 _INSERT = f"INSERT INTO leases ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"  # noqa: S608
@@ -134,8 +134,9 @@ class SqliteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            # Let only its owner read a new file and SQLite's files next to it, which contain annotations and worker
-            # names. Don't open an existing file: closing it would release the locks that this process holds on it.
+            # Let only its owner read a new file, and SQLite's files next to it, because they contain annotations and
+            # worker names. Don't open an existing file, because closing it would release the locks that this process
+            # holds on it.
             with suppress(OSError):  # it exists, or SQLite raises the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translated():
@@ -162,9 +163,9 @@ class SqliteStore:
 
     @contextmanager
     def current_connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection to the file that the path names now (rule 4).
+        """Yield a connection to the file that is now at the path (rule 4).
 
-        The path is checked before and after, because nothing that was done in a replaced file counts.
+        The path is checked before and after the connection is used, because changes to a replaced file are lost.
         """
         with self._lock, self._translated():
             if self._replaced():
@@ -178,7 +179,7 @@ class SqliteStore:
                 raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
 
     def _replaced(self) -> bool:
-        # The log may have been created since. If it existed before, it stays as long as we have it open.
+        # The write-ahead log may have been created since. If it existed before, it exists as long as we have it open.
         return any(
             old_inode not in (None, inode) for old_inode, inode in zip(self._files, _files(self._path), strict=True)
         )
@@ -233,7 +234,7 @@ class SqliteStore:
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Read the row, decide, and replace it in one transaction. Children are not stored: nothing reads them."""
+        """Read, check and replace the row in one transaction. Children are not stored, because nothing reads them."""
         key = write.lease.key
         with self.current_connection() as connection:
             try:
@@ -258,11 +259,11 @@ class SqliteStore:
 
 
 _NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
-"""The errors with which a transaction was not committed: another process holds the lock, or the disk takes no more."""
+"""The errors of transactions that were not committed, because another process has the lock or the disk is full."""
 
 
 def _files(path: str) -> tuple[_Inode | None, ...]:
-    """Return the inodes of the file and of the two files of its log, as the path names them now."""
+    """Return the current inodes of the file and of the two files of its write-ahead log."""
     return tuple(_inode(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
 
 
@@ -275,7 +276,7 @@ def _inode(path: str) -> _Inode | None:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """Decode a string; return the bytes if they are not UTF-8, because the driver would fail the whole read."""
+    """Decode a string, or return its bytes if they are not UTF-8. The driver's decoder would fail the whole read."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -325,7 +326,7 @@ class SqliteCells:
             return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
 
     def prove(self) -> None:
-        """Do nothing: the statements of SQLite honor conditions."""
+        """Do nothing, because the statements of SQLite honor conditions."""
 
     def close(self) -> None:
         """Close the file."""
@@ -350,7 +351,7 @@ _CELLS = "SELECT name, version, fields FROM cells"
 
 
 def cell_of(row: Row | Mapping[str, Any]) -> Stored:
-    """Parse a stored row. If its fields are invalid, the cell has none, and the caller names a missing one."""
+    """Parse a stored row. If its fields are invalid, the result has no fields, so a missing one is reported later."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:
@@ -375,6 +376,6 @@ def open_url(
         path = Path(location)
         if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
             raise
-        # The user may have meant a relative path: in SQLAlchemy, a path after three slashes is relative.
+        # The user may have meant a relative path, because in SQLAlchemy a path after three slashes is relative.
         hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{location.lstrip('/')}"
         raise StoreError(f"{error}; {hint}") from error
