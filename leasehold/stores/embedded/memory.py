@@ -34,7 +34,6 @@ class MemoryStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:

@@ -51,21 +51,21 @@ def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response
 
 
 _ONCE: Mapping[str, Any] = {"retry_total": 0, "raw_response_hook": _check_echo}
-"""The options of a write. If it were sent twice, its own first try could make the second fail."""
+"""The options of a write. A write must not be sent twice, because its first attempt could make the second fail."""
 
 _CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
 PAGE_LEASES = 20
-"""The leases per page of layout `sessions`.
+"""The maximum number of leases in a session row of layout `sessions`.
 
-The metadata of a blob is limited to 8 KB, and the annotations of a lease take some 300 bytes.
+The metadata of a blob is limited to 8 KB, and the annotations of a lease need some 300 bytes.
 """
 
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _CONNECTIONS = 64
 """The number of connections to keep open.
 
-A runner claims leases with twenty threads. The SDK keeps ten connections, so the other threads would have to connect
-for each request.
+A worker claims leases with twenty threads. By default, the SDK keeps ten connections, so the other threads would have
+to connect for each request.
 """
 
 
@@ -78,7 +78,8 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
     Args:
         location: The account and the container.
         options: With `eventhub=<namespace>/<hub>` and `group` (default $Default), the blobs are in the layout of the
-            Azure SDKs. `start` is then where a partition starts that a worker has owned but never checkpointed.
+            Azure SDKs. `start` is then the position where reading starts if a partition had an owner but has no
+            checkpoint.
             Otherwise, leases of any source are stored below `prefix`.
         create: Create the container if it does not exist.
         request_seconds: The time limit of a request with all its retries.
@@ -96,14 +97,14 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
 def open_container(
     location: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
 ) -> ContainerClient:
-    """Return a client of `account/container`, which is created if necessary. Raises ValueError or StoreError."""
+    """Return a client of `account/container`, and create it if necessary. Raises ValueError or StoreError."""
     client = client_of(location, endpoint, request_seconds)
     _ensure(client, create=create)
     return client
 
 
 def client_of(location: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
-    """Return a client of `account/container`, without a request. Raises ValueError or StoreError."""
+    """Return a client of `account/container`. No request is sent. Raises ValueError or StoreError."""
     account, slash, container = location.partition("/")
     if not (account and slash and container) or "/" in container:
         raise ValueError("store URL: azblob:// wants account/container")
@@ -166,7 +167,7 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
 def _ensure(client: ContainerClient, *, create: bool) -> None:
     """Check that the container exists, or create it.
 
-    The check is a listing, because an identity that may use a container might not be allowed to describe it.
+    The check lists blobs, because an identity that may use a container might not be allowed to describe it.
     """
     with translated(client):
         try:
@@ -194,7 +195,8 @@ class BlobObjects:
             blobs = self._container.list_blobs(
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.observe
             )
-            # `dated.now` is the date of the blob's own page, because the next page is fetched only after it.
+            # `dated.now` is the date of the page with this blob, because the next page is fetched only after the last
+            # blob of this page.
             objects = tuple(_stored(blob, dated.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists blobs that were not requested")
@@ -224,7 +226,8 @@ class BlobObjects:
     def delete(self, name: str, etag: str) -> bool:
         """Delete a blob by Delete Blob under If-Match.
 
-        If a blob does not exist, some services respond that the condition failed. So read it to find out.
+        If a blob does not exist, some services respond that the condition failed. In that case, the blob is read to
+        find out.
         """
         match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         with translated(self._container):
@@ -298,9 +301,9 @@ def translated(container: ContainerClient) -> Iterator[None]:
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
         raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error
     except AzureError as error:
-        # Drop the cause, which repeats the whole address, with the signature if one is used to open the account.
+        # Drop the cause, which contains the whole URL. If the account is opened with a signature, the URL includes it.
         cause = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({cause})") from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # A response of unexpected form, such as a proxy's page.
+        # The response has an unexpected form, like a proxy's error page.
         raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {said(error)}") from error

@@ -4,8 +4,9 @@
 `<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and `sequencenumber`. All names are in lower case,
 and the data is in the metadata of empty blobs.
 
-We store what the SDKs do not know in additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
-`throughputkbps`, `notes`, `position`, `had`). Workers of the SDKs omit it when they write, and it is then void.
+Fields that the SDKs do not know are stored as additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
+`throughputkbps`, `notes`, `position`, `had`). When a worker of an SDK writes a blob, it omits this metadata, which is
+then lost.
 """
 
 import json
@@ -23,7 +24,7 @@ BEGINNING = "-1"
 """The offset and the sequence number just before the first event of a partition."""
 
 END_OF_STREAM = "@latest"
-"""The offset that Event Hubs interprets as the end of the partition: read only what arrives from now on."""
+"""The offset of the end of a partition. Reading starts with the next event that arrives."""
 
 NO_OFFSET = frozenset({"", "no offset"})
 """The values that some SDKs write if they do not know the offset."""
@@ -32,14 +33,14 @@ DEDUPLICATION, DEDUPLICATION_LENGTH_MAX = "had", 6000
 
 
 def full_namespace(namespace: str) -> str:
-    """Return the fully qualified namespace, which the SDKs write, so that their blobs and ours have the same names."""
+    """Return the fully qualified namespace, which the SDKs use in the names of their blobs."""
     return namespace if {".", ":"} & set(namespace) else f"{namespace}.servicebus.windows.net"
 
 
 def stream_of(namespace: str, hub: str, group: str) -> str:
     """Return the name of the stream that a consumer group's leases belong to.
 
-    It is the path of the folder that holds the group's blobs.
+    This name is the path of the folder with the group's blobs.
     """
     return f"{namespace}/{hub}/{group}".lower()
 
@@ -63,7 +64,8 @@ class EventHubLayout:
     capabilities: ClassVar[Capabilities] = Capabilities(
         owner_checked_checkpoint=False, free_annotations=False, counts_owners=False, ascii_owners=True
     )
-    """Checkpoint and ownership are two blobs, the latter also holds annotations, and official workers count nothing."""
+    """Checkpoint and ownership are two blobs, annotations are in the ownership, and official workers do not count
+    owners."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
     owned_before_checkpoint: ClassVar[bool] = True
     """The SDKs claim a partition long before they checkpoint it."""
@@ -71,7 +73,7 @@ class EventHubLayout:
     def prefix(self, part: Part) -> str:
         """Return the folder of this kind of blob, in lower case.
 
-        It ends with a slash, so that a blob `ownership-old/0` does not match.
+        The name of the folder ends with a slash, so that a blob `ownership-old/0` does not match.
         """
         return f"{self._stream}/{part}/"
 
@@ -82,12 +84,12 @@ class EventHubLayout:
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the partition from the name of a blob; None if no partition has such a blob."""
+        """Return the partition from the name of a blob, or None if no partition has such a blob."""
         partition = name.removeprefix(self.prefix(part))
         return partition if _is_partition(partition) else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """Parse the blobs of a lease. One of them is enough; a checkpoint alone is a lease without owner."""
+        """Parse the blobs of a lease. One blob is enough, and a checkpoint alone is a lease without an owner."""
         if not parts.existing:
             return None
         fields = parts.fields("ownership")
@@ -115,15 +117,15 @@ class EventHubLayout:
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new metadata of the checkpoint. Raises StoreError if the layout cannot store the position.
 
-        `offset` and `sequencenumber` are always present, because SDKs cannot list a blob that lacks one of them.
+        `offset` and `sequencenumber` are always present, because the SDKs cannot list a blob that lacks one of them.
         """
         kept_fields, new_position = (
             {name: value for name, value in stored.items() if name not in {"position", DEDUPLICATION}},
             after.checkpoint,
         )
         if new_position.numbered:
-            # After the offset, a token may contain what deduplication knows of our Spark sinks' rows. An SDK's worker
-            # drops that part, so repeated rows then get through.
+            # After the offset, a token may contain deduplication data about the rows of our Spark sinks. A worker of an
+            # SDK drops these data, so repeated rows are then not detected.
             offset, _, written_rows = new_position.token.partition(" ")
             kept_fields |= (
                 {DEDUPLICATION: _plain(DEDUPLICATION, written_rows)}
@@ -137,7 +139,8 @@ class EventHubLayout:
             return {**kept_fields, "offset": _plain("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
             return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
-        # An SDK's worker that does not know where to start reads from the beginning: records repeat, but none is lost.
+        # A worker of an SDK that does not know where to start reads from the beginning. Records repeat, but none is
+        # lost.
         beginning = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
         return (
             beginning
@@ -168,7 +171,7 @@ def _plain(field: str, value: str) -> str:
 def read_position(fields: ObjectFields, start: Position) -> Position:
     """Parse the checkpoint, from its offset if possible.
 
-    Some SDKs omit the offset or write a placeholder, and others do so with the sequence number.
+    Some SDKs omit the offset or write a placeholder instead, and others do the same with the sequence number.
     """
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
     numbered = number not in ("", BEGINNING)
@@ -181,7 +184,7 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
         return LATEST
     if offset in NO_OFFSET:
         return _numbered(number) if numbered else start
-    # Without a number, the offset is enough to start from. Use 0 as the number, so that every other counts as later.
+    # Without a sequence number, the offset is enough to start from. Use 0, so that any other number counts as later.
     written_rows = fields.get(DEDUPLICATION, "")
     return _numbered(number if numbered else "0", f"{offset} {written_rows}" if written_rows else offset)
 

@@ -1,9 +1,10 @@
 """Stores leases in a bucket of Google Cloud Storage, as small objects that are written conditionally.
 
-The generation of an object, a number that the service assigns to each content, serves as its ETag; 0 means that there
-is no object. Objects are empty. The fields of a lease are in the object's metadata, which listings include, so listing
-the leases does not read any object. The service accepts about one write per second and object. A write that it rejects
-for this reason (429) has certainly not been applied, so it is sent again after a pause.
+The generation of an object serves as its ETag. It is a number that the service assigns to each new content of the
+object, and 0 means that there is no object. Objects are empty, because the fields of a lease are in the object's
+metadata. Listings include metadata, so listing the leases does not read any object. The service accepts about one write
+per second and object. A write that it rejects for this reason (429) has certainly not been applied, so it is sent again
+after a pause.
 """
 
 import os
@@ -33,16 +34,16 @@ from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
 
-# Otherwise the library looks up the bucket's location for traces, in its own thread and with a right no worker has.
+# Otherwise, the library looks up the bucket's location for traces, in another thread and with rights that workers lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 """The environment variable from which Google's own libraries read the URL of an emulator."""
 PAGE_LEASES = 20
-"""The leases per page of layout `sessions`.
+"""The maximum number of leases in a session row of layout `sessions`.
 
-The metadata of an object is limited to 8 KiB, and the annotations of a lease take some 300 bytes.
+The metadata of an object is limited to 8 KiB, and the annotations of a lease need some 300 bytes.
 """
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _ADVICE: Mapping[int, str] = {
@@ -123,7 +124,7 @@ class GcsObjects:
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
-            # Otherwise each overwritten object is kept, and billed, for a week.
+            # Otherwise, each overwritten object is kept and billed for a week.
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
             with self._translated():
                 try:
@@ -177,7 +178,7 @@ class GcsObjects:
     def delete(self, name: str, etag: str) -> bool:
         """Delete an object if it still has this generation."""
         if etag.isdecimal():
-            # Also address the generation: fake-gcs-server, used in tests of races, supports no other condition here.
+            # Name the generation too, because fake-gcs-server, which tests use, supports no other condition here.
             blob = self._bucket.blob(name, generation=int(etag))
             with self._translated():
                 try:
@@ -213,7 +214,7 @@ class GcsObjects:
         return Stored(blob.name, str(blob.generation), fields, written)
 
     def _update_clock(self, response: requests.Response, **_more: object) -> None:
-        """Take the service's clock from the Date header of a response, for the thread that waits for it."""
+        """Store the time in a response's Date header, for the thread that waits for the response."""
         self._thread_clock.now = now = date_of(response.headers.get("date"))
         if now is not None:
             self._skew.observe(now)
@@ -264,7 +265,7 @@ class GcsObjects:
                 raise OutcomeUnknown(f"{self._where}: the identity service gave no usable response") from error
             raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # A response of unexpected form, such as a proxy's page.
+            # The response has an unexpected form, like a proxy's error page.
             raise OutcomeUnknown(f"{self._where}: a response cannot be parsed: {said(error)}") from error
 
 

@@ -56,7 +56,7 @@ class ObjectLayout:
         return self.prefix(part) + quote(key, safe=":")
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the key of the lease from the name of an object; None if this layout does not use such names."""
+        """Return the key of the lease from the name of an object, or None if this layout does not use such names."""
         try:
             key = text("name", unquote(name.removeprefix(self.prefix(part))))
         except BadRowField:
@@ -114,7 +114,7 @@ class ObjectLayout:
         return {name: value for name, value in {**stored, **ours}.items() if value}
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Return the new fields of the notes object. Changes get the ownership's counter, which does not change."""
+        """Return the new fields of the notes object. Changes are stamped with the ownership's counter."""
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
 
 

@@ -1,7 +1,7 @@
 """Stores leases in an S3 bucket, as small JSON objects with conditional writes (If-None-Match: *, If-Match).
 
-A listing contains the names of objects and their ETags but not their content. So only objects that have changed since
-the last listing are fetched, a few at a time.
+A listing contains the names and ETags of objects but not their content. Therefore, objects that have changed since the
+last listing are fetched, a few at a time.
 """
 
 import json
@@ -50,7 +50,7 @@ TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _RETRY_TORN_READS = Retrying(
     retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True
 )
-"""Repeats a read whose body does not match its checksum: in some services, a read may overlap a write."""
+"""Repeats a read whose body does not match its checksum, because some services let a read overlap a write."""
 
 
 def open_url(
@@ -170,10 +170,10 @@ class S3Objects:
                 return True
         return self.get(name) is None
 
-    # Objects with any content. The name of each identifies its content.
+    # Methods for objects with any content. The name of such an object identifies its content.
 
     def missing(self) -> bool:
-        """Return whether the service reports that the bucket does not exist; False if we are not allowed to ask."""
+        """Return whether the service reports that the bucket does not exist, or False if we have no right to check."""
         with self._translated():
             try:
                 self._reads.head_bucket(Bucket=self.bucket)
@@ -234,7 +234,7 @@ class S3Objects:
         return unquoted_etag(response["ETag"])
 
     def _service_time(self, response: Mapping[str, Any]) -> float:
-        """Return the service's time from a response's Date header; 0 without one, so that objects have no age."""
+        """Return the service's time from a response's Date header, or 0 without one. Objects then have no age."""
         now = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
@@ -262,7 +262,7 @@ class S3Objects:
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached{region_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
-            # A response of unexpected form, such as a proxy's page.
+            # The response has an unexpected form, like a proxy's error page.
             raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
 
 
@@ -297,7 +297,7 @@ def _code(error: ClientError) -> str:
 def _fields(body: bytes) -> ObjectFields:
     """Parse the content of an object.
 
-    If it is not ours, return no fields; the layout then raises an error that names the missing field.
+    If the content is not ours, return no fields. The layout then raises an error that names the missing field.
     """
     try:
         fields = json.loads(body)

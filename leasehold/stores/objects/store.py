@@ -3,17 +3,17 @@
 The conditions are those of `leasehold.stores.writes`. This module orders the writes of a lease's objects. The docstring
 of `leasehold.stores.objects` explains the order, and what a crash between two writes leaves.
 
-1. An ordinary checkpoint first renews the ownership under its ETag, so a worker that has lost its lease cannot move the
-   checkpoint. The only exception is a steal between the two writes: the checkpoint then still moves forward, over
-   records that were processed. After a request, which also changes the ownership, the owner reads the ownership instead
-   of renewing it and writes the checkpoint. The gift that follows renews the lease.
+1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
+   has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
+   then still moves forward, over records that were processed. After a request, which also changes the ownership, the
+   owner reads the ownership instead of renewing it and writes the checkpoint. The gift that follows renews the lease.
 2. At the end of a shard, and in a gift that moves the checkpoint, the checkpoint is written first, so the next owner
    starts where the last one stopped. This write does not depend on the ownership's ETag, so the ownership is read just
    before.
 3. The result of a write that takes a lease contains the checkpoint as read after that write. A checkpoint read earlier
    could miss the former owner's last one.
-4. If the first write is rejected, nothing has changed. So it is retried after a read, as long as the condition holds
-   for what was read. If the second write is rejected, the result contains the lease as stored.
+4. If the first write is rejected, nothing has changed. It is therefore retried after a read, as long as its condition
+   holds for the lease that was read. If the second write is rejected, the result contains the lease as stored.
 5. A lease is read in the order ownership, checkpoint. A gift writes them in the reverse order, so a next owner that
    sees itself as the owner also sees the giver's last checkpoint.
 """
@@ -32,7 +32,7 @@ from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, 
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 
 _LISTED = 8
-"""Reading this many objects in a listing costs client and service about as much as one request for one object."""
+"""The number of objects in a listing that cost client and service about as much as a request for a single object."""
 
 _READS = 8
 """The number of objects to read concurrently."""
@@ -59,8 +59,8 @@ checkpoint is a lease.
 class EtagStore:
     """A store of leases in one layout in one container or bucket. Thread-safe.
 
-    It caches the objects of each lease as last seen, so a renewal is one conditional write without a read. If the cache
-    is stale, the write is rejected and the lease is read again.
+    The store caches the objects of each lease as last read, so a renewal is one conditional write without a read. If
+    the cache is stale, the write is rejected and the lease is read again.
     """
 
     def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = PAGE_LEASES) -> None:
@@ -164,7 +164,8 @@ class EtagStore:
         if parts and (outcome := self._attempt(write, parts, just_read=False)):
             return outcome
         for _ in range(ATTEMPTS):
-            # After a request it is enough to read the ownership. A rejected write returns the whole lease as stored.
+            # After a request, it is enough to read the ownership. If the write is rejected, read the whole lease for
+            # the result.
             parts = self._fetched({key: parts}, ("ownership",))[key] if parts else None
             if parts is None or not self._condition_holds(write, parts):
                 parts = self._read_one(key)
@@ -172,14 +173,14 @@ class EtagStore:
                     return Lost(key, self._lease(key, parts))
             if outcome := self._attempt(write, parts, just_read=True):
                 return outcome
-            parts = None  # read all objects: another worker may have written the notes object
+            parts = None  # next time, read all objects, because another worker may have written the notes object
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _condition_holds(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
 
     def _attempt(self, write: LeaseChange, parts: Parts, *, just_read: bool) -> Outcome | None:
-        """Try the write once; return None if it must be retried after another read."""
+        """Try the write once. Return None if it must be retried after another read."""
         key, layout = write.lease.key, self._layout
         before = self._lease(key, parts)
         after = applied(write, before)
@@ -225,7 +226,7 @@ class EtagStore:
         return self._done(key, written) if written else None
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
-        """Move the checkpoint object forward; return None if it is already past this position, or at SHARD_END."""
+        """Move the checkpoint object forward. Return None if it is already past this position or at SHARD_END."""
         for _ in range(ATTEMPTS):
             moved = self._put(key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after))
             if moved:
@@ -237,7 +238,7 @@ class EtagStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were rejected")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
-        """Replace the object in `parts`; return None if it is no longer the stored one."""
+        """Replace the object in `parts`. Return None if the stored object has changed."""
         name, stored = self._layout.name(key, part), parts.part(part)
         objects = self._objects
         etag = objects.put_over(name, fields, stored.etag) if stored else objects.put_new(name, fields)
@@ -251,7 +252,7 @@ class EtagStore:
         first, *rest = self._layout.parts
         before = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
         if stale_ok and len(self._seen) < _LISTED * (len(before) - 1):
-            # One listing is cheaper than a request for each ownership, unless most leases are not asked for.
+            # One listing is cheaper than a request for each ownership, unless only few of the leases are requested.
             stored = {ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(first))}
             current = {
                 key: parts.having(first, stored.get(self._layout.name(key, first))) for key, parts in before.items()
@@ -268,7 +269,7 @@ class EtagStore:
         return current
 
     def _fetched(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
-        """Return these leases with the given objects as stored now, read concurrently."""
+        """Read the objects of these kinds concurrently, and return the leases' objects with them replaced."""
         pairs = [(key, part) for part in kinds for key in cached]
         names = [self._layout.name(key, part) for key, part in pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
@@ -278,9 +279,9 @@ class EtagStore:
         return updated
 
     def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
-        """Cache what was read, except for leases that were written since `before` was copied from the cache.
+        """Cache the objects that were read, except for leases that were written since `before` was copied.
 
-        The read may be older than such a write. With it in the cache, the owner's next result could contain a
+        Their objects may have been read before the write. If they were cached, the owner's next result could contain a
         checkpoint before its own last one.
         """
         with self._seen_lock:
@@ -292,7 +293,7 @@ class EtagStore:
                         self._seen.pop(key, None)
 
     def _unchanged(self, key: str, parts: Parts) -> bool:
-        """Return whether the ownership has not changed."""
+        """Return whether the ownership still has the same ETag."""
         current = self._objects.get(self._layout.name(key, "ownership"))
         return current is not None and current.etag == parts.etag
 
@@ -328,7 +329,7 @@ class ObjectCells:
         )
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """Read these rows concurrently; those that do not exist are left out."""
+        """Read these rows concurrently, and leave out those that do not exist."""
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
         rows = map_function(self._objects.get, [self._above + name for name in names])
         return {name: self._without_folder(row) for name, row in zip(names, rows, strict=True) if row is not None}

@@ -1,7 +1,8 @@
-"""Writes a page of a process's session. One conditional write renews all its leases and stores all their checkpoints.
+"""Writes a page of a process's session. One conditional write renews and checkpoints all leases of the page.
 
-Callers submit tickets, and one of them writes for all. A patient ticket waits up to `gather_seconds` for the leases
-that were written together in the previous round. Other tickets are written at once, with all those that wait (G2).
+Callers submit tickets, and one of the callers writes all waiting tickets. A patient ticket waits up to `gather_seconds`
+for the leases that were written together in the previous round. A ticket that is not patient is written at once,
+together with all tickets that wait (G2).
 
 1. A group write replaces the row as it was last written or read here, and never creates it (G3).
 2. If a write is rejected or its response is lost, the page is read before it is written again. That read shows what is
@@ -38,15 +39,15 @@ from leasehold.stores.sessions.rows import (
 )
 
 GATHER_SECONDS = 0.2
-"""How long a patient ticket waits for others.
+"""How long a patient ticket waits for others, in seconds.
 
-Lease readers poll at this interval, so checkpoints that become due at the same moment arrive within this time.
+Lease readers poll at this interval, so checkpoints that become due at the same moment are submitted within this time.
 """
 
 QUIET_SECONDS = 0.05
-"""After a wait that timed out, the next groups are written once no lease has joined them for this long.
+"""How long a group waits for another lease after the previous wait has timed out, in seconds.
 
-The missing leases may be waiting for this very write, because fewer threads renew and read than there are leases.
+The missing leases may themselves be waiting for this write, because there are fewer threads than leases.
 """
 
 
@@ -166,10 +167,10 @@ class Page:
     Attributes:
         id: The id of the session.
         session: The session as last written or read.
-        settled: Whether `session` is certainly what is stored.
-        ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written then.
-        vanished: Whether the row no longer exists although leases may name it. `session` then has the last positions
-            (G14).
+        settled: Whether `session` certainly equals the stored row.
+        ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written afterwards.
+        vanished: Whether the row no longer exists although leases may name it. `session` then contains the last known
+            positions (G14).
         last: The count of the last group write with a ticket of the lease, by lease.
         superseded: The epochs of entries that the next group write removes, by lease. The rows of these leases were
             seen in a later epoch.
@@ -204,7 +205,7 @@ class Page:
         return len(self.session.entries) >= self._cells.page_leases
 
     def begin(self) -> bool:
-        """Create the row. Its id is new, so there is neither a row with this id nor a write under way (G1).
+        """Create the session row. Its id is new, so no other write can be under way to a row with this id (G1).
 
         Returns:
             False if there is a row with this id.
@@ -228,7 +229,8 @@ class Page:
         with self._lock:
             if not ticket.done:
                 tickets: list[Ticket] = []
-                # Assume that the write was interrupted until it succeeds, whatever ends it, even in the clauses below.
+                # Until the write succeeds, assume that it was interrupted. An exception can occur even in the clauses
+                # below.
                 fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
@@ -249,7 +251,7 @@ class Page:
         return ticket.change
 
     def settle(self) -> None:
-        """Read the row, because the outcome of a write is unknown or the row was not found."""
+        """Read the session row again, after a write with unknown outcome or if the row was not found."""
         with self._lock:
             if not self.ended:
                 self._read()
@@ -273,7 +275,7 @@ class Page:
         while (ticket := self._tickets.get(until)) is not None:
             batch.append(ticket)
             key = ticket.key
-            # Without waiting there is no need for rounds, and their sets would multiply the states of the checker.
+            # If tickets do not wait, rounds are not needed, and their sets would multiply the states of the checker.
             if ticket.patient and self._gather:
                 if starts_round or key in self._round:
                     self._previous_round, self._round = self._round - patient, patient.copy()
@@ -292,7 +294,7 @@ class Page:
         self._timed_out = self._timed_out or until == latest
 
     def _missing(self) -> set[str] | None:
-        """Return the page's leases that were in the previous round but not yet in this one; None in the first round."""
+        """Return the page's leases of the previous round that are not yet in this one, or None in the first round."""
         if self._previous_round is None:
             return None
         return {
@@ -315,7 +317,7 @@ class Page:
                     return
             except OutcomeUnknown:
                 unknown_outcomes += 1
-                # Retry once: one read for all leases is cheaper than a read by the next write of each.
+                # Retry once, because one read for all leases is cheaper than a read by the next write of each lease.
                 if unknown_outcomes > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
@@ -354,7 +356,7 @@ class Page:
         return True
 
     def _write_remarks(self, remarks: Remarks) -> None:
-        """Write the remarks if they have changed. This comes first, so that a new version is seen with its remarks."""
+        """Write the remarks if they have changed. This precedes the group write, so that readers see both together."""
         if remarks == self.remarks:
             return
         name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._stored_remarks
@@ -368,7 +370,7 @@ class Page:
             stored = self._cells.read([name]).get(name)  # an earlier response was lost
 
     def _read(self) -> None:
-        """Read the session. This does not renew the leases (G3)."""
+        """Read the session row. This does not renew the leases (G3)."""
         stored = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
         session = valid_row(session_of(stored)) if stored else None
         if session is None or session.ended:

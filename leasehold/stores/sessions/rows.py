@@ -1,13 +1,13 @@
 """Encodes and parses the rows of layout `sessions`, and joins them into leases.
 
-The row of a lease contains its owner, and its checkpoint when that owner took it. The session row of the owner shows
-that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the session's remarks,
-contains annotations and throughput. No decision depends on them, and in the session row they would make every group
-write longer.
+The row of a lease contains its owner, and its checkpoint at the time when that owner took the lease. The session row of
+the owner shows that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the
+session's remarks, contains annotations and throughput. No decision depends on the remarks. As part of the session row,
+they would make every group write longer.
 
 1. An entry of a session counts for a lease only if it has the epoch of the lease's row (G6).
 2. If the owner of a lease was stopped, the lease has no owner (G4). Its version no longer changes, and its checkpoint
-   is the later one of row and entry.
+   is the later of the checkpoints in row and entry.
 3. The version of a lease is its epoch. Once the owner has accepted the lease, the count of the session's group writes
    is appended.
 """
@@ -55,7 +55,7 @@ _WORDS = frozenset({"text", "worker"})
 
 
 NOWHERE = Stored("", "", {})
-"""Stands for the stored row of something that is not stored yet."""
+"""A placeholder for the stored row of a value that is not stored yet."""
 
 
 @frozen
@@ -80,9 +80,9 @@ class LeaseRow:
     Attributes:
         lease: The lease as of its last change of owner, without version and idle time.
         stamps: The stamps of its annotations. If row and remark disagree about an annotation, the higher stamp wins.
-        session: The session of its owner; "" if it has no owner, or one of another library.
-        next_owners: The session of the next owner.
-        writes: The number of writes, so that no two versions of the row have equal content.
+        session: The session of its owner, or "" if it has no owner or an owner without a session.
+        next_owners: The session of the next owner, or "".
+        writes: The number of writes of the row. It differs in any two versions, so that no two have the same content.
         stored: The row as stored.
     """
 
@@ -100,10 +100,11 @@ class Session:
 
     Attributes:
         worker: The worker.
-        count: The number of the session's own group writes. It does not change when another worker stops the session.
+        count: The number of group writes by the session's owner. It does not change when another worker stops the
+            session.
         ended: Whether the session has ended. Nothing in it changes afterwards.
         entries: The entries by lease.
-        touched: The leases whose rows another worker has changed, and which the session's owner should read.
+        touched: The leases whose rows another worker has changed, so that the session's owner should read these rows.
         stored: The row as stored.
     """
 
@@ -243,7 +244,7 @@ def remarks_fields(remarks: Remarks) -> ObjectFields:
 
 
 def remarks_of(stored: Stored | None) -> Remarks:
-    """Parse the row of a session's remarks. If it is invalid, return none: no decision depends on them."""
+    """Parse the row of a session's remarks. Return none if it is invalid, because no decision depends on them."""
     remarks: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
@@ -261,7 +262,7 @@ T = TypeVar("T")
 
 
 def valid_row(row: T | Malformed) -> T:
-    """Return the row. Raises StoreError if it could not be parsed, because no decision may be based on it."""
+    """Return the row, or raise StoreError if it cannot be parsed. No decision may be based on a malformed row."""
     if isinstance(row, Malformed):
         raise StoreError(f"row {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
@@ -274,7 +275,7 @@ class JoinedLease:
     Attributes:
         lease: The lease as the store returns it.
         row: Its row.
-        session: The session of its owner; None if there is no owner, or the session no longer exists.
+        session: The session of its owner, or None if there is no owner or the session no longer exists.
         named: The lease with the owner named by the row, whether or not that owner was stopped.
         stamps: The stamps of its annotations.
     """
@@ -292,9 +293,9 @@ class JoinedLease:
 
     @property
     def stopped(self) -> bool:
-        """Whether no write of the owner can count any more.
+        """Whether the owner's writes have no effect on the lease any more.
 
-        The owner then has no session, its session has ended, or its entry for the lease is frozen.
+        The owner then has no session, its session has ended, or the session's entry for the lease is frozen.
         """
         entry = self.entry
         return self.session is None or self.session.ended or (entry is not None and entry.frozen != "")
@@ -309,8 +310,9 @@ class JoinedLease:
 def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
-    If the session was not found, the lease keeps the owner of its row, so it has to expire first. Either the rows were
-    read at different moments, or the session row was deleted and the owner may still write its positions (G14).
+    If the session was not found, the lease keeps the owner in its row, so it has to expire before it is claimed. The
+    two rows may have been read at different moments, or the session row was deleted and the owner may still write its
+    positions (G14).
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
@@ -357,7 +359,7 @@ def lease_name(key: str) -> str:
 
 
 def key_of(name: str) -> str | None:
-    """Return the key of the lease from the name of its row; None if no lease has such a row."""
+    """Return the key of the lease from the name of its row, or None if no lease has such a row."""
     try:
         key = text("name", unquote(name.removeprefix(LEASES)))
     except BadRowField:

@@ -1,11 +1,12 @@
-"""The store of layout `sessions`. It carries out each write of the protocol as an ordered series of row writes.
+"""Stores leases in layout `sessions`. Each write of the protocol becomes an ordered series of row writes.
 
-`specs/sessions.md` has the rules and their reasons; comments here refer to them by number. To renew or checkpoint a
-lease, submit a ticket to its page (`group`). To change the owner, read the row of the lease and the session of its
-owner, stop the owner in that session, and then replace the row of the lease as read.
+Comments refer to the rules in `specs/sessions.md` by number. To renew or checkpoint a lease, the store submits a ticket
+to the lease's page (`group`). To change the owner, it reads the row of the lease and the session of its owner, stops
+the owner in that session, and then replaces the row that it read.
 
-Every worker writes the row of a lease under the version that it read. So a write that was rejected has changed nothing,
-and is evaluated again on what is stored. A write that arrives late fails if the row was written again (G8).
+Every write of a lease's row is conditional on the version that the worker read. A rejected write has therefore changed
+nothing, and is evaluated again on the stored row. A write that arrives late fails if the row has been written again
+(G8).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -54,10 +55,10 @@ from leasehold.stores.sessions.rows import (
 from leasehold.stores.writes import applied, created
 
 IDLE_SECONDS = 3600.0
-"""A session that no lease names and that does not change for this long is ended by a worker listing the table (G11)."""
+"""After this many seconds, a worker that lists the table ends an unchanged session that no lease names (G11)."""
 
 _TOUCHES = 4
-"""How often to try to touch a session. After that, the owner finds the request when it reads the lease's row."""
+"""The maximum number of attempts to touch a session. If all fail, the owner finds the request in the lease's row."""
 
 
 class SessionStore:
@@ -90,7 +91,7 @@ class SessionStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All but one: after another worker has taken the lease, its former owner's checkpoints are rejected (G10)."""
+        """The capabilities. Once a lease was taken, checkpoints of its former owner are rejected (G10)."""
         return Capabilities(late_checkpoints=False, groups_writes=True)
 
     # Reading
@@ -152,7 +153,7 @@ class SessionStore:
         self._cells.prove()
 
     def close(self) -> None:
-        """End the sessions of this process, so that other workers need not wait for them to expire, and close."""
+        """End the sessions of this process, so that other workers need not wait for their expiry, and close."""
         try:
             for page in tuple(self._pages.values()):
                 with suppress(Exception):  # the session expires instead
@@ -162,7 +163,8 @@ class SessionStore:
 
     def _read_joined(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, JoinedLease]:
         """Return the leases with these keys, joined from rows and sessions as stored now."""
-        # Read the session that each lease named last time along with its row, because most leases keep their owner.
+        # With the row of each lease, read the session that the row named last time, because most leases keep their
+        # owner.
         likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
         stored = self._cells.read([*map(lease_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
         rows = _rows(keys, stored)
@@ -172,8 +174,8 @@ class SessionStore:
             for key, row in rows.items()
             if not row.session or row.session in likely_sessions
         }
-        # A session read along with the row may be older than the row. Believe it only if it has an entry of the row's
-        # epoch (G13).
+        # A session that was read with the row may be older than the row. Use the session only if it has an entry with
+        # the row's epoch (G13).
         rows = {
             key: row
             for key, row in rows.items()
@@ -204,7 +206,7 @@ class SessionStore:
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
     def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
-        """Join a row with its session. If the session was ours and its row is gone, use our last state of it (G14)."""
+        """Join a row with its session. If the session was ours and its row is gone, use its last known state (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
             return joined(row, session, remarks)
@@ -225,16 +227,17 @@ class SessionStore:
                     return self._lost(lease.key)
                 return Done(joined(new, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
-                # Find the page that has this lease without a read.
+                # Find the page of this lease in the cache, without a read.
                 row = self._rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
                 if page is not None and not page.ended and lease.key not in self._unsettled:
-                    # The group write checks the conditions. If it is rejected, read what is stored.
+                    # The group write checks the conditions. If it is rejected, continue with a read of the stored rows.
                     committed = self._committed(write, page)
                     if committed is not None:
                         return committed
         key = write.lease.key
-        # Claim a lease seen without owner as it was seen. If it was taken, its row's version makes the claim fail.
+        # If the lease was last read without an owner, claim it without another read. If it has been taken since then,
+        # the version of its row makes the claim fail.
         free = (
             self._free.pop(key, None) if isinstance(write, writes.ClaimLease) and key not in self._unsettled else None
         )
@@ -253,9 +256,9 @@ class SessionStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _settled(self, joined_lease: JoinedLease) -> bool:
-        """Return whether no write of ours is under way to this row, nor to its session if that is ours (G8).
+        """Return whether no write of ours may still be under way to this row, or to its session if that is ours (G8).
 
-        If the row is still as it was before such a write, write it again, so that the other write fails.
+        If the row is still the same as before such a write, it is written again, so that the earlier write fails.
         """
         row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
@@ -269,7 +272,7 @@ class SessionStore:
         return True
 
     def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joint: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
-        """Try the write once on what was just read; return None if another worker wrote in the meantime."""
+        """Try the write once on the rows that were just read. Return None if another worker wrote in the meantime."""
         seen, key, row = write.lease, write.lease.key, joint.row
         self._drop_cached(key, row)
         page = self._pages.get(row.session)
@@ -290,8 +293,8 @@ class SessionStore:
             case writes.RenewLease() | writes.CheckpointLease() if mine is None and not (
                 vanished and _leaves_ended(write)
             ):
-                # Another process with this worker's name has the lease. As in other layouts, this one takes it back. Or
-                # our session row was deleted, and we take the lease again in a new session (G14).
+                # Either another process with this worker's name has the lease, and this process takes it back, as in
+                # other layouts. Or our session row was deleted, and we take the lease again in a new session (G14).
                 return self._take(joint, after, seen.owner or "", "frozen")
             case writes.CheckpointLease() if _leaves_ended(write):
                 return self._replace(joint, _passed_row(joint, after, ""))
@@ -305,7 +308,7 @@ class SessionStore:
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
                 return self._take(joint, after, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
-                # If another process owns the lease, or the entry was never accepted, stop the owner first.
+                # If another process owns the lease, or the lease was never accepted, stop the owner first.
                 if not (mine is not None and joint.accepted) and not self._stop(joint, "frozen"):
                     return None
                 next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
@@ -348,7 +351,7 @@ class SessionStore:
     # The owner's own writes
 
     def _committed(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
-        """Write the renewal or checkpoint through the page; return None if it was rejected."""
+        """Write the renewal or checkpoint through the page. Return None if it was rejected."""
         seen, key = write.lease, write.lease.key
         row: LeaseRow | None = None
 
@@ -375,7 +378,7 @@ class SessionStore:
         return Done(joined(row, page.session, page.remarks).lease)
 
     def _accept(self, joint: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
-        """Accept a lease whose row names our session, by a group write: until then the giver may take it back (G7)."""
+        """Accept a lease whose row names our session. Until this group write, the giver may take it back (G7)."""
         self._cache_row(joint.row)
         count = epoch_and_count(seen.version)[1]
 
@@ -394,7 +397,7 @@ class SessionStore:
         page: Page,
         accepts: Callable[[SessionEntry | None], bool] = lambda _before: True,
     ) -> bool:
-        """Write an entry for this lease; return False if its owner was stopped in the meantime."""
+        """Write an entry for this lease. Return False if its owner was stopped in the meantime."""
 
         def compute() -> EntryChange | None:
             before = page.session.entry(row)
@@ -418,8 +421,8 @@ class SessionStore:
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
         if old_entry is not None and old_entry.epoch > joint.row.lease.epoch:
-            # Either another thread of ours took the lease after the row was read. Or the row was deleted and recreated,
-            # and could reach the epoch of the old entry again. A row read after the entry shows which.
+            # Either another thread of ours took the lease after the row was read, or the row was deleted and recreated
+            # and could reach the epoch of the old entry again. Another read of the row shows which is the case.
             current = self._read_rows([key]).get(key)
             if current is None or current.stored.etag != joint.row.stored.etag:
                 return None
@@ -461,7 +464,7 @@ class SessionStore:
         return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
 
     def _touch(self, joint: JoinedLease) -> None:
-        """Notify the owner that its lease's row has changed: its next group write fails, so it reads the row (G9)."""
+        """Make the owner's next group write fail, so that the owner reads the lease's row, which has changed (G9)."""
         session, key = joint.session, joint.row.lease.key
         for _ in range(_TOUCHES):
             if session is None or session.ended:
@@ -500,7 +503,7 @@ class SessionStore:
     # Rows of leases
 
     def _replace(self, joint: JoinedLease, row: LeaseRow) -> Outcome | None:
-        """Replace the row in `joint`; return None if another worker wrote first."""
+        """Replace the row in `joint`. Return None if another worker wrote first."""
         written = self._put(row)
         if written is None:
             return None
@@ -511,12 +514,12 @@ class SessionStore:
             annotations = {name: (value, joint.stamps.get(name, 0)) for name, value in named.annotations}
             remarks = {named.key: Remark(joint.row.lease.epoch, annotations, named.weight)}
             return Done(joined(written, joint.session, remarks).lease)
-        # A lease that was given to a session counts only once that session has accepted it.
+        # A session that was given the lease has no entry for it until the session accepts the lease.
         session = Session(written.lease.owner or "") if written.session else None
         return Done(joined(written, session, {}).lease)
 
     def _put(self, row: LeaseRow) -> LeaseRow | None:
-        """Replace the stored row that `row` is based on; return None if it has changed (G8)."""
+        """Replace the stored row that `row` is based on. Return None if the stored row has changed (G8)."""
         before, key = row.stored, row.lease.key
         row = evolve(row, writes=row.writes + 1)
         fields = lease_fields(row)
@@ -528,7 +531,8 @@ class SessionStore:
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
     def _delete(self, write: writes.DeleteLease, joint: JoinedLease) -> Outcome | None:
-        # Stop the owner first, or its next checkpoint would be lost with the lease. An ended lease has none to lose.
+        # Stop the owner first. Otherwise, its next checkpoint would be lost with the lease. An ended lease has no next
+        # checkpoint.
         if not joint.named.ended and not self._stop(joint, "frozen"):
             return None
         stored = joint.row.stored
@@ -546,8 +550,8 @@ class SessionStore:
     def _drop_cached(self, key: str, row: LeaseRow | None) -> None:
         """Drop the cached row of a lease and our entries for it, if the lease has passed to a later owner (G5).
 
-        The epochs are compared because another thread may have cached a later row than this one. Without a row, no
-        entry is dropped, because the row may have been recreated since.
+        The epochs are compared because another thread may have cached a later row than this one. If `row` is None, no
+        entry is dropped, because the row may have been recreated since it was read.
         """
         cached = self._rows.get(key)
         if cached is not None and (row is None or row.lease.epoch > cached.lease.epoch):
@@ -598,7 +602,7 @@ class SessionStore:
 
 
 def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
-    """Parse the rows of leases among these; yield key and row."""
+    """Parse the rows of leases among these rows, and yield each key with its row."""
     for row in stored:
         key = key_of(row.name) if row.name.startswith(LEASES) else None
         if key is not None:
@@ -617,13 +621,13 @@ def _session_row_names(sessions: Iterable[str]) -> list[str]:
 
 
 def _find_session(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
-    """Return this session and its remarks from the rows that were read."""
+    """Return this session and its remarks, from the rows that were read."""
     row = stored.get(SESSIONS + session) if session else None
     return (valid_row(session_of(row)) if row else None), remarks_of(stored.get(REMARKS + session))
 
 
 def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
-    """Return whether the write leaves an ended lease without owner."""
+    """Return whether the write results in an ended lease without an owner."""
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
@@ -659,7 +663,7 @@ class KeepsCells(Protocol):
 
 
 def in_layout(store: Store, requested: str | None) -> Store:
-    """Return the store of the layout that the table has, or that the user has asked for.
+    """Return the store for the layout that the table has, or that the user has requested.
 
     Args:
         store: The store of the usual layout.
@@ -667,7 +671,7 @@ def in_layout(store: Store, requested: str | None) -> Store:
 
     Raises:
         ValueError: If the layout is unknown.
-        StoreError: If the table has both layouts, or not the one asked for.
+        StoreError: If the table has both layouts, or does not have the requested one.
     """
     if requested not in {None, "sessions"}:
         raise ValueError("store URL: option 'layout' must be sessions; without it the table is in the usual layout")
