@@ -32,7 +32,7 @@ CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO 
 
 
 def region_hint(error: BaseException) -> str:
-    """Return a hint to append to the message of `error` if the region may not exist; "" otherwise."""
+    """Return a hint for the message of `error` if the region may not exist, or "" otherwise."""
     unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
     return " (is the region right?)" if unreachable else ""
 

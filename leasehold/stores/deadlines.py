@@ -147,7 +147,7 @@ def bounded_pools(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, ty
 def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
     """Make this boto3 client read its responses under a deadline."""
     try:
-        session = client._endpoint.http_session  # noqa: SLF001  boto3 offers no other way to its pools
+        session = client._endpoint.http_session  # noqa: SLF001  boto3 has no public access to its pools
         pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
         session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
     except AttributeError as error:

@@ -1,4 +1,4 @@
-"""Describes the fields of a lease's row. A field has a kind, which has a check, and a name in each layout.
+"""Describes the fields of a lease's row. Each field has a kind, a check, and a name in every layout.
 
 All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values of `cells` under its own
 names. To read a row, it passes each value through `checked` and combines the results into a lease with `lease_of`. The
@@ -313,7 +313,7 @@ def kilobytes(weight: int) -> float:
 
 
 def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> HashRange | None:
-    """Parse the first and last hash key; return None if the row has neither."""
+    """Parse the first and last hash key. Return None if the row has neither."""
     if first is None and last is None:
         return None
     low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))

@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 """The schema of a lease table.
 
-The fillfactor leaves half of each page free, so that the new version of a renewed row fits into the same page and no
+The fillfactor leaves half of each page free. The new version of a renewed row then fits into the same page, and no
 index has to be updated.
 """
 
@@ -178,7 +178,7 @@ class _DeadlineConnection(Connection[DictRow]):
     seconds: float = TIMEOUTS.read_seconds
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401  psycopg's
-        """Wait for the server, for at most `seconds` unless the call has its own timeout."""
+        """Wait for the server, at most for `seconds` unless the call has its own timeout."""
         return super().wait(gen, interval, self.seconds if timeout is None else timeout)
 
 
@@ -327,7 +327,7 @@ class PostgresStore:
     def _prepare(self) -> None:
         """Make sure that the table exists and has our columns."""
         if self._create:
-            # If two workers create it at the same moment, one of them fails; the table then exists.
+            # If two workers create the table at the same moment, one of them fails and can use the table.
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
@@ -361,11 +361,11 @@ class PostgresStore:
 
         Args:
             key: The key of the lease.
-            row: The row as last seen, or None if there was none.
+            row: The row as last read, or None if there was none.
             after: The lease to store, or None to delete the row.
 
         Returns:
-            False if the row has changed since it was seen.
+            False if the row has changed since it was read.
         """
         values: SqlRow = _values(after) if after else {}
         statement, arguments = self._sql.insert, values
@@ -466,7 +466,7 @@ class PostgresCells:
     def __init__(self, store: PostgresStore, name_parts: tuple[str, ...], *, create: bool) -> None:
         self._store, self._sql = store, cell_statements(name_parts)
         if create:
-            # If two workers create it at the same moment, one of them fails; the table then exists.
+            # If two workers create the table at the same moment, one of them fails and can use the table.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 

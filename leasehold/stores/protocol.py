@@ -2,12 +2,12 @@
 
 Every store follows four rules:
 
-1. A write (`leasehold.stores.writes`) is applied only if its condition holds. The condition refers to the lease as
-   the planner saw it.
+1. A write (`leasehold.stores.writes`) is applied only if its condition holds. The condition refers to the lease as the
+   planner last saw it.
 2. A rejected write is not an exception. It returns `Lost` with the lease as it is stored now.
 3. A store never returns `Done` if it does not know the outcome. It raises `OutcomeUnknown`, and the caller's next
-   consistent read shows what happened. Any other `StoreError`, and `NotWritten`, mean that the service has responded,
-   so the write can no longer be applied later.
+   consistent read shows what happened. `NotWritten` and any other `StoreError` mean that the service has responded, so
+   it cannot apply the write later.
 4. Attributes that the store does not understand survive every write.
 
 Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
@@ -54,7 +54,7 @@ class Lost:
 
     Attributes:
         key: The key of the lease.
-        lease: The lease as stored now, from a consistent read; None if it no longer exists.
+        lease: The lease as stored now, from a consistent read, or None if it no longer exists.
 
     Examples:
         >>> from leasehold import Lease
@@ -165,10 +165,10 @@ class Store(Protocol):
         """
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write if the condition stated by its class holds, as one atomic step.
+        """Apply the write in one atomic step, if the condition stated by its class holds.
 
         Returns:
-            `Done` if the write was applied, `Lost` if it was rejected.
+            `Done` if the write was applied, or `Lost` if it was rejected.
 
         Raises:
             OutcomeUnknown: If the store does not know whether the write was applied.
@@ -181,7 +181,7 @@ class Store(Protocol):
 
 
 class PassingStore:
-    """A wrapper that passes every call on to another store. Subclasses override what they do differently."""
+    """A wrapper that passes every call on to another store. Subclasses override the methods that differ."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

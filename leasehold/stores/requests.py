@@ -155,7 +155,7 @@ class Parts:
 
     @property
     def etag(self) -> str:
-        """The ETag of the ownership; "" if there is none."""
+        """The ETag of the ownership, or "" if there is none."""
         return self.ownership.etag if self.ownership else ""
 
     @property
@@ -169,7 +169,7 @@ class Parts:
         return stored
 
     def fields(self, part: Part) -> ObjectFields:
-        """Return the fields of the object of this kind; empty if it does not exist."""
+        """Return the fields of the object of this kind. If the object does not exist, there are none."""
         stored = self.part(part)
         return stored.fields if stored else {}
 
@@ -280,7 +280,7 @@ def percent_encoded(text: str) -> str:
 
 
 def percent_decoded(fields: ObjectFields, name: str) -> str:
-    """Decode this field; "" if it is missing. Raises BadRowField if it is not UTF-8."""
+    """Decode this field, which is "" if it is missing. Raises BadRowField if it is not UTF-8."""
     try:
         return text(name, unquote(fields.get(name, ""), errors="strict"))
     except UnicodeDecodeError:
@@ -307,5 +307,5 @@ def stamped(fields: ObjectFields) -> StampedAnnotations:
 
 
 def stamps(annotations: StampedAnnotations) -> str:
-    """Encode annotations as JSON; "" if there are none."""
+    """Encode annotations as JSON, or as "" if there are none."""
     return json.dumps(annotations) if annotations else ""

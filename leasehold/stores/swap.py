@@ -8,8 +8,8 @@ three steps:
    read both rows, the lease still belongs to the same owner, whose lease reader continues.
 2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. This row is created, or reset if
    it is left from an earlier move. An annotation contains the epoch up to which the row is only a copy.
-3. Claim. The owner claims the copy, on the condition that its version has not changed, which increments its epoch. From
-   then on, this row is the current one, which represents the lease.
+3. Claim. The owner claims the copy, on the condition that its version has not changed. The claim increments the copy's
+   epoch, so the copy is now the current row, which represents the lease.
 
 Each step is an ordinary write of `leasehold.stores.writes` with its own condition, so any two stores that count owners
 can be joined. If a move stops between two steps, the owner or a worker that claims the lease completes it.
@@ -117,7 +117,7 @@ def split_version(lease: Lease) -> tuple[int, bool, Lease]:
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""The names of the places of leases, by the table of the current row and whether that row is marked."""
+"""The names of a lease's possible places, by the table of its current row and whether that row is marked."""
 
 
 def place_of(lease: Lease) -> str:
@@ -283,7 +283,7 @@ class SwapStore:
             and ended.annotation(MOVED_TO) == self._goal_name
             and (control is None or control.annotation(MOVED_TO))
         ):
-            reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
+            reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later swap
         bad = {row.key: row for listing in listings for row in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
         pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
@@ -359,7 +359,7 @@ class SwapStore:
     # Writing
 
     def write(self, write: writes.Write) -> Outcome:
-        """Apply the write in the table where the lease was seen. A renewal may also move the lease."""
+        """Apply the write in the table from which the lease was read. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
                 # Until the swap is closed, create new leases in FROM. Otherwise, a worker could look for a lease only
@@ -432,7 +432,7 @@ class SwapStore:
     def move_unowned(self, seen: Lease, goal: int) -> Outcome:
         """Move a lease without an owner to table `goal`, unless it has changed. It has no owner there either.
 
-        If the lease was already moving to the other table, that move is completed instead.
+        If the lease is already moving, in either direction, that move is completed instead.
         """
         side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
@@ -442,7 +442,7 @@ class SwapStore:
         return self._lost(seen.key) if arrived is None else Done(arrived)
 
     def _complete_move(self, side: int, row: Lease, taker: str | None) -> Lease | None:
-        """Complete the move of a lease that was just marked; return None if another worker did."""
+        """Complete the move of a lease that was just marked. Return None if another worker has completed it."""
         pair = RowPair((None, None)).put(side, row)
         for _ in range(ATTEMPTS):
             if (arrived := self._copy_and_claim(pair, taker)) is not None:
@@ -453,7 +453,7 @@ class SwapStore:
         raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
-        """Apply the write to a lease whose row was marked: complete the move, and write in the other table."""
+        """Apply the write to a lease whose row was marked. First the move is completed, then the write is applied."""
         key, seen = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
             pair = self._pair(key)

@@ -51,7 +51,7 @@ class Scheme:
         module: The module whose function `open_url(location, options, …)` opens such URLs. The function raises
             ValueError for an option that it cannot use. In modules for AWS, it also takes a boto3 `session`.
         options: The names of the options that the module understands.
-        extra: The extra of leasehold that installs the libraries of the module; "" if it needs none.
+        extra: The extra of leasehold that installs the libraries of the module, or "" if the module needs none.
     """
 
     module: str
@@ -85,7 +85,7 @@ class Schemes(Mapping[str, Scheme]):
     own: Mapping[str, Scheme]
 
     def __getitem__(self, scheme: str) -> Scheme:
-        """Return the scheme with this name, preferring our own. Raises KeyError if there is none."""
+        """Return the scheme with this name. Our own schemes take precedence. Raises KeyError if there is none."""
         if scheme in self.own:
             return self.own[scheme]
         module = plugins(self.kind)[scheme].load()
@@ -275,7 +275,7 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
 
 
 def date_of(header: str | None) -> float | None:
-    """Parse a Date header into seconds since 1970; None if it is missing or invalid."""
+    """Parse a Date header into seconds since 1970. Return None if the header is missing or invalid."""
     try:
         return None if header is None else parsedate_to_datetime(header).timestamp()
     except (ValueError, OverflowError, IndexError, TypeError):

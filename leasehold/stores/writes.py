@@ -73,8 +73,7 @@ class StealLease:
     """Takes a lease from its live owner, and removes any next owner and hand-off.
 
     Condition: the owner has not changed since `lease` was read. If `lease` names `me` as the next owner, the stored
-    lease must do so, too. The version does not matter, because otherwise each renewal by the owner would defeat the
-    steal.
+    lease must do so, too. The version is not compared, because each renewal by the owner would then defeat the steal.
 
     Examples:
         >>> from leasehold import Lease
@@ -93,7 +92,7 @@ class StealLease:
 
 @frozen
 class RenewLease:
-    """Renews a lease: increments the counter, and stores `annotations` in the same write.
+    """Renews a lease. The write increments the counter and stores `annotations`.
 
     Condition: since `lease` was read, neither the version nor the owner has changed, and the lease has not ended. If
     the lease has ended, its lease reader must stop.
@@ -498,5 +497,5 @@ def _weighed(stored: Lease, expected: Lease) -> Lease:
 
 
 def _movable(stored: Lease, position: Position) -> bool:
-    """Return whether the checkpoint may move to this position: never back, and never after SHARD_END."""
+    """Return whether the checkpoint may move to this position. It never moves back, and never after SHARD_END."""
     return not stored.ended and stored.checkpoint.order <= position.order

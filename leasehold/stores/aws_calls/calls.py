@@ -287,7 +287,8 @@ class DirectCalls:
     def _answered(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
         """Use a successful call by boto3 as the pattern for later calls."""
         request, self._thread_state.request = getattr(self._thread_state, "request", None), None
-        # If boto3 did not use one of its own connections, a test or another library supplied the response; ignore it.
+        # Ignore the response if boto3 did not use its own connections, because a test or another library supplied it
+        # then.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name

@@ -2,7 +2,7 @@
 
 1. A connection is kept if its last response was complete and had no header `Connection: close`. The most recently used
    connection is used first, so there are no more connections than concurrent requests.
-2. A kept connection is checked before it is used. If the service has closed it, it is dropped.
+2. A kept connection is checked before it is used, and dropped if the service has closed it.
 3. If a kept connection nevertheless ends before the first byte of the response, the request is repeated if it is safe
    to repeat. This module repeats nothing else.
 4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
@@ -123,7 +123,7 @@ class KeptConnections:
             return response
 
     def close(self) -> None:
-        """Close the idle connections. Those in use are closed after their response."""
+        """Close the idle connections. Connections in use are closed after their response."""
         self._close_idle()
 
     def _deadline(self) -> Deadline:

@@ -1,9 +1,9 @@
 """Stores the rows of layout `sessions` as DynamoDB items. Each write is one conditional PutItem or DeleteItem.
 
-An item consists of the row's name, in the key attribute of lease tables, a unique version, and the fields of the row.
-The fields are stored as a readable map, or as compressed JSON if the map would cost another write unit. The attribute
-`entityType` shows other programs that the item is not a lease. With a prefix, the items are one application's part of a
-table that many applications share.
+An item contains the row's name as its key, a unique version, and the fields of the row. The fields are stored as a
+readable map, or as compressed JSON if the map would cost another write unit. The attribute `entityType` shows other
+programs that the item is not a lease. With a prefix, the items are one application's part of a table that many
+applications share.
 """
 
 import json
@@ -61,7 +61,7 @@ class DynamoCells:
         clients: The clients.
         table: The name of the table.
         call: Calls the service, and turns its errors into ours.
-        prove: Checks that the service honors conditions.
+        prove: Checks that the service honors the conditions of writes.
         prefix: The prefix of one application, if many share the table.
     """
 
@@ -159,7 +159,7 @@ def _is(version: str) -> Mapping[str, Any]:
 
 
 def written_bytes(name: str, fields: ObjectFields) -> int:
-    """Return the size of an item as the service counts it: the bytes of the names and values of its attributes."""
+    """Return the size of an item in bytes. The service counts the names and values of all attributes."""
     ours = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_written(name, fields)}
     return sum(len(attribute) + _size(value) for attribute, value in ours.items())
 
@@ -197,7 +197,7 @@ def _stored(table: str, item: Item) -> Stored:
         if isinstance(content, dict) and all(isinstance(string, str) for string in content.values()):
             fields = content
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
-        fields = {}  # the caller that parses the row raises an error naming the missing field
+        fields = {}  # the caller parses the row, and raises an error that names the missing field
     return Stored(name, item.get(_VERSION, {}).get("S", ""), fields)
 
 

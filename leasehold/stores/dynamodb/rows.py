@@ -115,7 +115,7 @@ def shard_ids(lease: Lease, keys: Iterable[str]) -> AttributeValue:
 
 
 def _prefix(key: str, stream: str, shard: str) -> str:
-    """Return the prefix of the stream's keys in a multi-stream table, `account:stream:epoch:`; "" in other tables."""
+    """Return the prefix `account:stream:epoch:` of the stream's keys in a multi-stream table, or "" in other tables."""
     return f"{stream}:" if key == f"{stream}:{shard}" else ""
 
 
@@ -159,7 +159,7 @@ _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'
 
 @frozen
 class RowsRead:
-    """A parsed listing: its leases, its malformed rows, and the rows that are not leases."""
+    """A parsed listing, with its leases, its malformed rows, and the rows that are not leases."""
 
     leases: list[Lease] = field(factory=list)
     malformed: list[Malformed] = field(factory=list)
@@ -214,7 +214,7 @@ class RowDecoder:
         """Parse the rows of a page that are unparsed JSON."""
         cache, leases = self._unparsed, rows.leases
         for text in page.texts:
-            # A key that contains a quote is cut off here. That does no harm, because the whole row is compared.
+            # If a key contains a quote, it is cut off here. This does no harm, because the whole row is compared.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
             cached = cache.get(key)
@@ -300,7 +300,7 @@ def _updated(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes)
 
 
 def _rest(item: Item, annotations: Iterable[str]) -> bytes:
-    """Return the row without its counter and these attributes, as JSON; b"" if JSON cannot represent it."""
+    """Return the JSON of the row without its counter and these attributes, or b"" if JSON cannot represent the row."""
     rest = dict(item)
     for name in (_COUNT.item, *annotations):
         rest.pop(name, None)
@@ -311,7 +311,7 @@ def _rest(item: Item, annotations: Iterable[str]) -> bytes:
 
 
 def to_reports(items: Iterable[Item]) -> Reports:
-    """Parse the rows that KCL 3.5 stores besides leases: the leader, and when each worker last reported its load.
+    """Parse the rows that KCL 3.5 stores besides leases. They contain the leader and each worker's last report.
 
     The time of a report comes from the worker's own clock, so it only shows whether there is a new report. Rows of any
     other form are ignored.
@@ -365,7 +365,7 @@ def _lease(item: Item) -> Lease:
 
 
 def _cell(item: Item, field: RowField) -> str | None:
-    """Return the stored value, or None if it is missing. A counter is required: every lease has one (rule 1)."""
+    """Return the stored value, or None if it is missing. The counter is required, as every lease has one (rule 1)."""
     if _TYPE_LETTERS[field.kind] == "S":
         return _text(item, field.item)
     return (

@@ -1,7 +1,8 @@
 """Stores leases in a DynamoDB table, which may be shared with Java workers of the Kinesis Client Library 2.x and 3.x.
 
 `prepare` finds the table, or creates it as the Kinesis Client Library does and waits for it. `prove` and `probes` check
-that the service honors conditions. `connect` creates the clients. `translated` turns their errors into ours.
+that the service honors the conditions of writes. `connect` creates the clients. `translated` turns their errors into
+ours.
 
 1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
    with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the
@@ -294,7 +295,7 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
 
 
 def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
-    """Check that the service honors conditions. Raises StoreError if it ignores them.
+    """Check that the service honors the conditions of writes. Raises StoreError if it ignores them.
 
     Each probe is conditional on a row that does not exist, so a service that honors conditions writes nothing that a
     Java worker could read. The deletion is probed first. If the service ignores conditions, this probe fails without
@@ -305,7 +306,7 @@ def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
 
 
 def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
-    """Return the probes of `prove`, by the name of the action. Each may be called alone."""
+    """Return the probes of `prove`, by the name of the action. Each probe may be called alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
     key = key_of(lease.key, prefix)
     row: Mapping[str, Any] = {"TableName": table, "Key": key}
@@ -491,7 +492,7 @@ class DynamoStore:
         return tuple(leases[key] for key in requested if key in leases)
 
     def write(self, write: Write) -> Outcome:
-        """Put, update or delete one item, under the condition of the write."""
+        """Put, update or delete one item if the condition of the write holds."""
         key, request = write.lease.key, request_of(write)
         if request is None:
             return self._lost(key)
@@ -515,7 +516,7 @@ class DynamoStore:
         return Done(valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
-        """Check that the service honors conditions. Raises StoreError if it does not."""
+        """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
         prove(self._clients.writes, self._table, self._prefix)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  only one row is read
@@ -552,7 +553,7 @@ class DynamoStore:
         self._clients.close()
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
-        """Send a write; return the response, or the error if its condition failed."""
+        """Send a write. Return the response, or the error if the write's condition failed."""
         if self._prefix:
             part = "Item" if "Item" in request else "Key"
             request = {**request, part: {**request[part], APPLICATION: text(self._prefix)}}
@@ -607,7 +608,7 @@ PREFIX_LENGTH_MAX = 255
 
 
 def prefix_of(options: Mapping[str, str]) -> str:
-    """Return the prefix in a URL; "" for the table of one application. Raises ValueError if it is invalid."""
+    """Return the prefix in a URL, or "" if the table has only one application. Raises ValueError if it is invalid."""
     prefix = options.get("prefix", "")
     if len(prefix) > PREFIX_LENGTH_MAX or not prefix.isprintable():
         raise ValueError(

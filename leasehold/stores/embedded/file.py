@@ -1,6 +1,6 @@
 """Stores leases in a file of JSON lines, one per lease. It is a backup of a table, for one command at a time.
 
-1. Workers cannot use it, because there is no compare-and-swap between processes.
+1. Workers cannot use such a file, because there is no compare-and-swap between processes.
 2. The file is replaced as a whole when the store is closed. If a command ends earlier, the previous backup remains.
 
 Each line has the names and values of the SQLite store's columns (`leasehold.stores.embedded.sqlite`). The leases in a
@@ -95,7 +95,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> FileStore:
-    """Open the store in this file. A path after two slashes is relative, after three absolute."""
+    """Open the store in this file. Its path is relative after two slashes, and absolute after three."""
     if not location.strip("/"):
         raise ValueError("store URL: file:// wants the path of a file")
     return FileStore(location, create=create)

@@ -1,4 +1,4 @@
-"""Stores leases in memory, in both layouts. These stores are the reference, and their writes conflict as in others.
+"""Stores leases in memory, in both layouts. These are the reference stores, with the same conflicts as any other.
 
 Workers of one process that open the same name share a table. A store without a name has a table of its own. To inject
 faults, a simulator wraps the store or overrides `write`.
@@ -65,7 +65,7 @@ class MemoryStore:
         return MemoryCells(self._name)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs nothing
-        """Return whether there are rows of layout `sessions`, and of this layout."""
+        """Return whether there are rows of layout `sessions`, and whether there are rows of this layout."""
         return _has_cells(self._name), bool(self._table.rows)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class MemoryCells:
             return name not in self._table.rows
 
     def prove(self) -> None:
-        """Do nothing, because a dictionary with a lock honors conditions."""
+        """Do nothing, because conditional writes of a locked dictionary are reliable."""
 
     def close(self) -> None:
         """Do nothing: a named table lives as long as its process."""

@@ -4,7 +4,7 @@ The row of a lease has one column per field, so any SQLite tool can show it.
 
 1. Every write is one BEGIN IMMEDIATE transaction that reads the row, checks the condition, and replaces the row.
 2. Only our own columns are written, so columns added by others survive.
-3. Rows contain no times. `Watch` measures how long a lease has not changed.
+3. Rows contain no times. `Watch` measures for how long a lease has not changed.
 4. If the file was removed or replaced, it is opened again. Otherwise, two groups of workers could process every shard
    at the same time, because a process can still use a removed file that it has open.
 """
@@ -205,7 +205,7 @@ class SqliteStore:
         return SqliteCells(self)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
-        """Return whether the file has rows of layout `sessions`, and of this layout."""
+        """Return whether the file has rows of layout `sessions`, and whether it has rows of this layout."""
         with self.current_connection() as connection:
             has_cells = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
             tables = ("cells", "leases") if has_cells else ("leases",)
@@ -283,7 +283,7 @@ def _text(raw: bytes) -> str | bytes:
 
 
 class SqliteCells:
-    """Rows of layout `sessions`, in a table of their own in the same file."""
+    """Rows of layout `sessions`, in a separate table of the same file."""
 
     page_leases = PAGE_LEASES
 
@@ -365,7 +365,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,
 ) -> SqliteStore:
-    """Open the store in this file. A path after two slashes is relative, after three absolute."""
+    """Open the store in this file. Its path is relative after two slashes, and absolute after three."""
     if not location.strip("/"):
         raise ValueError("store URL: sqlite:// wants the path of a file")
     busy_seconds = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)

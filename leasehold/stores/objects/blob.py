@@ -1,8 +1,8 @@
 """Stores leases in an Azure Blob container, in the metadata of empty block blobs.
 
-Blobs are created by Put Blob under If-None-Match: *, never by Set Metadata, for which the service does not honor that
-condition. Every later write is Set Metadata under If-Match, which leaves no soft-deleted copies. A blob that does not
-change is not rewritten, and only `delete` deletes.
+Blobs are created by Put Blob with `If-None-Match: *`, never by Set Metadata, for which the service does not honor that
+condition. Every later write is Set Metadata with `If-Match`, which leaves no soft-deleted copies. A blob is not
+rewritten if it does not change, and only the method `delete` deletes blobs.
 """
 
 import os
@@ -72,15 +72,14 @@ to connect for each request.
 def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `account/container`.
 
-    The account's key comes from the connection string in the environment. Without one, the identity of this machine or
-    user is used.
+    The account's key comes from the connection string in the environment. Without a connection string, the identity of
+    this machine or user is used.
 
     Args:
         location: The account and the container.
         options: With `eventhub=<namespace>/<hub>` and `group` (default $Default), the blobs are in the layout of the
             Azure SDKs. `start` is then the position where reading starts if a partition had an owner but has no
-            checkpoint.
-            Otherwise, leases of any source are stored below `prefix`.
+            checkpoint. Otherwise, leases of any source are stored below `prefix`.
         create: Create the container if it does not exist.
         request_seconds: The time limit of a request with all its retries.
 
@@ -219,12 +218,12 @@ class BlobObjects:
         return self._put(lambda: self._blob(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE))
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace the metadata of a blob by Set Metadata under If-Match."""
+        """Replace the metadata of a blob by Set Metadata with If-Match."""
         match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **match, **_ONCE))
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete a blob by Delete Blob under If-Match.
+        """Delete a blob by Delete Blob with If-Match.
 
         If a blob does not exist, some services respond that the condition failed. In that case, the blob is read to
         find out.
@@ -258,7 +257,7 @@ class BlobObjects:
 
 
 class _Dated:
-    """The service's clock, from the Date header of its last response."""
+    """Tracks the service's clock by the Date header of its last response."""
 
     def __init__(self, skew: SkewWarning) -> None:
         self._skew = skew

@@ -1,8 +1,8 @@
 """Converts a lease to the blobs that the event processors of the Azure SDKs use, and back.
 
-`<namespace>/<hub>/<group>/ownership/<partition>` contains `ownerid`. If it is missing or empty, the lease has no owner.
-`<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and `sequencenumber`. All names are in lower case,
-and the data is in the metadata of empty blobs.
+`<namespace>/<hub>/<group>/ownership/<partition>` contains `ownerid`. If `ownerid` is missing or empty, the lease has no
+owner. `<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and `sequencenumber`. All names are in lower
+case, and the data is in the metadata of empty blobs.
 
 Fields that the SDKs do not know are stored as additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
 `throughputkbps`, `notes`, `position`, `had`). When a worker of an SDK writes a blob, it omits this metadata, which is
@@ -149,7 +149,7 @@ class EventHubLayout:
         )
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Return the new metadata of the ownership. Never called, because the layout has no notes blob."""
+        """Return the new metadata of the ownership. This is never called, because the layout has no notes blob."""
         return self.ownership(stored, before, after)
 
     @property
@@ -158,7 +158,7 @@ class EventHubLayout:
 
 
 def _is_partition(key: str) -> bool:
-    """Return whether a partition may have this id: a number without leading zeros. A blob `007` is not partition 7."""
+    """Return whether this is the id of a partition, a number without leading zeros. A blob `007` is not partition 7."""
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 

@@ -168,7 +168,7 @@ class GcsObjects:
         return self._read(get_one)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Create an object if there is none, whose generation is then 0."""
+        """Create an object if none exists, which is the case if its generation is 0."""
         return self._put(name, fields, 0)
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:

@@ -37,7 +37,7 @@ _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not
 
 @frozen
 class ObjectLayout:
-    """The layout of objects below the prefix `above`; "" means the whole container or bucket."""
+    """The layout of objects below the prefix `above`. An empty prefix means the whole container or bucket."""
 
     above: str = ""
 
@@ -64,7 +64,7 @@ class ObjectLayout:
         return key if key and self.name(key, part) == name else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """Parse the objects of a lease; return None if there is no checkpoint object."""
+        """Parse the objects of a lease. Return None if there is no checkpoint object."""
         if parts.checkpoint is None:
             return None
         fields = parts.checkpoint.fields

@@ -89,7 +89,7 @@ class S3Objects:
     ) -> None:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
-        # Reads may be repeated. If a write were sent twice, its own first try could make the second fail.
+        # Reads may be repeated. A write must not be sent twice, because its first attempt could make the second fail.
         with self._translated():
             self._reads = _client(region, endpoint, timeouts, session)
             self._writes = _client(region, endpoint, evolve(timeouts, attempts=1), session)
@@ -151,15 +151,15 @@ class S3Objects:
         return None
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Create an object by PutObject under If-None-Match: *."""
+        """Create an object by PutObject with If-None-Match: *."""
         return self._put(name, fields, {"IfNoneMatch": "*"})
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace an object by PutObject under If-Match."""
+        """Replace an object by PutObject with If-Match."""
         return self._put(name, fields, {"IfMatch": f'"{etag}"'})
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete an object by DeleteObject under If-Match."""
+        """Delete an object by DeleteObject with If-Match."""
         with self._translated():
             try:
                 self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
@@ -206,7 +206,8 @@ class S3Objects:
                 self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
                 if _code(error) in _NO_CONDITIONS:
-                    self._reads.put_object(**request)  # the name identifies the content, so this cannot change it
+                    self._reads.put_object(**request)  # the name identifies the content, so this write cannot change
+                    # the content
                 elif _code(error) not in _EXISTS:
                     raise
 

@@ -1,7 +1,7 @@
-"""Stores leases in objects under ETags: ownership, checkpoint and, in some layouts, notes.
+"""Stores each lease in objects with ETags, which are the ownership, the checkpoint and, in some layouts, the notes.
 
 The conditions are those of `leasehold.stores.writes`. This module orders the writes of a lease's objects. The docstring
-of `leasehold.stores.objects` explains the order, and what a crash between two writes leaves.
+of `leasehold.stores.objects` explains the order, and the state after a crash between two writes.
 
 1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
    has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
@@ -57,7 +57,7 @@ checkpoint is a lease.
 
 
 class EtagStore:
-    """A store of leases in one layout in one container or bucket. Thread-safe.
+    """A store of leases in one layout, in one container or bucket. Thread-safe.
 
     The store caches the objects of each lease as last read, so a renewal is one conditional write without a read. If
     the cache is stale, the write is rejected and the lease is read again.
@@ -106,7 +106,7 @@ class EtagStore:
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Write the lease's objects one by one, each under its ETag, in the order given by the rules above."""
+        """Write the lease's objects one by one, each conditional on its ETag, in the order of the rules above."""
         match write:
             case CreateLease(lease):
                 key, lease = lease.key, created(lease)
@@ -140,9 +140,9 @@ class EtagStore:
         return ObjectCells(self._objects, folder, page_leases=self._page_leases)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:
-        """Return whether there are rows of layout `sessions`, and of this layout.
+        """Return whether there are rows of layout `sessions`, and whether there are rows of this layout.
 
-        Without rows of layout `sessions`, this layout is checked only if `requested`.
+        If there are no rows of layout `sessions`, this layout is checked only if `requested`.
         """
         if not isinstance(self._layout, ObjectLayout):
             return False, True  # the Azure SDKs' layout is never in layout sessions
@@ -192,7 +192,7 @@ class EtagStore:
         checkpoint_first = moved and (after.ended or after.owner != before.owner)
         ownership = layout.ownership(parts.fields("ownership"), before, after)
         if moved:
-            # Raises if the layout cannot store the position, before anything is written.
+            # If the layout cannot store the position, this raises an exception before anything is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
         if just_read and before.next_owner and moved and not checkpoint_first:
             # Rule 1: another worker has requested the lease. The ownership was just read, and the gift will renew it.

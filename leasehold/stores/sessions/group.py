@@ -4,7 +4,7 @@ Callers submit tickets, and one of the callers writes all waiting tickets. A pat
 for the leases that were written together in the previous round. A ticket that is not patient is written at once,
 together with all tickets that wait (G2).
 
-1. A group write replaces the row as it was last written or read here, and never creates it (G3).
+1. A group write replaces the row that was last written or read here, and never creates a row (G3).
 2. If a write is rejected or its response is lost, the page is read before it is written again. That read shows what is
    stored, and the next write makes any write still under way fail (G8).
 3. A ticket is evaluated when it is written, based on the page and the row of the lease at that moment.
@@ -97,7 +97,7 @@ class Tickets(Protocol):
 
 
 class SyncPrimitives(Protocol):
-    """The clock, locks and queues that a store uses to wait. They belong to a scheduler."""
+    """The clock, locks and queues of a scheduler, such as threads. A store uses them to wait."""
 
     def clock(self) -> float:
         """Return monotonic seconds."""
@@ -116,7 +116,7 @@ class ThreadPrimitives:
     lock = staticmethod(threading.Lock)
 
     class TicketQueue(SimpleQueue[Any]):
-        """A queue whose `get` takes the time until which to wait."""
+        """A queue whose method `get` waits until a given time."""
 
         def get(self, until: float = math.inf) -> Any:  # type: ignore[override]  # noqa: ANN401
             """Remove and return the next ticket. Wait for one until this time, then return None."""
@@ -130,7 +130,7 @@ class ThreadPrimitives:
 
 @frozen
 class EntryChange:
-    """A change of a page: the new entry of a lease, or None to remove it, and its remark if that changes."""
+    """A change of a page. It has the new entry of a lease, or None to remove it, and the lease's new remark if any."""
 
     entry: SessionEntry | None
     remark: Remark | None = None
@@ -169,11 +169,11 @@ class Page:
         session: The session as last written or read.
         settled: Whether `session` certainly equals the stored row.
         ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written afterwards.
-        vanished: Whether the row no longer exists although leases may name it. `session` then contains the last known
-            positions (G14).
-        last: The count of the last group write with a ticket of the lease, by lease.
-        superseded: The epochs of entries that the next group write removes, by lease. The rows of these leases were
-            seen in a later epoch.
+        vanished: Whether the row no longer exists although leases may still name the session. `session` then contains
+            the last known positions (G14).
+        last: For each lease, the count of the last group write that contained one of its tickets.
+        superseded: For each entry that the next group write removes, its epoch, by lease. The row of each such lease
+            was read with a later epoch.
         remarks: The remarks as last written.
     """
 

@@ -65,7 +65,8 @@ class SessionEntry:
     Attributes:
         epoch: The epoch of the lease's row when the owner accepted the lease.
         position: The checkpoint.
-        frozen: "" unless the owner was stopped. "held" if it had accepted the lease before, "given" if it had not.
+        frozen: "" unless the owner was stopped. Otherwise, "held" if the owner had accepted the lease before, and
+            "given" if it had not.
     """
 
     epoch: int
@@ -80,7 +81,7 @@ class LeaseRow:
     Attributes:
         lease: The lease as of its last change of owner, without version and idle time.
         stamps: The stamps of its annotations. If row and remark disagree about an annotation, the higher stamp wins.
-        session: The session of its owner, or "" if it has no owner or an owner without a session.
+        session: The session of the lease's owner, or "" if the lease has no owner or its owner has no session.
         next_owners: The session of the next owner, or "".
         writes: The number of writes of the row. It differs in any two versions, so that no two have the same content.
         stored: The row as stored.
@@ -96,7 +97,7 @@ class LeaseRow:
 
 @frozen
 class Session:
-    """A session of a worker process. A process with many leases has several (pages).
+    """A session of a worker process. A process with many leases has several sessions, called pages.
 
     Attributes:
         worker: The worker.
@@ -368,6 +369,6 @@ def key_of(name: str) -> str | None:
 
 
 def epoch_and_count(version: str) -> tuple[int, int]:
-    """Split a version into epoch and count, each -1 if missing."""
+    """Split a version into epoch and count. Each of them is -1 if it is missing."""
     epoch, _, count = version.partition(".")
     return (int(epoch) if epoch.isdigit() else -1), (int(count) if count.isdigit() else -1)

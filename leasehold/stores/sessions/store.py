@@ -62,11 +62,11 @@ _TOUCHES = 4
 
 
 class SessionStore:
-    """A store of the leases in one table. Thread-safe. Each worker that writes through it has its own session.
+    """A store of the leases in one table. Thread-safe. Each worker that writes through the store has its own session.
 
     Args:
         cells: The rows of the table.
-        sync: The clock, locks and queues; by default those of Python's threads.
+        sync: The clock, locks and queues. The default is those of Python's threads.
         gather_seconds: How long a renewal or checkpoint waits, in seconds, to be written together with others.
         ids: Returns the id of a new session, which must be unique.
     """
@@ -149,7 +149,7 @@ class SessionStore:
         return tuple(joined_leases[key].lease for key in requested if key in joined_leases)
 
     def prove(self) -> None:
-        """Check that the service honors conditions. Raises StoreError if it does not."""
+        """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
         self._cells.prove()
 
     def close(self) -> None:
@@ -374,7 +374,7 @@ class SessionStore:
 
         if page.commit(Ticket(key, make, patient=write.patient)) is None or row is None:
             return None
-        # Use the row seen by `make`, because a stale listing may have dropped it from the cache since.
+        # Use the row that `make` has read, because a stale listing may have dropped it from the cache since.
         return Done(joined(row, page.session, page.remarks).lease)
 
     def _accept(self, joint: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
@@ -383,7 +383,7 @@ class SessionStore:
         count = epoch_and_count(seen.version)[1]
 
         def unclaimed(before: SessionEntry | None) -> bool:
-            # Another thread of this worker may have accepted the lease since it was seen.
+            # Another thread of this worker may have accepted the lease since it was read.
             return before is None if count < 0 else page.last.get(seen.key, 0) <= count
 
         if not self._entered(joint.row, after, page, unclaimed):
@@ -440,7 +440,7 @@ class SessionStore:
     def _stop(self, joint: JoinedLease, reason: str) -> bool:
         """Make the owner's next group write fail, so that the positions just read are its last (G4).
 
-        This replaces the version of the session that was read, so it fails if the owner has written since.
+        The write replaces the version of the session that was read, so it fails if the owner has written since.
 
         Args:
             joint: The lease as read.
@@ -610,7 +610,7 @@ def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malforme
 
 
 def _rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
-    """Return the rows of these leases among those that were read."""
+    """Return the rows of these leases, from the rows that were read."""
     names = {key: lease_name(key) for key in keys}
     return {key: valid_row(lease_row(key, stored[name])) for key, name in names.items() if name in stored}
 
