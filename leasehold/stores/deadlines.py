@@ -56,7 +56,7 @@ class Deadline:
         """Remove the deadline until the next restart."""
         self._end = math.inf
 
-    def keep(self, connection: socket.socket, receive: Callable[[], T]) -> T:
+    def run(self, connection: socket.socket, receive: Callable[[], T]) -> T:
         """Call `receive`, which uses this connection. Raises TimeoutError after the read timeout or the deadline."""
         connection.settimeout(self._seconds_left())
         try:
@@ -65,14 +65,14 @@ class Deadline:
             self._seconds_left()
             raise
 
-    def end(self, connection: socket.socket) -> None:
+    def restore_timeout(self, connection: socket.socket) -> None:
         """Restore the connection's own timeout for the next request."""
         if connection.fileno() >= 0:
             connection.settimeout(self._seconds)
 
     def _seconds_left(self) -> float:
-        if (left := self._end - self._clock()) > 0:
-            return min(left, self._seconds)
+        if (remaining := self._end - self._clock()) > 0:
+            return min(remaining, self._seconds)
         message = f"the response was not whole after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
         log.warning("%s: %s; the request is given up", self._host, message)
         raise TimeoutError(message)
@@ -89,11 +89,11 @@ class _Response(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # the stubs allow any buffer
-        return self._deadline.keep(self._connection, lambda: self._raw.readinto(buffer))
+        return self._deadline.run(self._connection, lambda: self._raw.readinto(buffer))
 
     def close(self) -> None:
         if not self.closed:
-            self._deadline.end(self._connection)
+            self._deadline.restore_timeout(self._connection)
             self._raw.close()
         super().close()
 

@@ -119,7 +119,7 @@ class DirectLine(Line):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Session())
-        ask, send = DirectCallsLine.ask, URLLib3Session.send
+        ask, send = DirectCallsLine.send, URLLib3Session.send
 
         def asked(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
             response = self._next(head, body)
@@ -136,7 +136,7 @@ class DirectLine(Line):
             head = b"x-amz-target: " + cast("bytes", request.headers["X-Amz-Target"])
             return self._next(head, cast("bytes", request.body)) or send(session, request)
 
-        monkeypatch.setattr(DirectCallsLine, "ask", asked)
+        monkeypatch.setattr(DirectCallsLine, "send", asked)
         monkeypatch.setattr(URLLib3Session, "send", sent)
 
     def _next(self, head: bytes, body: bytes) -> AWSResponse | None:

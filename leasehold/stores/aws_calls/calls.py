@@ -102,7 +102,7 @@ class _UnsupportedCallError(Exception):
     """A call has a property that direct calls do not support. The message describes that property."""
 
 
-def _keyed(key: bytes, text: str) -> bytes:
+def _hmac_sha256(key: bytes, text: str) -> bytes:
     return hmac.digest(key, text.encode(), "sha256")
 
 
@@ -130,14 +130,14 @@ class Signer:
     ) -> None:
         self._access_key, self._secret_key = access_key, secret_key
         self._scope = f"{region}/{service}/aws4_request"
-        names = sorted({*headers, DATE})
-        self.signed = ";".join(names)
+        header_names = sorted({*headers, DATE})
+        self.signed = ";".join(header_names)
         """The names of the signed headers."""
         # In the canonical form, values have no leading or trailing spaces, and no two spaces in a row.
-        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in names]
-        index = names.index(DATE)
-        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:index])}{DATE}:"
-        self._canonical_tail = f"\n{''.join(lines[index:])}\n{self.signed}\n"
+        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in header_names]
+        date_index = header_names.index(DATE)
+        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE}:"
+        self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed}\n"
         self._day_key = "", b""  # a day and its key as one tuple, so that threads replace both at once
 
     def authorization(self, time: str, body: bytes) -> str:
@@ -146,12 +146,12 @@ class Signer:
         if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
             for scope_part in (day, *self._scope.split("/")):
-                key = _keyed(key, scope_part)
+                key = _hmac_sha256(key, scope_part)
             self._day_key = day, key
         canonical = f"{self._canonical_head}{time}{self._canonical_tail}{hashlib.sha256(body).hexdigest()}"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         scope = f"{day}/{self._scope}"
-        signature = _keyed(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
+        signature = _hmac_sha256(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
         return f"{ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={self.signed}, Signature={signature}"
 
 
@@ -168,21 +168,21 @@ class Pattern:
         line: The connections.
     """
 
-    keys: object
-    form: str
+    credentials: object
+    content_type: str
     url: str
     head: str
     signer: Signer
-    line: KeptConnections
+    connections: KeptConnections
 
-    def ask(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
+    def send(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
         """Make a call. Raises the exceptions of `KeptConnections.ask`."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
             f"Authorization: {self.signer.authorization(now, body)}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        return self.line.ask(head.encode("latin-1"), body, repeatable=repeatable)
+        return self.connections.send(head.encode("latin-1"), body, repeatable=repeatable)
 
 
 class DirectCalls:
@@ -200,8 +200,8 @@ class DirectCalls:
         self._unsupported: set[str] = set()
         self._thread_state, self._lock = local(), Lock()
         for operation in operations:
-            client.meta.events.register_last(f"before-send.{self._service}.{operation}", self._sent)
-            client.meta.events.register_first(f"needs-retry.{self._service}.{operation}", self._answered)
+            client.meta.events.register_last(f"before-send.{self._service}.{operation}", self._before_send)
+            client.meta.events.register_first(f"needs-retry.{self._service}.{operation}", self._after_response)
 
     def call(
         self,
@@ -228,13 +228,13 @@ class DirectCalls:
             return boto3_call()
         if isinstance(outcome, CompleteResponse):
             checksum = outcome.headers.get("x-amz-crc32")
-            plain = (
+            is_plain = (
                 outcome.status == OK
                 and outcome.headers.get("content-type") == content_type
                 and "content-encoding" not in outcome.headers
                 and (checksum is None or checksum == str(crc32(outcome.body)))
             )
-            if plain and (result := parse(outcome.body)) is not None:
+            if is_plain and (result := parse(outcome.body)) is not None:
                 return result
         self._thread_state.outcome = outcome
         try:
@@ -251,17 +251,17 @@ class DirectCalls:
     def _outcome(self, operation: str, body: bytes, content_type: str, *, repeatable: bool) -> DirectOutcome | None:
         """Make a direct call. Return None if nothing was sent, so that boto3 must make the call."""
         pattern = self._patterns.get(operation)
-        if pattern is None or pattern.form != content_type:
+        if pattern is None or pattern.content_type != content_type:
             return None
         try:
-            if pattern.keys != _NETWORK(self._client)[4].get_frozen_credentials():
+            if pattern.credentials != _NETWORK(self._client)[4].get_frozen_credentials():
                 self._patterns.pop(operation, None)  # rule 2
                 return None
         except Exception:  # noqa: BLE001  boto3 encounters the same error and raises it
             return None
         url: Any = {"endpoint_url": pattern.url}
         try:
-            return pattern.ask(body, repeatable=repeatable)
+            return pattern.send(body, repeatable=repeatable)
         except ResponseTimeout as error:
             return ReadTimeoutError(**url, error=error.__cause__)
         except ResponseCutOff as fault:
@@ -269,10 +269,10 @@ class DirectCalls:
         except ConnectFailed as fault:
             if isinstance(fault.__cause__, ssl.SSLError):
                 return None  # boto3 decides whether it trusts the server
-            kind = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
-            return kind(**url, error=fault.__cause__)
+            error_class = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
+            return error_class(**url, error=fault.__cause__)
 
-    def _sent(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
+    def _before_send(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
         """Return the outcome of a direct call to boto3 if there is one. Otherwise, remember boto3's request."""
         outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
         self._thread_state.outcome, self._thread_state.request = None, None
@@ -284,7 +284,7 @@ class DirectCalls:
         raw = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
         return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
 
-    def _answered(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
+    def _after_response(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
         """Use a successful call by boto3 as the pattern for later calls."""
         request, self._thread_state.request = getattr(self._thread_state, "request", None), None
         # Ignore the response if boto3 did not use its own connections, because a test or another library supplied it
@@ -318,35 +318,39 @@ class DirectCalls:
             for handler in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
                 _check_ours(handler)
         _check_ours(vars(BaseClient)["_make_api_call"])
-        parts = urlsplit(request.url)
+        url_parts = urlsplit(request.url)
         if certificate or not verify or proxies.proxy_url_for(request.url):
             raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
-        if request.method != "POST" or (parts.path, parts.query, parts.username) != ("/", "", None):
-            raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {parts.path}")
-        default = {"http": 80, "https": 443}[parts.scheme]
-        host = parts.netloc if parts.port not in {None, default} else parts.netloc.removesuffix(f":{default}")
+        if request.method != "POST" or (url_parts.path, url_parts.query, url_parts.username) != ("/", "", None):
+            raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {url_parts.path}")
+        default = {"http": 80, "https": 443}[url_parts.scheme]
+        host = (
+            url_parts.netloc if url_parts.port not in {None, default} else url_parts.netloc.removesuffix(f":{default}")
+        )
         headers = {
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
             for name, value in request.headers.items()
         }
-        if unknown := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
-            raise _UnsupportedCallError(f"headers that are not known: {', '.join(sorted(unknown))}")
+        if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
+            raise _UnsupportedCallError(f"headers that are not known: {', '.join(sorted(unknown_headers))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
-        signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+        signed_headers = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
         fields = {**headers, "host": host}
         signer = Signer(
             keys.access_key,
             keys.secret_key,
             region=region,
             service=service,
-            headers={name: fields[name] for name in signed if name != DATE},
+            headers={name: fields[name] for name in signed_headers if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
             raise _UnsupportedCallError(f"it is not signed by {ALGORITHM} as it is known here")
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _VARIABLE_HEADERS)
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
-        connections = self._kept_connections(parts.scheme, parts.hostname or "", parts.port or default, verify, options)
+        connections = self._kept_connections(
+            url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
+        )
         return Pattern(keys, headers["content-type"], request.url, head, signer, connections)
 
     def _kept_connections(

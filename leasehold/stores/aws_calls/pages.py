@@ -19,13 +19,13 @@ from attrs import frozen
 Parse = Callable[[bytes], Any]
 """A parser of JSON, which raises ValueError for anything else."""
 
-_BORDER = b"}},{"
-_BEGINS = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
+_ROW_BORDER = b"}},{"
+_PAGE_START = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
 """Matches the beginning of a page from DynamoDB. A page that begins differently is parsed as a whole."""
-_ENDS = b"}}]"
+_PAGE_END = b"}}]"
 
 
-class Unsplit(Exception):
+class SplitError(Exception):
     """A page was split at something that is not a border between rows."""
 
 
@@ -48,7 +48,7 @@ class UnparsedRows(Sequence[Any]):
         try:
             return self.parse(b"{" + text + b"}}")
         except ValueError:
-            raise Unsplit from None
+            raise SplitError from None
 
     def items(self) -> list[Any]:
         """Parse all rows at once. Raises LookupError if they are not JSON."""
@@ -67,9 +67,9 @@ class UnparsedRows(Sequence[Any]):
     @overload
     def __getitem__(self, index: int) -> Any: ...  # noqa: ANN401  as `item`
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Any]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        return self.items()[place]
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.items()[index]
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other sequence has the same items."""
@@ -80,7 +80,7 @@ class UnparsedRows(Sequence[Any]):
 
 def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
     """Parse a page except for its rows, which become `UnparsedRows`. Return None if it must be parsed as a whole."""
-    beginning, end = _BEGINS.match(body), body.rfind(_ENDS)
+    beginning, end = _PAGE_START.match(body), body.rfind(_PAGE_END)
     if beginning is None or end < beginning.end():
         return None
     start = beginning.end()
@@ -90,5 +90,5 @@ def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
         return None
     if not isinstance(page, dict) or page.get("Items") != []:
         return None
-    rows = UnparsedRows(body[start:end].split(_BORDER), body[start - 2 : end + 3], parse)
+    rows = UnparsedRows(body[start:end].split(_ROW_BORDER), body[start - 2 : end + 3], parse)
     return {**page, "Items": rows}

@@ -13,7 +13,7 @@ from leasehold.stores.aws_calls.pages import page_of
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_dynamodb import DynamoDBClient
 
-_FORM = "application/x-amz-json-1.0"
+_CONTENT_TYPE = "application/x-amz-json-1.0"
 BINARY = (b'"B"', b'"BS"')
 """The names of the binary types, whose values are strings in JSON.
 
@@ -37,14 +37,19 @@ def call_directly(client: "DynamoDBClient") -> None:
     """Make this client send the calls in `OPERATIONS` directly."""
     calls, close = DirectCalls(client, OPERATIONS), client.close
 
-    def ask(operation: str, again: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
+    def call(operation: str, may_repeat: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
         try:
             body = orjson.dumps(arguments)
         except TypeError:  # a value that JSON cannot represent
             return boto3_call(**arguments)
         parse = _page if operation == "Scan" else _parse
         return calls.call(
-            operation, body, _FORM, parse=parse, boto3_call=partial(boto3_call, **arguments), repeatable=again
+            operation,
+            body,
+            _CONTENT_TYPE,
+            parse=parse,
+            boto3_call=partial(boto3_call, **arguments),
+            repeatable=may_repeat,
         )
 
     def close_all() -> None:
@@ -53,7 +58,7 @@ def call_directly(client: "DynamoDBClient") -> None:
 
     for operation, repeatable in OPERATIONS.items():
         name = xform_name(operation)
-        setattr(client, name, partial(ask, operation, repeatable, getattr(client, name)))
+        setattr(client, name, partial(call, operation, repeatable, getattr(client, name)))
     client.close = close_all  # type: ignore[method-assign]  # the class is boto3's
 
 

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.dynamodb.rows import KEY, Item, key_of, of_application, text
+from leasehold.stores.dynamodb.rows import KEY, Item, application_query, key_of, text
 from leasehold.stores.requests import ObjectFields, Stored
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ PAGE_LEASES = 400
 
 _OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
-_VERSION, _FIELDS, _SMALL = "version", "fields", "small"
+_VERSION, _FIELDS, _COMPRESSED = "version", "fields", "small"
 _FIELDS_BYTES_MAX = 1 << 22
 """The maximum size of decompressed fields. A larger row is not one of ours."""
 
@@ -75,17 +75,17 @@ class DynamoCells:
         prove: Callable[[], None],
         prefix: str = "",
     ) -> None:
-        self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, call, prove, prefix
+        self._clients, self._table, self._call, self.prove, self._prefix = clients, table, call, prove, prefix
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
         """Return the rows with these prefixes, in one scan. Raises StoreError if there are leases in another layout."""
         request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": consistent}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            read_page, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
+            read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
         rows: list[Stored] = []
         while True:
-            page = self._ask(read_page, request)
+            page = self._call(read_page, request)
             rows += [_stored(self._table, item) for item in page["Items"]]
             if not (last_key := page.get("LastEvaluatedKey")):
                 return tuple(row for row in rows if row.name.startswith(prefixes))
@@ -94,7 +94,7 @@ class DynamoCells:
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         """Return the rows with these names that exist. With `stale_ok`, the read costs half as much."""
         keys = [key_of(name, self._prefix) for name in dict.fromkeys(names)]
-        get = partial(self._ask, self._clients.reads.batch_get_item)
+        get = partial(self._call, self._clients.reads.batch_get_item)
         items = items_of(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
         return {row.name: row for row in (_stored(self._table, item) for item in items)}
 
@@ -104,13 +104,18 @@ class DynamoCells:
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row by PutItem, if it still has this version."""
-        return self._put(name, fields, _is(version), version)
+        return self._put(name, fields, _version_condition(version), version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row by DeleteItem, if it still has this version."""
         try:
-            request = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version), **_OLD}
-            response = self._ask(self._clients.writes.delete_item, request, may_be_rejected=True)
+            request = {
+                "TableName": self._table,
+                "Key": key_of(name, self._prefix),
+                **_version_condition(version),
+                **_OLD,
+            }
+            response = self._call(self._clients.writes.delete_item, request, may_be_rejected=True)
         except ClientError:
             return name not in self.read([name])
         self._check(response, name, version)
@@ -126,10 +131,10 @@ class DynamoCells:
             **key_of(name, self._prefix),
             "entityType": text(CELL),
             _VERSION: text(version),
-            **_written(name, fields),
+            **_encoded_fields(name, fields),
         }
         try:
-            response = self._ask(
+            response = self._call(
                 self._clients.writes.put_item,
                 {"TableName": self._table, "Item": item, **condition, **_OLD},
                 may_be_rejected=True,
@@ -150,7 +155,7 @@ class DynamoCells:
             raise OutcomeUnknown(f"{self._table}: an answer is not about the write of row {name!r}")
 
 
-def _is(version: str) -> Mapping[str, Any]:
+def _version_condition(version: str) -> Mapping[str, Any]:
     return {
         "ConditionExpression": "#version = :version",
         "ExpressionAttributeNames": {"#version": _VERSION},
@@ -160,27 +165,29 @@ def _is(version: str) -> Mapping[str, Any]:
 
 def written_bytes(name: str, fields: ObjectFields) -> int:
     """Return the size of an item in bytes. The service counts the names and values of all attributes."""
-    ours = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_written(name, fields)}
-    return sum(len(attribute) + _size(value) for attribute, value in ours.items())
+    attributes = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_encoded_fields(name, fields)}
+    return sum(len(attribute) + _value_size(value) for attribute, value in attributes.items())
 
 
-def _size(value: Mapping[str, Any]) -> int:
+def _value_size(value: Mapping[str, Any]) -> int:
     match value:
         case {"S": str(string)}:
             return len(string.encode())
         case {"B": bytes(raw)}:
             return len(raw)
         case {"M": inner}:
-            return 3 + sum(1 + len(name) + _size(value) for name, value in inner.items())
+            return 3 + sum(1 + len(name) + _value_size(value) for name, value in inner.items())
         case _:
             raise AssertionError(value)
 
 
-def _written(name: str, fields: ObjectFields) -> Item:
+def _encoded_fields(name: str, fields: ObjectFields) -> Item:
     plain: Item = {_FIELDS: {"M": {field: text(value) for field, value in fields.items()}}}
-    if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # this leaves room for the key, the type and the version
+    if (
+        _value_size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100
+    ):  # this leaves room for the key, the type and the version
         return plain
-    return {_SMALL: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
+    return {_COMPRESSED: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
 
 def _stored(table: str, item: Item) -> Stored:
@@ -189,8 +196,8 @@ def _stored(table: str, item: Item) -> Stored:
         raise StoreError(f"{table}: row {name!r} is not of layout sessions; delete those of one of the layouts")
     fields: dict[str, str] = {}
     try:
-        if _SMALL in item:
-            raw: Any = item[_SMALL]["B"]
+        if _COMPRESSED in item:
+            raw: Any = item[_COMPRESSED]["B"]
             content = json.loads(zlib.decompressobj().decompress(bytes(raw), _FIELDS_BYTES_MAX))
         else:
             content = {field: value["S"] for field, value in item[_FIELDS]["M"].items()}
@@ -229,11 +236,13 @@ def items_of(
     for start in range(0, len(keys), BATCH):
         pending = [*keys[start : start + BATCH]]
 
-        def read_some(pending: list[Any] = pending) -> bool:
+        def read_pending(pending: list[Any] = pending) -> bool:
             page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
             rows = page["Responses"].get(table, ())
-            as_requested = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
-            if not as_requested or any({name: item.get(name) for name in pending[0]} not in pending for item in rows):
+            is_as_requested = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
+            if not is_as_requested or any(
+                {name: item.get(name) for name in pending[0]} not in pending for item in rows
+            ):
                 raise OutcomeUnknown(f"{table}: a response is about rows that were not requested")
             items.extend(rows)
             unprocessed = page.get("UnprocessedKeys", {}).get(table)
@@ -246,6 +255,6 @@ def items_of(
             wait=wait_random_exponential(multiplier=0.05, max=1),
             retry_error_callback=lambda _state: False,
         )
-        if not retrying(read_some):
+        if not retrying(read_pending):
             raise OutcomeUnknown(f"{table}: too busy to read {len(pending)} of {len(keys)} rows")
     return items

@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.balancer.watch import Reports
-from leasehold.stores.aws_calls.pages import UnparsedRows, Unsplit
+from leasehold.stores.aws_calls.pages import SplitError, UnparsedRows
 from leasehold.stores.fields import (
     COUNT_DIGITS,
     FIELDS,
@@ -33,8 +33,8 @@ from leasehold.stores.fields import (
     readable,
     shortened_repr,
 )
-from leasehold.stores.fields import name as named
-from leasehold.stores.fields import text as texted
+from leasehold.stores.fields import name as checked_name
+from leasehold.stores.fields import text as checked_text
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import counted
 
@@ -96,7 +96,7 @@ def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
     return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
 
 
-def of_application(prefix: str) -> Mapping[str, Any]:
+def application_query(prefix: str) -> Mapping[str, Any]:
     """Return the arguments of a query for the rows with this prefix."""
     return {
         "KeyConditionExpression": f"{APPLICATION} = :application",
@@ -202,7 +202,7 @@ class RowDecoder:
                 try:
                     self._read_unparsed(page, rows)
                     continue
-                except Unsplit:
+                except SplitError:
                     rows.truncate(lengths)
             for item in page:
                 self._read_item(item, rows)
@@ -238,7 +238,9 @@ class RowDecoder:
         if cached is not None:
             head, digits, tail, lease = cached
             annotations = tuple(ANNOTATION_PREFIX + name for name, _ in lease.annotations)
-            row = _updated(item, lease, annotations, _rest(page.item(head + digits + tail), annotations))
+            row = _updated_lease(
+                item, lease, annotations, _comparable_json(page.item(head + digits + tail), annotations)
+            )
         row = row or self._lease_or_none(item, rows)
         if row is None:
             return
@@ -256,13 +258,13 @@ class RowDecoder:
         value = key_attribute.get("S") if type(key_attribute) is dict else None
         key = value if type(value) is str else ""
         rest = self._rests.get(key)
-        row = None if rest is None else _updated(item, self._leases[key], *rest)
+        row = None if rest is None else _updated_lease(item, self._leases[key], *rest)
         if row is None:
             row = self._lease_or_none(item, rows)
             if row is None:
                 return
             annotations = tuple(sorted(attribute for attribute in item if attribute.startswith(ANNOTATION_PREFIX)))
-            self._rests[row.key] = annotations, _rest(item, annotations)
+            self._rests[row.key] = annotations, _comparable_json(item, annotations)
         self._leases[row.key] = row
         rows.leases.append(row)
 
@@ -280,9 +282,9 @@ class RowDecoder:
         return None
 
 
-def _updated(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
+def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
     """Return the lease with the item's counter and annotations, or None if anything else has changed or is invalid."""
-    if not rest or _rest(item, attributes) != rest:
+    if not rest or _comparable_json(item, attributes) != rest:
         return None
     count, epoch, annotations = item.get(_COUNT.item), lease.epoch, lease.annotations
     try:
@@ -292,14 +294,14 @@ def _updated(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes)
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
-                string = texted(attribute, _field_value(item, attribute, "S"))
+                string = checked_text(attribute, _field_value(item, attribute, "S"))
                 annotations = (*annotations[:index], (name, string), *annotations[index + 1 :])
     except BadRowField:
         return None
     return lease if epoch == lease.epoch and annotations is lease.annotations else lease.written(epoch, annotations)
 
 
-def _rest(item: Item, annotations: Iterable[str]) -> bytes:
+def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
     """Return the JSON of the row without its counter and these attributes, or b"" if JSON cannot represent the row."""
     rest = dict(item)
     for name in (_COUNT.item, *annotations):
@@ -330,7 +332,7 @@ def _name(item: Item) -> str:
 def _typed_value(item: Item, name: str, kind: str) -> str | None:
     """Return the value of this attribute, or None if it is missing or of another type."""
     try:
-        return texted(name, _field_value(item, name, kind))
+        return checked_text(name, _field_value(item, name, kind))
     except BadRowField:
         return None
 
@@ -350,13 +352,15 @@ def _lease(item: Item) -> Lease:
     lease = lease_of(
         values,
         ATTRIBUTES,
-        parents=tuple(prefix + parent for parent in sorted(named("parentShardId", parent) for parent in parents)),
+        parents=tuple(
+            prefix + parent for parent in sorted(checked_name("parentShardId", parent) for parent in parents)
+        ),
         owner=owner,
         next_owner=lease_owner if checkpoint_owner else (_text(item, "handoffTo") or None) if yields else None,
         yields=yields,
         leaving=checkpoint_owner is not None,
         annotations=tuple(
-            (name.removeprefix(ANNOTATION_PREFIX), texted(name, _field_value(item, name, "S")))
+            (name.removeprefix(ANNOTATION_PREFIX), checked_text(name, _field_value(item, name, "S")))
             for name in sorted(item)
             if name.startswith(ANNOTATION_PREFIX)
         ),
@@ -369,7 +373,9 @@ def _cell(item: Item, field: RowField) -> str | None:
     if _TYPE_LETTERS[field.kind] == "S":
         return _text(item, field.item)
     return (
-        texted(field.item, _field_value(item, field.item, "N")) if field.kind == "count" or field.item in item else None
+        checked_text(field.item, _field_value(item, field.item, "N"))
+        if field.kind == "count" or field.item in item
+        else None
     )
 
 
@@ -378,7 +384,7 @@ def _text(item: Item, name: str) -> str | None:
     value: Any = item.get(name, {"NULL": True})
     if isinstance(value, Mapping) and "NULL" in value:
         return None
-    return texted(name, _field_value(item, name, "S"))
+    return checked_text(name, _field_value(item, name, "S"))
 
 
 def _field_value(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the response may contain anything

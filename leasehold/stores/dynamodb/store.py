@@ -60,8 +60,8 @@ from leasehold.stores.dynamodb.rows import (
     KEY,
     Item,
     RowDecoder,
+    application_query,
     key_of,
-    of_application,
     text,
     to_item,
     to_lease,
@@ -92,10 +92,10 @@ def read_listings_quickly(client: "DynamoDBClient") -> None:
     """Make this client parse listings with orjson, if that is installed."""
     if orjson is not None:
         for operation in ("Scan", "Query"):
-            client.meta.events.register(f"before-parse.dynamodb.{operation}", _read)
+            client.meta.events.register(f"before-parse.dynamodb.{operation}", _parse_listing)
 
 
-def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
+def _parse_listing(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
     if response_dict["status_code"] >= _ERROR_STATUS or any(type_name in body for type_name in BINARY):
         return
@@ -197,8 +197,8 @@ def translated(table: str, *, writing: bool = False) -> Iterator[None]:
         code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
-            kind = NotWritten if writing and code in THROTTLED else OutcomeUnknown
-            raise kind(f"{table}: {code}: {message}") from error
+            error_class = NotWritten if writing and code in THROTTLED else OutcomeUnknown
+            raise error_class(f"{table}: {code}: {message}") from error
         advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
         raise StoreError(f"{table}: {code}: {advice}") from error
     except NoRegionError as error:
@@ -223,7 +223,7 @@ def is_missing(fault: StoreError) -> bool:
     return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
 
 
-def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
+def retry_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Make this call, and repeat it after a pause if it is throttled (rule 2)."""
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, ClientError) and code_of(error) in THROTTLED),
@@ -315,7 +315,7 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
         with translated(table):
             try:
-                unless_throttled(call, arguments)
+                retry_throttled(call, arguments)
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
                     raise
@@ -355,18 +355,18 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
         prefix: The prefix of one application, if many share the table.
     """
     keys = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
-    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
-    single, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
-    if keys in (single, shared) and all(kinds[name] == "S" for name, _ in keys):
-        if keys == single and prefix:
+    types = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
+    single_key, shared_key = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
+    if keys in (single_key, shared_key) and all(types[name] == "S" for name, _ in keys):
+        if keys == single_key and prefix:
             raise StoreError(
                 f"{table}: it is the table of one application, which Java workers may share; leases under a prefix "
                 f"want a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE): name another one"
             )
-        if keys == shared and not prefix:
+        if keys == shared_key and not prefix:
             raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
         return
-    shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
+    shape = ", ".join(f"{name} ({types[name]}, {role})" for name, role in keys)
     raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
 
 
@@ -383,7 +383,7 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
 
     def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
         # If leases are short, the client does not retry, but one throttled page must not fail the whole listing.
-        page = unless_throttled(read_page, request)
+        page = retry_throttled(read_page, request)
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
@@ -452,8 +452,8 @@ class DynamoStore:
         """Return every lease. If any page fails, the listing fails. A deleted table is created again."""
         try:
             return self._scan()
-        except StoreError as fault:
-            if not (self._create and is_missing(fault)):
+        except StoreError as error:
+            if not (self._create and is_missing(error)):
                 raise
         log.error("table %s was deleted while in use; creating it again", self._table)
         prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
@@ -524,11 +524,11 @@ class DynamoStore:
         request: dict[str, Any] = {"TableName": self._table, "Limit": 1}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            read_page, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
+            read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
         with translated(self._table):
-            rows = unless_throttled(read_page, request)["Items"]
-        ours = any(row.get("entityType") == text(CELL) for row in rows)
-        return ours, bool(rows) and not ours
+            rows = retry_throttled(read_page, request)["Items"]
+        has_cells = any(row.get("entityType") == text(CELL) for row in rows)
+        return has_cells, bool(rows) and not has_cells
 
     def cells(self) -> DynamoCells:
         """Return the table's rows as rows of layout `sessions`."""
@@ -539,7 +539,7 @@ class DynamoStore:
             rejection: ClientError | None = None
             with translated(self._table, writing=may_be_rejected):
                 try:
-                    return unless_throttled(call, arguments)
+                    return retry_throttled(call, arguments)
                 except ClientError as error:
                     if not may_be_rejected or code_of(error) != "ConditionalCheckFailedException":
                         raise
@@ -560,7 +560,7 @@ class DynamoStore:
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
         with translated(self._table, writing=True):
             try:
-                response: Mapping[str, Any] = unless_throttled(call, arguments)
+                response: Mapping[str, Any] = retry_throttled(call, arguments)
                 check_response(arguments, response)
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
