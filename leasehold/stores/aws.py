@@ -72,12 +72,12 @@ def session_of(
         ValueError: If the profile named by the URL or the environment does not exist, if the role is invalid, or if the
             caller passes a session although the options name credentials.
     """
-    profile, role, secret = options.get("profile"), options.get("role_arn"), options.get("external_id")
+    profile, role, external_id = options.get("profile"), options.get("role_arn"), options.get("external_id")
     if session is not None:
-        if profile or role or secret:
+        if profile or role or external_id:
             raise ValueError(f"{where}: choose one: the session given, or profile, role_arn and external_id")
         return session
-    if secret is not None and role is None:
+    if external_id is not None and role is None:
         raise ValueError(f"{where}: option 'external_id' needs option 'role_arn'")
     if role is not None and not ROLE.fullmatch(role):
         raise ValueError(f"{where}: option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME")
@@ -95,7 +95,7 @@ def session_of(
     import boto3  # noqa: PLC0415  slow, see above
 
     if role is not None:
-        botocore_session = with_providers([assumed_role(botocore_session, role, external_id=secret)], profile)
+        botocore_session = with_providers([assumed_role(botocore_session, role, external_id=external_id)], profile)
     return boto3.Session(botocore_session=botocore_session)
 
 
@@ -145,16 +145,16 @@ def assumed_role(
         client_options = {name: value for name, value in (("region_name", region), ("endpoint_url", endpoint)) if value}
         return botocore_session.create_client(service, **arguments | client_options)
 
-    def refreshed() -> Mapping[str, Any]:
+    def fetch_credentials() -> Mapping[str, Any]:
         if (source := botocore_session.get_credentials()) is None:
             raise NoCredentialsError
         extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
-        fetched: Mapping[str, Any] = AssumeRoleCredentialFetcher(
+        credentials: Mapping[str, Any] = AssumeRoleCredentialFetcher(
             sts, source, role, extra_args=extra
         ).fetch_credentials()
-        return fetched
+        return credentials
 
-    return _FixedCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
+    return _FixedCredentials(DeferredRefreshableCredentials(refresh_using=fetch_credentials, method="assume-role"))
 
 
 class _FixedCredentials(CredentialProvider):

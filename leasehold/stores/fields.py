@@ -89,8 +89,8 @@ of workers, which also encode whether the owner answers requests, and the annota
 
 def cells(lease: Lease) -> dict[str, Any]:
     """Return the values of a lease by field name, as in the JSON form. The layout encodes them."""
-    ends = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
-    first, last = ends or (None, None)
+    hash_keys = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
+    first, last = hash_keys or (None, None)
     return {
         "key": lease.key,
         "stream": lease.stream,
@@ -104,7 +104,7 @@ def cells(lease: Lease) -> dict[str, Any]:
         "checkpoint": lease.checkpoint.sequence,
         "sub": lease.checkpoint.sub,
         "token": lease.checkpoint.token,
-        "hash_range": ends,
+        "hash_range": hash_keys,
         "first_hash": first,
         "last_hash": last,
         "weight": None if lease.weight is None else kilobytes(lease.weight),
@@ -163,7 +163,7 @@ No real counter reaches this length. A counter of this length can still be incre
 which SQLite and Java store it.
 """
 
-SHOWN = 60
+SHOWN_LENGTH_MAX = 60
 """The maximum number of characters of an invalid value in an error message, so that the message fits on one line."""
 
 
@@ -205,9 +205,9 @@ def decimal(string: str, limit: int) -> int | None:
 
 
 def shortened_repr(value: object) -> str:
-    """Return the repr of an invalid value for an error message, cut after `SHOWN` characters."""
-    quoted = repr(value)
-    return quoted if len(quoted) <= SHOWN else f"{quoted[:SHOWN]}…"
+    """Return the repr of an invalid value for an error message, cut after `SHOWN_LENGTH_MAX` characters."""
+    value_repr = repr(value)
+    return value_repr if len(value_repr) <= SHOWN_LENGTH_MAX else f"{value_repr[:SHOWN_LENGTH_MAX]}…"
 
 
 def text(field: str, value: object) -> str:
@@ -228,7 +228,7 @@ def name(field: str, value: object) -> str:
     return text(field, value)
 
 
-def whole(field: str, value: str | int) -> int:
+def whole_number(field: str, value: str | int) -> int:
     """Parse a count of 0 or more. The digits are counted first, because Python does not convert thousands of digits."""
     digits = str(value)
     if not (digits.isascii() and digits.isdigit()):
@@ -332,7 +332,7 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "text": (text, ""),
     "names": (keys, ()),
     "worker": (lambda field, found: text(field, found) or None, None),
-    "count": (whole, 0),
+    "count": (whole_number, 0),
     "sequence": (text, _NEEDED),
     "hash key": (text, None),
     "KB/s": (weight, None),

@@ -131,9 +131,9 @@ class Statements:
 
     table: str
     schema: bytes
-    every: bytes
-    some: bytes
-    any: bytes
+    select_all: bytes
+    select_some: bytes
+    select_one: bytes
     insert: bytes
     update: bytes
     delete: bytes
@@ -231,12 +231,12 @@ class PostgresStore:
     def list(self) -> Listing:
         """Return a snapshot of all leases, sorted by key. A dropped table is created again if that is allowed."""
         try:
-            rows = self.rows(self._sql.every)
+            rows = self.rows(self._sql.select_all)
         except StoreError as fault:
             if not (self._create and isinstance(fault.__cause__, errors.UndefinedTable)):
                 raise
             self._prepare()
-            rows = self.rows(self._sql.every)
+            rows = self.rows(self._sql.select_all)
             log.error("%s was dropped while in use; created it again", self._location.name)  # noqa: TRY400  no traceback is needed
         self._seen = {row["key"]: row for row in rows}
         return listing_of(map(to_lease, rows))
@@ -244,7 +244,11 @@ class PostgresStore:
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Return these leases in the given order, without those that do not exist."""
         requested = tuple(keys)
-        rows = {row["key"]: row for row in self.rows(self._sql.some, {"keys": list(requested)})} if requested else {}
+        rows = (
+            {row["key"]: row for row in self.rows(self._sql.select_some, {"keys": list(requested)})}
+            if requested
+            else {}
+        )
         self._seen.update(rows)
         return tuple(valid_lease(to_lease(rows[key])) for key in requested if key in rows)
 
@@ -271,27 +275,27 @@ class PostgresStore:
         The check runs in a transaction that is rolled back, so other connections never see its rows.
         """
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
-        other = {**row, "owner": "another"}
+        changed_row = {**row, "owner": "another"}
         sql = self._sql
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            (durable,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
+            (setting,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
             probes = (
                 (sql.insert, row, 1),
                 (sql.insert, row, 0),
-                (sql.update, _replacing(row, other), 1),
-                (sql.update, _replacing(row, other), 0),
-                (sql.delete, _replacing(row, {}), 0),
-                (sql.delete, _replacing(other, {}), 1),
+                (sql.update, _update_arguments(row, changed_row), 1),
+                (sql.update, _update_arguments(row, changed_row), 0),
+                (sql.delete, _update_arguments(row, {}), 0),
+                (sql.delete, _update_arguments(changed_row, {}), 1),
             )
-            honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
-        if not honored:
+            are_honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
+        if not are_honored:
             raise StoreError(
                 f"{self._location.name} ignores the conditions of writes, or refuses what fits them (has it rules or "
                 "triggers?), so two workers could own one lease; name a table of its own"
             )
-        if durable["value"] in {"off", "local"}:
+        if setting["value"] in {"off", "local"}:
             raise StoreError(
-                f"{self._location.name}: synchronous_commit is {durable['value']} for this user, so that a checkpoint "
+                f"{self._location.name}: synchronous_commit is {setting['value']} for this user, so that a checkpoint "
                 "that was answered could be lost; ALTER ROLE … SET synchronous_commit = on"
             )
 
@@ -300,7 +304,7 @@ class PostgresStore:
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            connection.execute(statement, _replacing(row, row))
+            connection.execute(statement, _update_arguments(row, row))
 
     def standbys(self) -> tuple[int, str]:
         """Return the number of standby servers, and the names of those that commits wait for."""
@@ -318,7 +322,7 @@ class PostgresStore:
         """Return whether there are rows of layout `sessions`, and whether there are rows of this layout."""
         sql = cell_statements(self._location.table)
         (row,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS value", {"table": sql.table})
-        return bool(row["value"] and self.rows(sql.any)), bool(self.rows(self._sql.any))
+        return bool(row["value"] and self.rows(sql.select_one)), bool(self.rows(self._sql.select_one))
 
     def close(self) -> None:
         """Close all connections."""
@@ -331,7 +335,7 @@ class PostgresStore:
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
-        self.rows(self._sql.some, {"keys": []})
+        self.rows(self._sql.select_some, {"keys": []})
 
     def rows(self, statement: bytes, values: SqlRow | None = None) -> Sequence[DictRow]:
         """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
@@ -349,7 +353,7 @@ class PostgresStore:
         return retrying(read)
 
     def _read(self, key: str) -> SqlRow | None:
-        row = next(iter(self.rows(self._sql.some, {"keys": [key]})), None)
+        row = next(iter(self.rows(self._sql.select_some, {"keys": [key]})), None)
         if row:
             self._seen[key] = row
         else:
@@ -373,7 +377,7 @@ class PostgresStore:
             if after is None:
                 return True
         else:
-            statement, arguments = self._sql.update if after else self._sql.delete, _replacing(row, values)
+            statement, arguments = self._sql.update if after else self._sql.delete, _update_arguments(row, values)
         self._seen.pop(key, None)  # if the outcome is unknown, the next write reads the row first
         with self.connection() as connection:
             try:
@@ -472,25 +476,25 @@ class PostgresCells:
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
-        rows = self._store.rows(self._sql.every)
+        rows = self._store.rows(self._sql.select_all)
         return tuple(cell_of(row) for row in rows if row["name"].startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist, as a snapshot."""
-        rows = self._store.rows(self._sql.some, {"names": [*names]}) if names else ()
+        rows = self._store.rows(self._sql.select_some, {"names": [*names]}) if names else ()
         return {row["name"]: cell_of(row) for row in rows}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless it exists."""
-        return self._written(self._sql.insert, name, fields)
+        return self._write(self._sql.insert, name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Update a row, if it still has this version."""
-        return self._written(self._sql.update, name, fields, version)
+        return self._write(self._sql.update, name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row, if it still has this version."""
-        return self._written(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
+        return self._write(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
 
     def prove(self) -> None:
         """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not."""
@@ -500,7 +504,7 @@ class PostgresCells:
         """Close all connections."""
         self._store.close()
 
-    def _written(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
+    def _write(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
         new_version = uuid4().hex
         values = {"name": name, "fresh": new_version, "fields": json.dumps(dict(fields)), "version": version}
         with self._store.connection() as connection:
@@ -515,7 +519,7 @@ def _values(lease: Lease) -> dict[str, Any]:
     return {**to_row(lease), "yields": lease.yields}
 
 
-def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
+def _update_arguments(row: SqlRow, values: SqlRow) -> SqlRow:
     """Return the arguments of a statement that replaces `row` with these values."""
     return {**values, **{f"was_{name}": row[name] for name in COLUMNS}}
 

@@ -30,7 +30,7 @@ from attrs import evolve, frozen
 
 from leasehold.balancer.model import Lease, Version
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole
+from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole_number
 from leasehold.stores.printable import escaped
 
 ObjectFields = Mapping[str, str]
@@ -110,7 +110,7 @@ def age(service_now: float, last_modified: float) -> float:
     return max(0.0, service_now - last_modified - 1.0)
 
 
-def unanswered(status: int) -> bool:
+def is_outcome_unknown(status: int) -> bool:
     """Return whether this HTTP status means that the service is busy or has failed, so the outcome is unknown."""
     return status < 400 or status >= 500 or status in {408, 429}  # noqa: PLR2004  HTTP's status classes
 
@@ -131,9 +131,9 @@ class SkewWarning:
         """Compare the local clock with the service's, as read from a Date header (seconds since 1970)."""
         skew = self._clock() - service_now
         with self._lock:
-            skewed = abs(skew) > SKEW_SECONDS and not self._warned
-            self._warned = self._warned or skewed
-        if skewed:
+            must_warn = abs(skew) > SKEW_SECONDS and not self._warned
+            self._warned = self._warned or must_warn
+        if must_warn:
             log.warning(
                 "the local clock is %.0f s %s the storage service's; leases are judged by the service's clock",
                 abs(skew),
@@ -173,7 +173,7 @@ class Parts:
         stored = self.part(part)
         return stored.fields if stored else {}
 
-    def having(self, part: Part, stored: Stored | None) -> "Parts":
+    def replace(self, part: Part, stored: Stored | None) -> "Parts":
         """Return a copy of these parts with one object replaced."""
         return evolve(self, **{part: stored})
 
@@ -200,7 +200,7 @@ def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str])
     }
 
 
-def owned(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
+def with_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
     """Return the lease with the common fields of its ownership object, which `decode` decodes."""
     fields = parts.fields("ownership")
     owner = decode(fields, "ownerid") or None
@@ -287,25 +287,25 @@ def percent_decoded(fields: ObjectFields, name: str) -> str:
         raise BadRowField(name, "it is not UTF-8") from None
 
 
-def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
+def encode_cell(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
     """Encode a value of this kind as a string, or as "" if it need not be stored."""
     if cell in (None, "", []):
         return ""
     return percent_encoded(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
-def stamped(fields: ObjectFields) -> StampedAnnotations:
+def decode_annotations(fields: ObjectFields) -> StampedAnnotations:
     """Parse the annotations of one object."""
     pairs, annotations = from_json("notes", fields.get("notes", "{}")), {}
     for name, pair in pairs.items() if isinstance(pairs, dict) else [("", None)]:
         match pair:
             case [str(value), int(stamp)]:
-                annotations[text("notes", name)] = text("notes", value), whole("notes", stamp)
+                annotations[text("notes", name)] = text("notes", value), whole_number("notes", stamp)
             case _:
                 raise BadRowField("notes", "not an object of [text, counter] pairs")
     return annotations
 
 
-def stamps(annotations: StampedAnnotations) -> str:
+def encode_annotations(annotations: StampedAnnotations) -> str:
     """Encode annotations as JSON, or as "" if there are none."""
     return json.dumps(annotations) if annotations else ""

@@ -144,10 +144,15 @@ class LeasePlaces:
     @property
     def says(self) -> str:
         """A sentence that contains all the numbers."""
-        bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
+        direction_text = {
+            "to": "bound for TO",
+            "from": "bound for FROM",
+            "closed": "all bound for TO, ending",
+            "": "staying",
+        }
         total = self.there + self.moving + self.gone
         places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
-        return f"{total} leases: {places}; {bound[self.way]}"
+        return f"{total} leases: {places}; {direction_text[self.way]}"
 
 
 def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
@@ -255,18 +260,18 @@ class SwapStore:
                 )
         self._tables, self._goal_name = tables, goal_name
         self._clock, self._look_seconds = clock, look_seconds
-        self._looked, self._goal, self._closed = -look_seconds, -1, False
+        self._last_look, self._goal, self._closed = -look_seconds, -1, False
         self.way: Direction = ""
         self._moving: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities that both tables have. Writes are grouped if one of the tables groups them."""
-        first, other = (table.capabilities for table in self._tables)
+        first, second = (table.capabilities for table in self._tables)
         return Capabilities(
-            owner_checked_checkpoint=first.owner_checked_checkpoint and other.owner_checked_checkpoint,
-            late_checkpoints=first.late_checkpoints and other.late_checkpoints,
-            groups_writes=first.groups_writes or other.groups_writes,
+            owner_checked_checkpoint=first.owner_checked_checkpoint and second.owner_checked_checkpoint,
+            late_checkpoints=first.late_checkpoints and second.late_checkpoints,
+            groups_writes=first.groups_writes or second.groups_writes,
         )
 
     # Reading
@@ -277,19 +282,19 @@ class SwapStore:
         rows = [{row.key: row for row in listing.leases} for listing in listings]
         control = rows[TO].pop(CONTROL, None)
         self._read_control(control, consistent=False)
-        ended = rows[FROM].pop(CONTROL, None)
+        from_control = rows[FROM].pop(CONTROL, None)
         if (
-            ended is not None
-            and ended.annotation(MOVED_TO) == self._goal_name
+            from_control is not None
+            and from_control.annotation(MOVED_TO) == self._goal_name
             and (control is None or control.annotation(MOVED_TO))
         ):
             reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later swap
-        bad = {row.key: row for listing in listings for row in listing.malformed}
-        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
+        malformed = {row.key: row for listing in listings for row in listing.malformed}
+        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - malformed.keys())
         pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
         leases = (pair.lease for pair in pairs.values())
         return Listing(
-            tuple(lease for lease in leases if lease is not None), tuple(bad.values()), listings[FROM].reports
+            tuple(lease for lease in leases if lease is not None), tuple(malformed.values()), listings[FROM].reports
         )
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -340,10 +345,10 @@ class SwapStore:
     def _current_goal(self) -> int:
         """Return the table to which leases move, or -1 if no lease moves or the control row cannot be read."""
         time = self._clock()
-        if time - self._looked >= self._look_seconds:
+        if time - self._last_look >= self._look_seconds:
             try:
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
-                self._looked = time
+                self._last_look = time
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
@@ -376,8 +381,10 @@ class SwapStore:
                 # Write only to the current row, because a checkpoint in the other row would be lost.
                 side, was_marked, seen = split_version(write.lease)
                 pair = self._pair(seen.key)
-                taken = not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
-                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or taken:
+                is_taken = (
+                    not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+                )
+                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or is_taken:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
@@ -388,12 +395,14 @@ class SwapStore:
         # that read although this write returns Done.
         move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
         # If an unmarked row has the expected version or owner, it is current, so the other table need not be read.
-        sent = evolve(write, lease=seen)
-        if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
+        table_write = evolve(write, lease=seen)
+        if side == FROM and isinstance(table_write, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
-            me = (write.lease.owner or "") if isinstance(sent, writes.RenewLease) else sent.me
-            sent = evolve(sent, annotations=(*sent.annotations, knows_annotation(me, self._goal_name)))
-        outcome = self._tables[side].write(sent)
+            me = (write.lease.owner or "") if isinstance(table_write, writes.RenewLease) else table_write.me
+            table_write = evolve(
+                table_write, annotations=(*table_write.annotations, knows_annotation(me, self._goal_name))
+            )
+        outcome = self._tables[side].write(table_write)
         if not isinstance(outcome, Done):
             current = self._pair(seen.key).lease
             by_owner = isinstance(write, _BY_OWNER) and not (
@@ -413,21 +422,21 @@ class SwapStore:
             return self._move_renewed(side, lease, lease.owner)
         return Done(joined(side, lease))
 
-    def _move_renewed(self, side: int, held: Lease, me: str) -> Outcome:
+    def _move_renewed(self, side: int, lease: Lease, me: str) -> Outcome:
         """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
 
         Raises OutcomeUnknown like any write. The owner's next write finds out where the lease is.
         """
         if len(self._moving) >= MOVES_AT_ONCE:  # concurrent threads may exceed this slightly
-            return Done(joined(side, held))
-        self._moving.add(held.key)
+            return Done(joined(side, lease))
+        self._moving.add(lease.key)
         try:
             # The release does not name the owner as `me`, so it is conditional on the version.
-            mark = self._tables[side].write(writes.ReleaseLease(held, "", MARK + me))
-            arrived = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
+            mark = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
+            moved_lease = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
-            self._moving.discard(held.key)
-        return self._lost(held.key) if arrived is None else Done(arrived)
+            self._moving.discard(lease.key)
+        return self._lost(lease.key) if moved_lease is None else Done(moved_lease)
 
     def move_unowned(self, seen: Lease, goal: int) -> Outcome:
         """Move a lease without an owner to table `goal`, unless it has changed. It has no owner there either.
@@ -438,15 +447,17 @@ class SwapStore:
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
         mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
-        arrived = self._complete_move(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
-        return self._lost(seen.key) if arrived is None else Done(arrived)
+        if not isinstance(mark, Done):
+            return self._lost(seen.key)
+        moved_lease = self._complete_move(side, evolve(mark.lease, owner=MARK), None)
+        return self._lost(seen.key) if moved_lease is None else Done(moved_lease)
 
-    def _complete_move(self, side: int, row: Lease, taker: str | None) -> Lease | None:
+    def _complete_move(self, side: int, row: Lease, new_owner: str | None) -> Lease | None:
         """Complete the move of a lease that was just marked. Return None if another worker has completed it."""
         pair = RowPair((None, None)).put(side, row)
         for _ in range(ATTEMPTS):
-            if (arrived := self._copy_and_claim(pair, taker)) is not None:
-                return arrived
+            if (moved_lease := self._copy_and_claim(pair, new_owner)) is not None:
+                return moved_lease
             pair = self._pair(row.key)
             if pair.row is None or pair.row.owner != row.owner or pair.side != side:
                 return None
@@ -466,9 +477,9 @@ class SwapStore:
                     writes.ClaimLease(me=me, annotations=annotations)
                     | writes.StealLease(me=me, annotations=annotations)
                 ):
-                    taker: str | None = me
+                    new_owner: str | None = me
                 case writes.TakeBackLease(me=me):
-                    taker = me
+                    new_owner = me
                 case (
                     writes.RenewLease()
                     | writes.CheckpointLease()
@@ -476,25 +487,25 @@ class SwapStore:
                     | writes.ReleaseLease()
                     | writes.AnnotateLease()
                 ) if lease.owner:
-                    taker = lease.owner
+                    new_owner = lease.owner
                 case writes.ResetLease() if lease.owner is None:
-                    taker = None
+                    new_owner = None
                 case _:
                     return Lost(key, lease)
-            arrived = self._copy_and_claim(pair, taker, annotations)
-            if arrived is None:
+            moved_lease = self._copy_and_claim(pair, new_owner, annotations)
+            if moved_lease is None:
                 continue
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
-                return Done(arrived)
-            return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
+                return Done(moved_lease)
+            return self.write(evolve(write, lease=evolve(moved_lease, weight=seen.weight)))
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _copy_and_claim(self, pair: RowPair, taker: str | None, annotations: Annotations = ()) -> Lease | None:
+    def _copy_and_claim(self, pair: RowPair, new_owner: str | None, annotations: Annotations = ()) -> Lease | None:
         """Copy a marked row to the other table and claim it there (W3, W4).
 
         Args:
             pair: The rows of the lease.
-            taker: The new owner, or None to leave the lease without an owner.
+            new_owner: The new owner, or None to leave the lease without an owner.
             annotations: The annotations to write with the claim.
 
         Returns:
@@ -512,7 +523,7 @@ class SwapStore:
             return None  # another worker was first
         # Annotate a row left from an earlier move as a copy before releasing it. Otherwise, a worker that has read the
         # two tables at different moments could take it for the current row.
-        new_epoch = row.epoch + (taker is None)
+        new_epoch = row.epoch + (new_owner is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
             (target.annotation(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
             (target.owner is not None, lambda old: writes.ReleaseLease(old, "")),
@@ -532,9 +543,9 @@ class SwapStore:
                 if not isinstance(outcome, Done):
                     return None
                 target = outcome.lease
-        if taker is None:
+        if new_owner is None:
             return joined(goal, target)
-        claim = table.write(writes.ClaimLease(target, taker, annotations))
+        claim = table.write(writes.ClaimLease(target, new_owner, annotations))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:

@@ -82,22 +82,22 @@ class Schemes(Mapping[str, Scheme]):
     """
 
     kind: str
-    own: Mapping[str, Scheme]
+    builtin: Mapping[str, Scheme]
 
     def __getitem__(self, scheme: str) -> Scheme:
         """Return the scheme with this name. Our own schemes take precedence. Raises KeyError if there is none."""
-        if scheme in self.own:
-            return self.own[scheme]
+        if scheme in self.builtin:
+            return self.builtin[scheme]
         module = plugins(self.kind)[scheme].load()
         return Scheme(module.__name__, frozenset(getattr(module, "OPTIONS", ())))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of all schemes."""
-        return iter({**self.own, **plugins(self.kind)})
+        return iter({**self.builtin, **plugins(self.kind)})
 
     def __len__(self) -> int:
         """Return the number of schemes."""
-        return len({**self.own, **plugins(self.kind)})
+        return len({**self.builtin, **plugins(self.kind)})
 
 
 def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
@@ -127,12 +127,12 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     has_slash_in_secret = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or has_slash_in_secret:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")
-    valid = schemes[parts.scheme].options
+    valid_options = schemes[parts.scheme].options
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in valid:
-            choice = f"choose among {', '.join(sorted(valid))}" if valid else f"this {kind} has none"
-            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid)}")
+        if name not in valid_options:
+            choice = f"choose among {', '.join(sorted(valid_options))}" if valid_options else f"this {kind} has none"
+            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid_options)}")
         if not value or name in options:
             hint = "in a shell, $Default and the like want single quotes around the URL"
             raise ValueError(f"{kind} URL: option {name!r} must have one value; {hint}")

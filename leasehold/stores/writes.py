@@ -16,7 +16,7 @@ from attrs.validators import instance_of, optional
 from leasehold.balancer.model import Annotations, Lease, Position, Version
 
 
-def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
+def _check_storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name}: {value!r} is not a str")
     try:
@@ -43,7 +43,7 @@ class CreateLease:
     lease: Lease = field(validator=instance_of(Lease))
 
     def __attrs_post_init__(self) -> None:
-        _storable(self, fields(CreateLease).lease, self.lease.key)
+        _check_storable(self, fields(CreateLease).lease, self.lease.key)
 
 
 @frozen
@@ -64,7 +64,7 @@ class ClaimLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
     annotations: Annotations = ()
 
 
@@ -86,7 +86,7 @@ class StealLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
     annotations: Annotations = ()
 
 
@@ -197,8 +197,8 @@ class ReleaseLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
-    to: str | None = field(default=None, validator=optional(_storable))
+    me: str = field(validator=_check_storable)
+    to: str | None = field(default=None, validator=optional(_check_storable))
 
 
 @frozen
@@ -223,7 +223,7 @@ class RequestLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
 
 
 @frozen
@@ -246,7 +246,7 @@ class WithdrawRequest:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
 
 
 @frozen
@@ -294,7 +294,7 @@ class TakeBackLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
 
 
 @frozen
@@ -314,8 +314,8 @@ class AnnotateLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    name: str = field(validator=_storable)
-    value: str = field(validator=_storable)
+    name: str = field(validator=_check_storable)
+    value: str = field(validator=_check_storable)
 
 
 @frozen
@@ -397,8 +397,8 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
         case CreateLease(lease):
             return created(lease) if stored is None else None
         case DeleteLease(lease):
-            fits = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
-            return lease if fits else None
+            condition_holds = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
+            return lease if condition_holds else None
         case _:
             return _changed(write, stored) if stored else None
 
@@ -413,29 +413,29 @@ def created(lease: Lease) -> Lease:
 
 def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
     expected = write.lease
-    as_seen = stored.version == expected.version and stored.owner == expected.owner
+    is_unchanged = stored.version == expected.version and stored.owner == expected.owner
     match write:
         case ClaimLease(me=me, annotations=annotations):
             return _owned_by(stored, me, annotations) if stored.version == expected.version else None
         case StealLease(me=me, annotations=annotations):
-            still_next = expected.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, annotations) if still_next and stored.owner == expected.owner else None
+            is_next_owner = expected.next_owner != me or stored.next_owner == me
+            return _owned_by(stored, me, annotations) if is_next_owner and stored.owner == expected.owner else None
         case RenewLease(annotations=annotations):
-            if not as_seen or (stored.ended and not expected.ended):
+            if not is_unchanged or (stored.ended and not expected.ended):
                 return None
-            return _weighed(stored, expected).written(stored.epoch + 1, merged(stored.annotations, annotations))
+            return _with_weight(stored, expected).written(stored.epoch + 1, merged(stored.annotations, annotations))
         case CheckpointLease(position=position):
-            if not (as_seen and _movable(stored, position)):
+            if not (is_unchanged and _may_move_to(stored, position)):
                 return None
-            row = _next(evolve(_weighed(stored, expected), checkpoint=position))
+            row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
             return _unowned(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # If the stored checkpoint is already as far or at SHARD_END, the former owner has nothing to add.
-            is_later = _movable(stored, position) and stored.checkpoint.order != position.order
+            is_later = _may_move_to(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
-            fits = stored.owner == me if expected.owner == me else stored.version == expected.version
-            return _next(evolve(_unowned(stored), owner=to)) if fits else None
+            condition_holds = stored.owner == me if expected.owner == me else stored.version == expected.version
+            return _with_next_epoch(evolve(_unowned(stored), owner=to)) if condition_holds else None
         case RequestLease(me=me):
             owner_answers = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
             return (
@@ -444,21 +444,21 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
                 else None
             )
         case WithdrawRequest(me=me):
-            requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
-            return evolve(stored, next_owner=None) if requested_by_me else None
+            is_requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
+            return evolve(stored, next_owner=None) if is_requested_by_me else None
         case GiveLease(position=position):
             next_owner_stays = (
                 stored.next_owner is not None
                 and stored.next_owner == expected.next_owner
                 and stored.leaving == expected.leaving
             )
-            if not (next_owner_stays and as_seen and _movable(stored, position)):
+            if not (next_owner_stays and is_unchanged and _may_move_to(stored, position)):
                 return None
             # The next owner of a KCL 3.x hand-off may be a worker that does not answer requests.
             row = evolve(_unowned(stored), owner=stored.next_owner, yields=not stored.leaving)
-            return _next(evolve(row, checkpoint=position))
+            return _with_next_epoch(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
-            return _owned_by(stored, me) if as_seen else None
+            return _owned_by(stored, me) if is_unchanged else None
         case AnnotateLease(name=name, value=value):
             annotated = evolve(stored, annotations=merged(stored.annotations, ((name, value),)))
             return annotated if stored.owner == expected.owner else None
@@ -472,7 +472,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             assert_never(write)
 
 
-def _next(stored: Lease) -> Lease:
+def _with_next_epoch(stored: Lease) -> Lease:
     return stored.written(stored.epoch + 1, stored.annotations)
 
 
@@ -485,17 +485,17 @@ def _owned_by(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
         leaving=False,
         annotations=merged(stored.annotations, annotations),
     )
-    return _next(row)
+    return _with_next_epoch(row)
 
 
 def _unowned(lease: Lease) -> Lease:
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
-def _weighed(stored: Lease, expected: Lease) -> Lease:
+def _with_weight(stored: Lease, expected: Lease) -> Lease:
     return stored if expected.weight in {None, stored.weight} else evolve(stored, weight=expected.weight)
 
 
-def _movable(stored: Lease, position: Position) -> bool:
+def _may_move_to(stored: Lease, position: Position) -> bool:
     """Return whether the checkpoint may move to this position. It never moves back, and never after SHARD_END."""
     return not stored.ended and stored.checkpoint.order <= position.order

@@ -111,7 +111,7 @@ def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, tabl
     statements = Statements.of((table,))
     row = dict.fromkeys(COLUMNS) | {"key": seen.key}
     with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
-        for statement in (statements.update, statements.delete, statements.some):
+        for statement in (statements.update, statements.delete, statements.select_some):
             parameters = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
             plan = str(connection.execute(b"EXPLAIN " + statement, parameters).fetchall())
             assert "Index" in plan

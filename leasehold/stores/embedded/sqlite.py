@@ -145,7 +145,7 @@ class SqliteStore:
                 self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
             )
             connection.row_factory = sqlite3.Row
-            connection.text_factory = _text
+            connection.text_factory = _decode_text
             if self._create:
                 # With WAL, readers and the writer do not wait for each other. synchronous=FULL is SQLite's default, so
                 # a checkpoint that returned Done survives a power failure.
@@ -158,7 +158,7 @@ class SqliteStore:
                     )
                 connection.execute(SCHEMA)
             connection.execute(f"{_SELECT} LIMIT 0")
-        self._files = (inode, *_files(self._path)[1:])
+        self._inodes = (inode, *_file_inodes(self._path)[1:])
         return connection
 
     @contextmanager
@@ -168,20 +168,21 @@ class SqliteStore:
         The path is checked before and after the connection is used, because changes to a replaced file are lost.
         """
         with self._lock, self._translated():
-            if self._replaced():
+            if self._is_replaced():
                 if not self._create and _inode(self._path) is None:
                     raise StoreError(f"{self._path}: the file was removed, and it is not created here")
                 log.error("%s was removed or replaced while in use; opening it again", self._path)
                 self._connection.close()
                 self._connection = self._open()
             yield self._connection
-            if self._replaced():
+            if self._is_replaced():
                 raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         # The write-ahead log may have been created since. If it existed before, it exists as long as we have it open.
         return any(
-            old_inode not in (None, inode) for old_inode, inode in zip(self._files, _files(self._path), strict=True)
+            old_inode not in (None, inode)
+            for old_inode, inode in zip(self._inodes, _file_inodes(self._path), strict=True)
         )
 
     @contextmanager
@@ -195,8 +196,10 @@ class SqliteStore:
                 sqlite3.SQLITE_READONLY,
             ):
                 raise StoreError(f"{self._path}: {error}; check the folder, the permissions and the table") from error
-            written = error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN and error.sqlite_errorcode not in _NOT_WRITTEN
-            raise (OutcomeUnknown if written else NotWritten)(f"{self._path}: {error}") from error
+            may_be_written = (
+                error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN and error.sqlite_errorcode not in _NOT_WRITTEN
+            )
+            raise (OutcomeUnknown if may_be_written else NotWritten)(f"{self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
 
@@ -261,7 +264,7 @@ _NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQ
 """The errors of transactions that were not committed, because another process has the lock or the disk is full."""
 
 
-def _files(path: str) -> tuple[_Inode | None, ...]:
+def _file_inodes(path: str) -> tuple[_Inode | None, ...]:
     """Return the current inodes of the file and of the two files of its write-ahead log."""
     return tuple(_inode(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
 
@@ -274,7 +277,7 @@ def _inode(path: str) -> _Inode | None:
     return status.st_dev, status.st_ino
 
 
-def _text(raw: bytes) -> str | bytes:
+def _decode_text(raw: bytes) -> str | bytes:
     """Decode a string, or return its bytes if they are not UTF-8. The driver's decoder would fail the whole read."""
     try:
         return raw.decode()

@@ -30,7 +30,7 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -44,9 +44,9 @@ _SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role
 
 def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
     """Raise LookupError if this is the response to another request. The service echoes the id of each request."""
-    name = "x-ms-client-request-id"
-    echoed = response.http_response.headers.get(name)
-    if echoed is not None and echoed != response.http_request.headers.get(name):
+    header = "x-ms-client-request-id"
+    echoed_id = response.http_response.headers.get(header)
+    if echoed_id is not None and echoed_id != response.http_request.headers.get(header):
         raise LookupError("it is the response to another request")
 
 
@@ -98,7 +98,7 @@ def open_container(
 ) -> ContainerClient:
     """Return a client of `account/container`, and create it if necessary. Raises ValueError or StoreError."""
     client = client_of(location, endpoint, request_seconds)
-    _ensure(client, create=create)
+    _ensure_container(client, create=create)
     return client
 
 
@@ -115,10 +115,10 @@ def client_of(location: str, endpoint: str | None, request_seconds: float | None
     )
     options: dict[str, Any] = {**_CLIENT, "retry_total": timeouts.attempts - 1, "transport": transport}
     # A variable set from a file may end with a newline, which would become part of the host name or the signature.
-    secret = os.environ.get(CONNECTION_STRING, "").strip()
-    if not secret.isprintable():
+    connection_string = os.environ.get(CONNECTION_STRING, "").strip()
+    if not connection_string.isprintable():
         raise StoreError(f"{CONNECTION_STRING}: it has a line end or another control character in it")
-    if not secret:
+    if not connection_string:
         url = endpoint or f"https://{account}.blob.core.windows.net"
         if not url.startswith("https://"):
             raise ValueError(
@@ -130,7 +130,7 @@ def client_of(location: str, endpoint: str | None, request_seconds: float | None
     if endpoint:
         raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
     try:
-        client = ContainerClient.from_connection_string(secret, container, **options)
+        client = ContainerClient.from_connection_string(connection_string, container, **options)
     except ValueError as error:
         raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from error
     without_credentials(client.url.partition("?")[0])
@@ -163,7 +163,7 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
     return full_namespace(namespace), hub, options.get("group", "$Default")
 
 
-def _ensure(client: ContainerClient, *, create: bool) -> None:
+def _ensure_container(client: ContainerClient, *, create: bool) -> None:
     """Check that the container exists, or create it.
 
     The check lists blobs, because an identity that may use a container might not be allowed to describe it.
@@ -189,29 +189,29 @@ class BlobObjects:
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all blobs whose names begin with `prefix`, without soft-deleted ones, old versions and snapshots."""
-        dated = _Dated(self._skew)
+        clock = _ServerClock(self._skew)
         with translated(self._container):
             blobs = self._container.list_blobs(
-                name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.observe
+                name_starts_with=prefix, include=["metadata"], raw_response_hook=clock.observe
             )
             # `dated.now` is the date of the page with this blob, because the next page is fetched only after the last
             # blob of this page.
-            objects = tuple(_stored(blob, dated.now) for blob in blobs)
+            objects = tuple(_stored(blob, clock.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists blobs that were not requested")
             return objects
 
     def get(self, name: str) -> Stored | None:
         """Return the blob with this name."""
-        dated = _Dated(self._skew)
+        clock = _ServerClock(self._skew)
         with translated(self._container):
             try:
-                blob = self._blob(name).get_blob_properties(raw_response_hook=dated.observe)
+                blob = self._blob(name).get_blob_properties(raw_response_hook=clock.observe)
             except ResourceNotFoundError as error:
                 if _code(error) == "BlobNotFound":
                     return None
                 raise
-            return _stored(blob, dated.now)
+            return _stored(blob, clock.now)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a blob by Put Blob, the only operation that honors If-None-Match: * everywhere."""
@@ -219,8 +219,8 @@ class BlobObjects:
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace the metadata of a blob by Set Metadata with If-Match."""
-        match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **match, **_ONCE))
+        condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **condition, **_ONCE))
 
     def delete(self, name: str, etag: str) -> bool:
         """Delete a blob by Delete Blob with If-Match.
@@ -228,10 +228,10 @@ class BlobObjects:
         If a blob does not exist, some services respond that the condition failed. In that case, the blob is read to
         find out.
         """
-        match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         with translated(self._container):
             try:
-                self._blob(name).delete_blob(**match, **_ONCE)
+                self._blob(name).delete_blob(**condition, **_ONCE)
             except HttpResponseError as error:
                 if _code(error) not in _REJECTED:
                     raise
@@ -256,7 +256,7 @@ class BlobObjects:
                 raise
 
 
-class _Dated:
+class _ServerClock:
     """Tracks the service's clock by the Date header of its last response."""
 
     def __init__(self, skew: SkewWarning) -> None:
@@ -292,7 +292,7 @@ def translated(container: ContainerClient) -> Iterator[None]:
         raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from error
     except HttpResponseError as error:
         status = error.status_code or 0
-        if unanswered(status):
+        if is_outcome_unknown(status):
             raise OutcomeUnknown(f"container {name!r}: no usable response (HTTP {status})") from error
         if status in _UNSIGNED:
             raise StoreError(f"container {name!r}: the service refused: {_code(error)}; {_SIGN_IN}") from error

@@ -16,9 +16,18 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, annotations, kilobytes, position, shortened_repr, text, weight, whole
+from leasehold.stores.fields import (
+    BadRowField,
+    annotations,
+    kilobytes,
+    position,
+    shortened_repr,
+    text,
+    weight,
+    whole_number,
+)
 from leasehold.stores.protocol import Capabilities
-from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
+from leasehold.stores.requests import ObjectFields, Part, Parts, owner_fields, with_owner_fields
 
 BEGINNING = "-1"
 """The offset and the sequence number just before the first event of a partition."""
@@ -100,19 +109,19 @@ class EventHubLayout:
             weight=weight("throughputkbps", fields.get("throughputkbps")),
             annotations=annotations("notes", fields.get("notes") or "{}"),
         )
-        return owned(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
+        return with_owner_fields(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new metadata of the ownership.
 
         `ownerid` is always present, even if empty, because the Python SDK cannot list a blob without it.
         """
-        ours = {
-            **owner_fields(before, after, _plain),
+        our_fields = {
+            **owner_fields(before, after, _checked_ascii),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": json.dumps(dict(after.annotations)) if after.annotations else "",
         }
-        return {name: value for name, value in {**stored, **ours}.items() if value or name == "ownerid"}
+        return {name: value for name, value in {**stored, **our_fields}.items() if value or name == "ownerid"}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new metadata of the checkpoint. Raises StoreError if the layout cannot store the position.
@@ -128,7 +137,7 @@ class EventHubLayout:
             # SDK drops these data, so repeated rows are then not detected.
             offset, _, written_rows = new_position.token.partition(" ")
             kept_fields |= (
-                {DEDUPLICATION: _plain(DEDUPLICATION, written_rows)}
+                {DEDUPLICATION: _checked_ascii(DEDUPLICATION, written_rows)}
                 if written_rows and len(written_rows) <= DEDUPLICATION_LENGTH_MAX
                 else {}
             )
@@ -136,16 +145,16 @@ class EventHubLayout:
                 raise StoreError(
                     f"checkpoint {new_position.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
                 )
-            return {**kept_fields, "offset": _plain("offset", offset), "sequencenumber": new_position.sequence}
+            return {**kept_fields, "offset": _checked_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
             return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
         # A worker of an SDK that does not know where to start reads from the beginning. Records repeat, but none is
         # lost.
-        beginning = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
+        beginning_fields = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
         return (
-            beginning
+            beginning_fields
             if new_position == TRIM_HORIZON
-            else {**beginning, "position": f"{new_position.sequence} {new_position.sub}"}
+            else {**beginning_fields, "position": f"{new_position.sequence} {new_position.sub}"}
         )
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
@@ -162,7 +171,7 @@ def _is_partition(key: str) -> bool:
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 
-def _plain(field: str, value: str) -> str:
+def _checked_ascii(field: str, value: str) -> str:
     if not (value.isascii() and value.isprintable() and value == value.strip()):
         raise StoreError(f"{field}: {value!r} cannot stand in a blob's metadata; use printable ASCII")
     return value
@@ -174,22 +183,22 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
     Some SDKs omit the offset or write a placeholder instead, and others do the same with the sequence number.
     """
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
-    numbered = number not in ("", BEGINNING)
+    has_number = number not in ("", BEGINNING)
     if offset == BEGINNING:
         if "position" not in fields:
             return TRIM_HORIZON
         sequence, _, sub = fields["position"].partition(" ")
-        return position("position", sequence, whole("position", sub))
+        return position("position", sequence, whole_number("position", sub))
     if offset == END_OF_STREAM:
         return LATEST
     if offset in NO_OFFSET:
-        return _numbered(number) if numbered else start
+        return _numbered_position(number) if has_number else start
     # Without a sequence number, the offset is enough to start from. Use 0, so that any other number counts as later.
     written_rows = fields.get(DEDUPLICATION, "")
-    return _numbered(number if numbered else "0", f"{offset} {written_rows}" if written_rows else offset)
+    return _numbered_position(number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset)
 
 
-def _numbered(number: str, offset: str = "") -> Position:
+def _numbered_position(number: str, offset: str = "") -> Position:
     if not (number.isascii() and number.isdigit()):
         raise BadRowField("sequencenumber", f"{shortened_repr(number)} is not a decimal sequence number")
     return position("sequencenumber", number, 0, text("offset", offset))

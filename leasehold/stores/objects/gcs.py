@@ -29,7 +29,7 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown
 from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
@@ -105,13 +105,13 @@ class GcsObjects:
             self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
         # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
-        self._once: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
+        self._request_options: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
 
     def ensure(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
 
         def list_one() -> None:
-            next(self._listed(max_results=1), None)
+            next(self._iterate_listing(max_results=1), None)
 
         try:
             self._read(list_one)
@@ -120,7 +120,8 @@ class GcsObjects:
                 raise
             if not self._project:
                 raise StoreError(
-                    f"{self._where}: it does not exist, and creating it needs a project; add ?project=… to the URL"
+                    f"{self._description}: it does not exist, and creating it needs a project; "
+                    "add ?project=… to the URL"
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
@@ -128,7 +129,7 @@ class GcsObjects:
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
             with self._translated():
                 try:
-                    self._client.create_bucket(new_bucket, location=self._location, **self._once)
+                    self._client.create_bucket(new_bucket, location=self._location, **self._request_options)
                 except GoogleAPICallError as error:
                     if error.code != HTTPStatus.CONFLICT:  # another worker has created it
                         raise
@@ -138,16 +139,16 @@ class GcsObjects:
         """Return all objects whose names begin with `prefix`."""
 
         def list_all() -> tuple[Stored, ...]:
-            objects = tuple(self._stored(blob) for blob in self._listed(prefix=prefix))
+            objects = tuple(self._stored(blob) for blob in self._iterate_listing(prefix=prefix))
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists objects that were not requested")
             return objects
 
         return self._read(list_all)
 
-    def _listed(self, **arguments: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
+    def _iterate_listing(self, **arguments: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
         """Iterate over a listing. Raises LookupError for a response that is not a page of a listing."""
-        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **arguments, **self._once)
+        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **arguments, **self._request_options)
         start_page = blobs._page_start  # noqa: SLF001  the library has no public access to the response
 
         def check_page(iterator: object, page: object, response: Mapping[str, Any]) -> None:
@@ -162,8 +163,8 @@ class GcsObjects:
         """Return the object with this name."""
 
         def get_one() -> Stored | None:
-            blob = self._bucket.get_blob(name, **self._once)
-            return blob and self._stored(_checked(blob, name))
+            blob = self._bucket.get_blob(name, **self._request_options)
+            return blob and self._stored(_checked_blob(blob, name))
 
         return self._read(get_one)
 
@@ -182,7 +183,7 @@ class GcsObjects:
             blob = self._bucket.blob(name, generation=int(etag))
             with self._translated():
                 try:
-                    self._unless_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._once))
+                    self._retry_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._request_options))
                 except (PreconditionFailed, NotFound):
                     pass
                 else:
@@ -198,20 +199,22 @@ class GcsObjects:
         blob.metadata = dict(fields)
 
         def put() -> None:
-            blob.upload_from_string(b"", content_type="application/json", if_generation_match=generation, **self._once)
+            blob.upload_from_string(
+                b"", content_type="application/json", if_generation_match=generation, **self._request_options
+            )
 
         with self._translated():
             try:
-                self._unless_throttled(put)
+                self._retry_throttled(put)
             except PreconditionFailed:
                 return None
-            return str(_checked(blob, name).generation)
+            return str(_checked_blob(blob, name).generation)
 
     def _stored(self, blob: storage.Blob) -> Stored:
         now = getattr(self._thread_clock, "now", None)
         fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
-        written = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
-        return Stored(blob.name, str(blob.generation), fields, written)
+        age_seconds = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
+        return Stored(blob.name, str(blob.generation), fields, age_seconds)
 
     def _update_clock(self, response: requests.Response, **_more: object) -> None:
         """Store the time in a response's Date header, for the thread that waits for the response."""
@@ -234,7 +237,7 @@ class GcsObjects:
 
         return retrying(send_once)
 
-    def _unless_throttled(self, write: Callable[[], T]) -> T:
+    def _retry_throttled(self, write: Callable[[], T]) -> T:
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, TooManyRequests)),
             stop=stop_after_attempt(TIMEOUTS.attempts),
@@ -244,7 +247,7 @@ class GcsObjects:
         return retrying(write)
 
     @property
-    def _where(self) -> str:
+    def _description(self) -> str:
         return f"bucket {self.bucket!r}"
 
     @contextmanager
@@ -253,23 +256,23 @@ class GcsObjects:
         try:
             yield
         except (TransportError, requests.RequestException) as error:
-            raise OutcomeUnknown(f"{self._where}: the service cannot be reached") from error
+            raise OutcomeUnknown(f"{self._description}: the service cannot be reached") from error
         except GoogleAPICallError as error:
             status = int(error.code or 0)
-            if unanswered(status):
-                raise OutcomeUnknown(f"{self._where}: no usable response (HTTP {status})") from error
+            if is_outcome_unknown(status):
+                raise OutcomeUnknown(f"{self._description}: no usable response (HTTP {status})") from error
             advice = _ADVICE.get(status, printable(text_of(error, 200)))
-            raise StoreError(f"{self._where}: the service refused (HTTP {status}): {advice}") from error
+            raise StoreError(f"{self._description}: the service refused (HTTP {status}): {advice}") from error
         except GoogleAuthError as error:
             if error.retryable:
-                raise OutcomeUnknown(f"{self._where}: the identity service gave no usable response") from error
-            raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
+                raise OutcomeUnknown(f"{self._description}: the identity service gave no usable response") from error
+            raise StoreError(f"{self._description}: {printable(text_of(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # The response has an unexpected form, like a proxy's error page.
-            raise OutcomeUnknown(f"{self._where}: a response cannot be parsed: {said(error)}") from error
+            raise OutcomeUnknown(f"{self._description}: a response cannot be parsed: {said(error)}") from error
 
 
-def _checked(blob: storage.Blob, name: str) -> storage.Blob:
+def _checked_blob(blob: storage.Blob, name: str) -> storage.Blob:
     """Return the blob. Raises LookupError if the response was about another object, or has no generation."""
     if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `blob.name` is the requested name
         raise LookupError("it is not about the requested object")

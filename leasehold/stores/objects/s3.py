@@ -33,7 +33,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -113,18 +113,18 @@ class S3Objects:
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
-        listed: list[Stored | str] = []
+        entries: list[Stored | str] = []
         with self._translated():
             for page in self._pages(prefix):
                 now = self._service_time(page)
                 for row in page.get("Contents", []):
                     cached = self._cached.get(row["Key"])
                     if cached is None or cached.etag != unquoted_etag(row["ETag"]):
-                        listed.append(row["Key"])
+                        entries.append(row["Key"])
                     else:
-                        listed.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
+                        entries.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
-            fetched = tuple(pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, listed))
+            fetched = tuple(pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, entries))
         objects = {stored.name: stored for stored in fetched if stored}
         self._cached = {name: stored for name, stored in self._cached.items() if not name.startswith(prefix)} | objects
         return tuple(objects.values())
@@ -134,8 +134,8 @@ class S3Objects:
         if (response_and_body := self._read(name)) is None:
             return None
         response, body = response_and_body
-        written = response["LastModified"].timestamp()
-        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), written))
+        modified = response["LastModified"].timestamp()
+        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), modified))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetch() -> "tuple[GetObjectOutputTypeDef, bytes]":
@@ -245,26 +245,26 @@ class S3Objects:
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn errors of the SDK into ours, without credentials in their messages."""
-        where = f"bucket {self.bucket!r}"
+        bucket = f"bucket {self.bucket!r}"
         try:
             yield
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if unanswered(status):
-                raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
+            if is_outcome_unknown(status):
+                raise OutcomeUnknown(f"{bucket}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
-            raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
+            raise StoreError(f"{bucket}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
         except (NoCredentialsError, PartialCredentialsError) as fault:
-            raise StoreError(f"{where}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
+            raise StoreError(f"{bucket}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
         except NoRegionError as fault:
-            raise StoreError(f"{where}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
+            raise StoreError(f"{bucket}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
         except (ProfileNotFound, ParamValidationError) as fault:
-            raise StoreError(f"{where}: {fault}") from fault
+            raise StoreError(f"{bucket}: {fault}") from fault
         except BotoCoreError as error:
-            raise OutcomeUnknown(f"{where}: the service cannot be reached{region_hint(error)}") from error
+            raise OutcomeUnknown(f"{bucket}: the service cannot be reached{region_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
             # The response has an unexpected form, like a proxy's error page.
-            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
+            raise OutcomeUnknown(f"{bucket}: a response cannot be parsed: {said(error)}") from error
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:

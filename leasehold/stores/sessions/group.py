@@ -189,18 +189,18 @@ class Page:
     ) -> None:
         self.id, self.session = session, Session(worker)
         self.ended, self.vanished, self.settled = False, False, True
-        self.last: dict[str, int] = {}
+        self.last_counts: dict[str, int] = {}
         self.superseded: dict[str, int] = {}
         self.remarks: Remarks = {}
         self._stored_remarks: Stored | None = None
-        self._cells, self._sync, self._gather, self._reread = cells, sync, gather_seconds, reread
+        self._cells, self._sync, self._gather_seconds, self._reread = cells, sync, gather_seconds, reread
         self._lock, self._tickets = sync.lock(), sync.queue()
         self._round: set[str] = set()
         self._previous_round: set[str] | None = None
         self._timed_out = True
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether there is no room for another lease."""
         return len(self.session.entries) >= self._cells.page_leases
 
@@ -234,7 +234,7 @@ class Page:
                 fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
-                    self._written(tickets)
+                    self._write_group(tickets)
                     fault = None
                 except StoreError as error:
                     fault = error
@@ -268,19 +268,19 @@ class Page:
         Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the round before. The
         next ticket then starts a new round, and so does a second ticket for the same lease.
         """
-        latest = self._sync.clock() + self._gather
+        latest = self._sync.clock() + self._gather_seconds
         patient: set[str] = set()
-        missing, until, write_now = self._missing(), latest, False
+        missing, until, write_now = self._missing_keys(), latest, False
         starts_round = missing is not None and not missing
         while (ticket := self._tickets.get(until)) is not None:
             batch.append(ticket)
             key = ticket.key
             # If tickets do not wait, rounds are not needed, and their sets would multiply the states of the checker.
-            if ticket.patient and self._gather:
+            if ticket.patient and self._gather_seconds:
                 if starts_round or key in self._round:
                     self._previous_round, self._round = self._round - patient, patient.copy()
                     starts_round = self._timed_out = False
-                    missing = self._missing()
+                    missing = self._missing_keys()
                 patient.add(key)
                 self._round.add(key)
                 if missing is not None:
@@ -293,7 +293,7 @@ class Page:
                 until = min(latest, self._sync.clock() + QUIET_SECONDS)
         self._timed_out = self._timed_out or until == latest
 
-    def _missing(self) -> set[str] | None:
+    def _missing_keys(self) -> set[str] | None:
         """Return the page's leases of the previous round that are not yet in this one, or None in the first round."""
         if self._previous_round is None:
             return None
@@ -301,7 +301,7 @@ class Page:
             key for key in self._previous_round - self._round - self.superseded.keys() if key in self.session.entries
         }
 
-    def _written(self, tickets: list[Ticket]) -> None:
+    def _write_group(self, tickets: list[Ticket]) -> None:
         unknown_outcomes = 0
         for _ in range(ATTEMPTS):
             if not self.settled and not self.ended:
@@ -350,7 +350,7 @@ class Page:
         self.settled = True
         self.session = evolve(after, stored=Stored(stored.name, version, fields))
         self.superseded = {key: epoch for key, epoch in self.superseded.items() if superseded.get(key) != epoch}
-        self.last = {key: self.last.get(key, 0) for key in entries} | {
+        self.last_counts = {key: self.last_counts.get(key, 0) for key in entries} | {
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
         }
         return True

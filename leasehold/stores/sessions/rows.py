@@ -32,18 +32,18 @@ from leasehold.stores.fields import (
     readable,
     text,
     weight,
-    whole,
+    whole_number,
 )
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import (
     ObjectFields,
     StampedAnnotations,
     Stored,
+    decode_annotations,
+    encode_annotations,
+    encode_cell,
     percent_decoded,
     percent_encoded,
-    spelled,
-    stamped,
-    stamps,
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
@@ -54,7 +54,7 @@ _FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_fi
 _WORDS = frozenset({"text", "worker"})
 
 
-NOWHERE = Stored("", "", {})
+NOT_STORED = Stored("", "", {})
 """A placeholder for the stored row of a value that is not stored yet."""
 
 
@@ -92,7 +92,7 @@ class LeaseRow:
     session: str = ""
     next_owners: str = ""
     writes: int = 0
-    stored: Stored = field(default=NOWHERE, eq=False)
+    stored: Stored = field(default=NOT_STORED, eq=False)
 
 
 @frozen
@@ -114,7 +114,7 @@ class Session:
     ended: bool = False
     entries: Mapping[str, SessionEntry] = Factory(dict)
     touched: frozenset[str] = frozenset()
-    stored: Stored = field(default=NOWHERE, eq=False)
+    stored: Stored = field(default=NOT_STORED, eq=False)
 
     def entry(self, row: LeaseRow) -> SessionEntry | None:
         """Return the session's entry for this lease, if it has the epoch of the row (G6)."""
@@ -141,19 +141,19 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
         "shard": lease.shard if lease.shard != lease.key else "",
         "sub": lease.checkpoint.sub or "",
     }
-    ours = {field.object: _spelled(field.kind, values[field.name]) for field in _FIELDS} | {
-        "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
+    our_fields = {field.object: _encoded_cell(field.kind, values[field.name]) for field in _FIELDS} | {
+        "notes": encode_annotations({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
         "session": row.session,
         "heirsession": row.next_owners,
         "writes": str(row.writes),
     }
-    return {name: word for name, word in {**row.stored.fields, **ours}.items() if word}
+    return {name: word for name, word in {**row.stored.fields, **our_fields}.items() if word}
 
 
-def _spelled(kind: str, cell: object) -> str:
+def _encoded_cell(kind: str, cell: object) -> str:
     if isinstance(cell, bool):
         return "1" if cell else ""
-    return percent_encoded(str(cell)) if kind == "worker" and cell else spelled(kind, cell)  # type: ignore[arg-type]
+    return percent_encoded(str(cell)) if kind == "worker" and cell else encode_cell(kind, cell)  # type: ignore[arg-type]
 
 
 def lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
@@ -171,7 +171,7 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
         )
         for field in _FIELDS
     }
-    stamped_annotations = stamped(fields)
+    stamped_annotations = decode_annotations(fields)
     annotations = tuple(sorted((name, value) for name, (value, _) in stamped_annotations.items()))
     lease = lease_of({"key": key, **values}, _NAMES, annotations=annotations)
     return LeaseRow(
@@ -179,25 +179,25 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
         {name: stamp for name, (_, stamp) in stamped_annotations.items()},
         fields.get("session", ""),
         fields.get("heirsession", ""),
-        whole("writes", fields.get("writes", "0")),
+        whole_number("writes", fields.get("writes", "0")),
         stored,
     )
 
 
 def session_fields(session: Session) -> ObjectFields:
     """Encode the row of a session. Entries are short, because every group write contains all of them."""
-    entries = {key: _short(entry) for key, entry in session.entries.items()}
-    ours = {
+    entries = {key: _compact_entry(entry) for key, entry in session.entries.items()}
+    our_fields = {
         "worker": percent_encoded(session.worker),
         "count": str(session.count),
         "state": "ended" if session.ended else "living",
         "leases": json.dumps(entries, separators=(",", ":")),
         "touched": json.dumps(sorted(session.touched)) if session.touched else "",
     }
-    return {name: value for name, value in {**session.stored.fields, **ours}.items() if value}
+    return {name: value for name, value in {**session.stored.fields, **our_fields}.items() if value}
 
 
-def _short(entry: SessionEntry) -> list[object]:
+def _compact_entry(entry: SessionEntry) -> list[object]:
     position = entry.position
     items: list[object] = [entry.epoch, position.sequence, position.sub, position.token, entry.frozen]
     while items[-1] in ("", 0) and len(items) > 2:  # noqa: PLR2004  epoch and position
@@ -220,7 +220,7 @@ def _session(stored: Stored) -> Session:
     touched = from_json("touched", fields.get("touched", "[]"))
     return Session(
         percent_decoded(fields, "worker"),
-        whole("count", fields.get("count", "0")),
+        whole_number("count", fields.get("count", "0")),
         fields["state"] == "ended",
         {key: _entry(items) for key, items in entries.items()},
         frozenset(map(str, touched if isinstance(touched, list) else [])),
@@ -232,7 +232,7 @@ def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain any
     match items:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen = rest + [0, "", ""][len(rest) :]
-            checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
+            checkpoint = position("leases", sequence, whole_number("leases", sub), text("leases", token))
             return SessionEntry(epoch, checkpoint, text("leases", frozen))
         case _:
             raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
@@ -251,9 +251,10 @@ def remarks_of(stored: Stored | None) -> Remarks:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
         for key, (epoch, rate, annotations) in rows.items():
             stamps = {
-                text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in annotations.items()
+                text("told", name): (text("told", value), whole_number("told", n))
+                for name, (value, n) in annotations.items()
             }
-            remarks[key] = Remark(whole("told", epoch), stamps, weight("told", rate) and int(rate))
+            remarks[key] = Remark(whole_number("told", epoch), stamps, weight("told", rate) and int(rate))
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
     return remarks
@@ -345,7 +346,7 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLe
     return evolve(joined_lease, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
-def restamped(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
+def next_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
     return {
         name: joined_lease.stamps.get(name, 0)

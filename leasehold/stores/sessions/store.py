@@ -46,8 +46,8 @@ from leasehold.stores.sessions.rows import (
     lease_fields,
     lease_name,
     lease_row,
+    next_stamps,
     remarks_of,
-    restamped,
     session_fields,
     session_of,
     valid_row,
@@ -79,7 +79,8 @@ class SessionStore:
         gather_seconds: float = GATHER_SECONDS,
         ids: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
-        self._cells, self._sync, self._gather, self._ids = cells, sync or ThreadPrimitives(), gather_seconds, ids
+        self._cells, self._sync = cells, sync or ThreadPrimitives()
+        self._gather_seconds, self._ids = gather_seconds, ids
         self._pages: dict[str, Page] = {}
         self._rows: dict[str, LeaseRow] = {}
         self._last_sessions: dict[str, str] = {}
@@ -117,25 +118,27 @@ class SessionStore:
         }
         leases: list[Lease] = []
         free: dict[str, JoinedLease] = {}
-        bad = [row for row in rows.values() if isinstance(row, Malformed)]
+        malformed = [row for row in rows.values() if isinstance(row, Malformed)]
         for row in sorted(
             (row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda stored_row: stored_row.lease.key
         ):
             session = sessions.get(row.session)
             if isinstance(session, Malformed):
-                bad.append(Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}"))
+                malformed.append(
+                    Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}")
+                )
             else:
                 joined_lease = self._joined(row, session, remarks.get(row.session, {}))
                 leases.append(joined_lease.lease)
                 if not row.session and not joined_lease.lease.ended:
                     free[row.lease.key] = joined_lease
         self._free = free
-        if not bad:
+        if not malformed:
             self._sweep(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
                 rows.values(),
             )
-        return Listing(tuple(leases), tuple(bad))
+        return Listing(tuple(leases), tuple(malformed))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, without those that do not exist."""
@@ -232,7 +235,7 @@ class SessionStore:
                 page = self._pages.get(row.session) if row else None
                 if page is not None and not page.ended and lease.key not in self._unsettled:
                     # The group write checks the conditions. If it is rejected, continue with a read of the stored rows.
-                    committed = self._committed(write, page)
+                    committed = self._commit(write, page)
                     if committed is not None:
                         return committed
         key = write.lease.key
@@ -248,14 +251,14 @@ class SessionStore:
             if joined_lease is None:
                 self._drop_cached(key, None)
                 return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
-            if not self._settled(joined_lease):
+            if not self._is_settled(joined_lease):
                 continue
             outcome = self._attempt(write, joined_lease)
             if outcome is not None:
                 return outcome
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _settled(self, joined_lease: JoinedLease) -> bool:
+    def _is_settled(self, joined_lease: JoinedLease) -> bool:
         """Return whether no write of ours may still be under way to this row, or to its session if that is ours (G8).
 
         If the row is still the same as before such a write, it is written again, so that the earlier write fails.
@@ -271,126 +274,139 @@ class SessionStore:
         self._unsettled.pop(key, None)
         return True
 
-    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joint: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
+    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
         """Try the write once on the rows that were just read. Return None if another worker wrote in the meantime."""
-        seen, key, row = write.lease, write.lease.key, joint.row
+        seen, key, row = write.lease, write.lease.key, joined_lease.row
         self._drop_cached(key, row)
         page = self._pages.get(row.session)
-        mine = page if page is not None and not page.ended and not joint.stopped else None
-        stored = joint.named
-        vanished = page is not None and page.vanished and self._fresh(page, joint, seen)  # G14
-        if vanished or (mine is not None and self._fresh(mine, joint, seen)):
+        own_page = page if page is not None and not page.ended and not joined_lease.stopped else None
+        stored = joined_lease.named
+        vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
+        if vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
             stored = evolve(stored, version=seen.version)
         # These writes depend on the actual owner, the others on the owner that the row names.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
-        after = applied(write, joint.lease if by_actual_owner else stored)
-        late = isinstance(write, writes.CheckpointLate) and epoch_and_count(seen.version)[0] != row.lease.epoch  # G10
-        if after is None or late:
-            return Lost(key, joint.lease)
+        after = applied(write, joined_lease.lease if by_actual_owner else stored)
+        # G10
+        is_late = isinstance(write, writes.CheckpointLate) and epoch_and_count(seen.version)[0] != row.lease.epoch
+        if after is None or is_late:
+            return Lost(key, joined_lease.lease)
         match write:
-            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if joint.stopped and not vanished:
-                return Lost(key, joint.lease)
-            case writes.RenewLease() | writes.CheckpointLease() if mine is None and not (
+            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if (
+                joined_lease.stopped and not vanished
+            ):
+                return Lost(key, joined_lease.lease)
+            case writes.RenewLease() | writes.CheckpointLease() if own_page is None and not (
                 vanished and _leaves_ended(write)
             ):
                 # Either another process with this worker's name has the lease, and this process takes it back, as in
                 # other layouts. Or our session row was deleted, and we take the lease again in a new session (G14).
-                return self._take(joint, after, seen.owner or "", "frozen")
+                return self._take(joined_lease, after, seen.owner or "", "frozen")
             case writes.CheckpointLease() if _leaves_ended(write):
-                return self._replace(joint, _passed_row(joint, after, ""))
+                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, ""))
             case writes.RenewLease() | writes.CheckpointLease():
                 self._cache_row(row)
-                return self._committed(write, mine) if mine and joint.accepted else Lost(key, joint.lease)
-            case writes.ClaimLease(me=me) if mine is not None and mine.session.worker == me:
-                return self._accept(joint, after, mine, seen)
+                return (
+                    self._commit(write, own_page)
+                    if own_page and joined_lease.accepted
+                    else Lost(key, joined_lease.lease)
+                )
+            case writes.ClaimLease(me=me) if own_page is not None and own_page.session.worker == me:
+                return self._accept(joined_lease, after, own_page, seen)
             case writes.ClaimLease(me=me):
-                return self._take(joint, after, me, "ended" if joint.accepted else "frozen")
+                return self._take(joined_lease, after, me, "ended" if joined_lease.accepted else "frozen")
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
-                return self._take(joint, after, me, "frozen")
+                return self._take(joined_lease, after, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
                 # If another process owns the lease, or the lease was never accepted, stop the owner first.
-                if not (mine is not None and joint.accepted) and not self._stop(joint, "frozen"):
+                if not (own_page is not None and joined_lease.accepted) and not self._stop(joined_lease, "frozen"):
                     return None
                 next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
-                return self._replace(joint, _passed_row(joint, after, next_owners))
+                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, next_owners))
             case writes.ResetLease(epoch=epoch):
-                return self._replace(joint, _passed_row(joint, after, "", epoch))
+                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, "", epoch))
             case writes.RequestLease(me=me):
-                done = self._replace(
-                    joint, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
+                outcome = self._replace(
+                    joined_lease, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
                 )
-                if done is not None:
-                    self._touch(joint)
-                return done
+                if outcome is not None:
+                    self._touch(joined_lease)
+                return outcome
             case writes.WithdrawRequest():
-                return self._replace(joint, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners=""))
+                return self._replace(
+                    joined_lease, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners="")
+                )
             case writes.AnnotateLease(name=name, value=value):
                 # The annotation gets a higher stamp than the previous one.
                 annotations = tuple(sorted({**dict(row.lease.annotations), name: value}.items()))
-                stamps = {old: row.stamps.get(old, 0) for old, _ in row.lease.annotations}
-                stamps |= restamped(joint, ((name, value),))
+                stamps = {old_name: row.stamps.get(old_name, 0) for old_name, _ in row.lease.annotations}
+                stamps |= next_stamps(joined_lease, ((name, value),))
                 return self._replace(
-                    joint, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
+                    joined_lease, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
                 )
             case writes.CheckpointLate(position=position):
-                done = self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=position)))
-                if done is not None and position.ended:
-                    self._touch(joint)
-                return done
+                outcome = self._replace(joined_lease, evolve(row, lease=evolve(row.lease, checkpoint=position)))
+                if outcome is not None and position.ended:
+                    self._touch(joined_lease)
+                return outcome
             case writes.DeleteLease():
-                return self._delete(write, joint)
+                return self._delete(write, joined_lease)
 
-    def _fresh(self, page: Page, joint: JoinedLease, lease: Lease) -> bool:
+    def _is_fresh(self, page: Page, joined_lease: JoinedLease, lease: Lease) -> bool:
         """Return whether the lease was seen at or after the page's last write with a ticket of this lease.
 
         Writes for other leases of the page also change its count, but they do not make this lease stale.
         """
         epoch, count = epoch_and_count(lease.version)
-        return joint.accepted and epoch == joint.row.lease.epoch and count >= page.last.get(lease.key, 0)
+        return (
+            joined_lease.accepted
+            and epoch == joined_lease.row.lease.epoch
+            and count >= page.last_counts.get(lease.key, 0)
+        )
 
     # The owner's own writes
 
-    def _committed(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
+    def _commit(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
         """Write the renewal or checkpoint through the page. Return None if it was rejected."""
         seen, key = write.lease, write.lease.key
         row: LeaseRow | None = None
 
-        def make() -> EntryChange | None:
+        def compute_change() -> EntryChange | None:
             nonlocal row
             row = self._rows.get(key)
             if row is None or row.session != page.id:
                 return None
-            joint = joined(row, page.session, page.remarks)
-            if joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
+            joined_lease = joined(row, page.session, page.remarks)
+            if joined_lease.stopped or not joined_lease.accepted or not self._is_fresh(page, joined_lease, seen):
                 return None
-            after = applied(write, evolve(joint.named, version=seen.version))
+            after = applied(write, evolve(joined_lease.named, version=seen.version))
             if after is None:
                 return None
-            entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
-            annotations = _extra_annotations(joint, after.annotations)
-            if not annotations and after.weight == joint.row.lease.weight:
+            entry = SessionEntry(joined_lease.row.lease.epoch, after.checkpoint)
+            annotations = _extra_annotations(joined_lease, after.annotations)
+            if not annotations and after.weight == joined_lease.row.lease.weight:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, annotations, after.weight))
 
-        if page.commit(Ticket(key, make, patient=write.patient)) is None or row is None:
+        if page.commit(Ticket(key, compute_change, patient=write.patient)) is None or row is None:
             return None
-        # Use the row that `make` has read, because a stale listing may have dropped it from the cache since.
+        # Use the row that `compute_change` has read, because a stale listing may have dropped it from the cache since.
         return Done(joined(row, page.session, page.remarks).lease)
 
-    def _accept(self, joint: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
+    def _accept(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
         """Accept a lease whose row names our session. Until this group write, the giver may take it back (G7)."""
-        self._cache_row(joint.row)
+        self._cache_row(joined_lease.row)
         count = epoch_and_count(seen.version)[1]
 
         def unclaimed(before: SessionEntry | None) -> bool:
             # Another thread of this worker may have accepted the lease since it was read.
-            return before is None if count < 0 else page.last.get(seen.key, 0) <= count
+            return before is None if count < 0 else page.last_counts.get(seen.key, 0) <= count
 
-        if not self._entered(joint.row, after, page, unclaimed):
+        if not self._enter(joined_lease.row, after, page, unclaimed):
             return None
-        return Done(joined(joint.row, page.session, page.remarks).lease)
+        return Done(joined(joined_lease.row, page.session, page.remarks).lease)
 
-    def _entered(
+    def _enter(
         self,
         row: LeaseRow,
         after: Lease,
@@ -399,7 +415,7 @@ class SessionStore:
     ) -> bool:
         """Write an entry for this lease. Return False if its owner was stopped in the meantime."""
 
-        def compute() -> EntryChange | None:
+        def compute_change() -> EntryChange | None:
             before = page.session.entry(row)
             if (before is not None and before.frozen) or not accepts(before):
                 return None
@@ -412,45 +428,45 @@ class SessionStore:
                 Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
             )
 
-        return page.commit(Ticket(row.lease.key, compute)) is not None
+        return page.commit(Ticket(row.lease.key, compute_change)) is not None
 
     # A new owner
 
-    def _take(self, joint: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
+    def _take(self, joined_lease: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
         """Take the lease: stop the owner, replace the lease's row, then accept it in our session (G4, G7)."""
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
-        if old_entry is not None and old_entry.epoch > joint.row.lease.epoch:
+        if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
             # Either another thread of ours took the lease after the row was read, or the row was deleted and recreated
             # and could reach the epoch of the old entry again. Another read of the row shows which is the case.
             current = self._read_rows([key]).get(key)
-            if current is None or current.stored.etag != joint.row.stored.etag:
+            if current is None or current.stored.etag != joined_lease.row.stored.etag:
                 return None
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
-        if not self._stop(joint, reason):
+        if not self._stop(joined_lease, reason):
             return None
-        written = self._put(_passed_row(joint, evolve(after, owner=me), page.id))
+        written = self._put(_row_with_next_owner(joined_lease, evolve(after, owner=me), page.id))
         if written is None:
             return None
         self._cache_row(written)
-        if not self._entered(written, written.lease, page):
+        if not self._enter(written, written.lease, page):
             return self._lost(key)  # stopped by another worker before we could accept it
         return Done(joined(written, page.session, page.remarks).lease)
 
-    def _stop(self, joint: JoinedLease, reason: str) -> bool:
+    def _stop(self, joined_lease: JoinedLease, reason: str) -> bool:
         """Make the owner's next group write fail, so that the positions just read are its last (G4).
 
         The write replaces the version of the session that was read, so it fails if the owner has written since.
 
         Args:
-            joint: The lease as read.
+            joined_lease: The lease as read.
             reason: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of this lease.
 
         Returns:
             Whether the owner is stopped.
         """
-        session, row, key = joint.session, joint.row, joint.row.lease.key
-        if joint.stopped or session is None:
+        session, row, key = joined_lease.session, joined_lease.row, joined_lease.row.lease.key
+        if joined_lease.stopped or session is None:
             return True
         if reason == "ended":
             stopped = evolve(session, ended=True)
@@ -458,14 +474,14 @@ class SessionStore:
             old_entry = session.entries.get(key)
             if old_entry is not None and old_entry.epoch > row.lease.epoch:
                 return False  # the row as read is older than the session
-            frozen_state = "held" if joint.accepted else "given"
-            entry = SessionEntry(row.lease.epoch, joint.named.checkpoint, frozen_state)
+            frozen_state = "held" if joined_lease.accepted else "given"
+            entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
             stopped = evolve(session, entries={**session.entries, key: entry})
         return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
 
-    def _touch(self, joint: JoinedLease) -> None:
+    def _touch(self, joined_lease: JoinedLease) -> None:
         """Make the owner's next group write fail, so that the owner reads the lease's row, which has changed (G9)."""
-        session, key = joint.session, joint.row.lease.key
+        session, key = joined_lease.session, joined_lease.row.lease.key
         for _ in range(_TOUCHES):
             if session is None or session.ended:
                 return
@@ -482,10 +498,10 @@ class SessionStore:
         """Return a session of this worker with room for another lease. Begin a new one if necessary (G1)."""
         with self._begin_lock:
             for page in self._pages.values():
-                if page.session.worker == worker and not page.ended and not page.full:
+                if page.session.worker == worker and not page.ended and not page.is_full:
                     return page
             self._pages = {name: page for name, page in self._pages.items() if not page.ended or page.vanished}
-            sync, gather_seconds = self._sync, self._gather
+            sync, gather_seconds = self._sync, self._gather_seconds
             page = Page(self._cells, self._ids(), worker, sync=sync, gather_seconds=gather_seconds, reread=self._reread)
             if not page.begin():
                 raise StoreError(f"session {page.id}: a session with this id already exists")
@@ -502,18 +518,18 @@ class SessionStore:
 
     # Rows of leases
 
-    def _replace(self, joint: JoinedLease, row: LeaseRow) -> Outcome | None:
-        """Replace the row in `joint`. Return None if another worker wrote first."""
+    def _replace(self, joined_lease: JoinedLease, row: LeaseRow) -> Outcome | None:
+        """Replace the row in `joined_lease`. Return None if another worker wrote first."""
         written = self._put(row)
         if written is None:
             return None
         self._drop_cached(row.lease.key, written)
         self._cache_row(written)
-        if written.session == joint.row.session:
-            named = joint.named
-            annotations = {name: (value, joint.stamps.get(name, 0)) for name, value in named.annotations}
-            remarks = {named.key: Remark(joint.row.lease.epoch, annotations, named.weight)}
-            return Done(joined(written, joint.session, remarks).lease)
+        if written.session == joined_lease.row.session:
+            named = joined_lease.named
+            annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named.annotations}
+            remarks = {named.key: Remark(joined_lease.row.lease.epoch, annotations, named.weight)}
+            return Done(joined(written, joined_lease.session, remarks).lease)
         # A session that was given the lease has no entry for it until the session accepts the lease.
         session = Session(written.lease.owner or "") if written.session else None
         return Done(joined(written, session, {}).lease)
@@ -530,12 +546,12 @@ class SessionStore:
             raise
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
-    def _delete(self, write: writes.DeleteLease, joint: JoinedLease) -> Outcome | None:
+    def _delete(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
         # Stop the owner first. Otherwise, its next checkpoint would be lost with the lease. An ended lease has no next
         # checkpoint.
-        if not joint.named.ended and not self._stop(joint, "frozen"):
+        if not joined_lease.named.ended and not self._stop(joined_lease, "frozen"):
             return None
-        stored = joint.row.stored
+        stored = joined_lease.row.stored
         if not self._cells.delete(stored.name, stored.etag):
             return None
         self._drop_cached(write.lease.key, None)
@@ -562,8 +578,8 @@ class SessionStore:
                 page.superseded[key] = entry.epoch
 
     def _lost(self, key: str) -> Lost:
-        joint = self._read_joined([key]).get(key)
-        return Lost(key, None if joint is None else joint.lease)
+        joined_lease = self._read_joined([key]).get(key)
+        return Lost(key, None if joined_lease is None else joined_lease.lease)
 
     # Ended sessions
 
@@ -594,8 +610,8 @@ class SessionStore:
         for name, session in sessions.items():
             if session.ended or name in referenced:
                 continue
-            etag, since = self._unchanged_since.get(name, ("", now))
-            unchanged_since[name] = (etag, since) if etag == session.stored.etag else (session.stored.etag, now)
+            etag, changed_at = self._unchanged_since.get(name, ("", now))
+            unchanged_since[name] = (etag, changed_at) if etag == session.stored.etag else (session.stored.etag, now)
             if now - unchanged_since[name][1] > IDLE_SECONDS:
                 self._cells.put_over(session.stored.name, session_fields(evolve(session, ended=True)), etag)
         self._unchanged_since = unchanged_since
@@ -631,18 +647,26 @@ def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
-def _passed_row(joint: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
+def _row_with_next_owner(joined_lease: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
     """Return the row with the next epoch and this session as owner. If `session` is "", the lease has no owner."""
-    epoch = max(joint.row.lease.epoch + 1, epoch)
+    epoch = max(joined_lease.row.lease.epoch + 1, epoch)
     lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
-    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.annotations), session=session, next_owners="")
+    return evolve(
+        joined_lease.row,
+        lease=lease,
+        stamps=next_stamps(joined_lease, after.annotations),
+        session=session,
+        next_owners="",
+    )
 
 
-def _extra_annotations(joint: JoinedLease, annotations: Annotations) -> StampedAnnotations:
+def _extra_annotations(joined_lease: JoinedLease, annotations: Annotations) -> StampedAnnotations:
     """Return the annotations that are not in the lease's row, with higher stamps than earlier ones."""
-    stamps = restamped(joint, annotations)
+    stamps = next_stamps(joined_lease, annotations)
     return {
-        name: (value, stamps[name]) for name, value in annotations if (name, value) not in joint.row.lease.annotations
+        name: (value, stamps[name])
+        for name, value in annotations
+        if (name, value) not in joined_lease.row.lease.annotations
     }
 
 
@@ -677,11 +701,11 @@ def in_layout(store: Store, requested: str | None) -> Store:
         raise ValueError("store URL: option 'layout' must be sessions; without it the table is in the usual layout")
     if not isinstance(store, KeepsCells):
         return store
-    sessions, usual = store.layouts(requested=requested is not None)
-    if sessions and usual:
+    has_sessions, has_usual_layout = store.layouts(requested=requested is not None)
+    if has_sessions and has_usual_layout:
         raise StoreError("the table has leases in layout sessions and in the usual one; delete those of one of them")
-    if requested and usual:
+    if requested and has_usual_layout:
         raise StoreError(
             "the table's leases are not in layout sessions; name a new table, and move them by swap or copy-leases"
         )
-    return SessionStore(store.cells()) if requested or sessions else store
+    return SessionStore(store.cells()) if requested or has_sessions else store
