@@ -245,26 +245,26 @@ class S3Objects:
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn errors of the SDK into ours, without credentials in their messages."""
-        bucket = f"bucket {self.bucket!r}"
+        where = f"bucket {self.bucket!r}"
         try:
             yield
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if is_outcome_unknown(status):
-                raise OutcomeUnknown(f"{bucket}: no usable response (HTTP {status})") from error
+                raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
-            raise StoreError(f"{bucket}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
+            raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
         except (NoCredentialsError, PartialCredentialsError) as fault:
-            raise StoreError(f"{bucket}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
+            raise StoreError(f"{where}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
         except NoRegionError as fault:
-            raise StoreError(f"{bucket}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
+            raise StoreError(f"{where}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
         except (ProfileNotFound, ParamValidationError) as fault:
-            raise StoreError(f"{bucket}: {fault}") from fault
+            raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
-            raise OutcomeUnknown(f"{bucket}: the service cannot be reached{region_hint(error)}") from error
+            raise OutcomeUnknown(f"{where}: the service cannot be reached{region_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
             # The response has an unexpected form, like a proxy's error page.
-            raise OutcomeUnknown(f"{bucket}: a response cannot be parsed: {said(error)}") from error
+            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
