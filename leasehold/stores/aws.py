@@ -75,7 +75,7 @@ def session_of(
     profile, role, external_id = options.get("profile"), options.get("role_arn"), options.get("external_id")
     if session is not None:
         if profile or role or external_id:
-            raise ValueError(f"{where}: choose one: the session given, or profile, role_arn and external_id")
+            raise ValueError(f"{where}: pass either a session, or profile, role_arn and external_id")
         return session
     if external_id is not None and role is None:
         raise ValueError(f"{where}: option 'external_id' needs option 'role_arn'")

@@ -73,8 +73,8 @@ class Deadline:
     def _seconds_left(self) -> float:
         if (remaining := self._end - self._clock()) > 0:
             return min(remaining, self._seconds)
-        message = f"the response was not whole after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
-        log.warning("%s: %s; the request is given up", self._host, message)
+        message = f"the response was not complete after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
+        log.warning("%s: %s; the request was abandoned", self._host, message)
         raise TimeoutError(message)
 
 

@@ -321,7 +321,7 @@ def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> 
         field, digits = (fields[0], first) if low is None else (fields[1], last)
         raise BadRowField(field, f"{shortened_repr(digits)} is not a decimal hash key")
     if low > high:
-        raise BadRowField(fields[0], f"{low} lies after the last hash key, {high}")
+        raise BadRowField(fields[0], f"{low} is after the last hash key, {high}")
     return low, high
 
 

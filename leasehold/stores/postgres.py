@@ -77,14 +77,14 @@ _PERMANENT_ERRORS = re.compile(
 )
 """Matches connection errors that a retry cannot resolve. PostgreSQL reports them without error codes."""
 _ADVICE: Mapping[type[Error], str] = {
-    errors.UndefinedTable: "there is no such table here; check the name, or let a worker make it",
-    errors.UndefinedColumn: "the table is of another shape than a lease table; name another table",
+    errors.UndefinedTable: "the table does not exist; check the name, or let a worker create it",
+    errors.UndefinedColumn: "the table does not have the columns of a lease table; name another table",
     errors.InvalidColumnReference: "the table has no primary key on its column key; name another table",
     errors.InsufficientPrivilege: (
         "this user may not do that; a worker needs SELECT, INSERT, UPDATE and DELETE on the table, and CREATE on its "
-        "schema to make it; tools that only read need the first"
+        "schema to create it; tools that only read need the first"
     ),
-    errors.InvalidSchemaName: "there is no such schema; create it first",
+    errors.InvalidSchemaName: "the schema does not exist; create it first",
 }
 
 SqlRow = Mapping[str, Any]
@@ -290,13 +290,13 @@ class PostgresStore:
             are_honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
         if not are_honored:
             raise StoreError(
-                f"{self._location.name} ignores the conditions of writes, or refuses what fits them (has it rules or "
-                "triggers?), so two workers could own one lease; name a table of its own"
+                f"{self._location.name} ignores the conditions of writes, or rejects writes whose conditions hold "
+                "(does it have rules or triggers?), so two workers could own one lease; name another table"
             )
         if setting["value"] in {"off", "local"}:
             raise StoreError(
-                f"{self._location.name}: synchronous_commit is {setting['value']} for this user, so that a checkpoint "
-                "that was answered could be lost; ALTER ROLE … SET synchronous_commit = on"
+                f"{self._location.name}: synchronous_commit is {setting['value']} for this user, so a confirmed "
+                "checkpoint could be lost; ALTER ROLE … SET synchronous_commit = on"
             )
 
     def probe(self, right: Literal["INSERT", "UPDATE", "DELETE"]) -> None:

@@ -49,7 +49,7 @@ def text_of(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
     try:
         return str.__getitem__(str(error), slice(limit))
     except BaseException as fault:  # noqa: BLE001  reporting an error must not raise another
-        return f"(its text cannot be had: {type(fault).__name__})"
+        return f"(its message cannot be read: {type(fault).__name__})"
 
 
 def said(error: BaseException) -> str:
@@ -79,7 +79,7 @@ class SafeLog(_Adapter):
         except Exception as fault:  # noqa: BLE001  whatever a user's handler raises
             with suppress(Exception):  # standard error may be missing, closed, or full
                 line = f"{self.logger.name}: {printable(str(msg) % args if args else str(msg))}"
-                sys.stderr.write(f"{line} (a handler of the log raised {said(fault)})\n")
+                sys.stderr.write(f"{line} (a log handler raised {said(fault)})\n")
 
 
 def escaped(log: logging.Logger) -> SafeLog:
@@ -95,7 +95,7 @@ def _escape(record: logging.LogRecord) -> bool:
             record.args = tuple(text_of(arg) if isinstance(arg, BaseException) else arg for arg in record.args)
         record.msg, record.args = printable(record.getMessage()), ()
     except BaseException as fault:  # noqa: BLE001  likewise
-        record.msg, record.args = f"{printable(str(record.msg))} (a value of it cannot be shown: {said(fault)})", ()
+        record.msg, record.args = f"{printable(str(record.msg))} (one of its values cannot be shown: {said(fault)})", ()
     if record.exc_info and not record.exc_text:
         try:
             # The standard formatters use exc_text if it is set.

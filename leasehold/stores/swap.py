@@ -185,11 +185,13 @@ def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
     sentences = []
     if moved:
         sentences.append(
-            f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
+            f"{moved} leases have moved or are moving to another table (leasehold swap): look there, too; "
             "--to TO shows both"
         )
     if control is not None:
-        sentences.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
+        sentences.append(
+            f"{CONTROL} is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+        )
     return tuple(sentences)
 
 
@@ -255,8 +257,8 @@ class SwapStore:
         for name, table in zip(("FROM", "TO"), tables, strict=True):
             if not (table.capabilities.counts_owners and table.capabilities.free_annotations):
                 raise StoreError(
-                    f"{name}: this layout does not count the owners of a lease, so that nothing would tell which of "
-                    "its two rows is the later one; stop the fleet and use `leasehold copy-leases`"
+                    f"{name}: this layout does not count the owners of a lease, so it would be unclear which of its "
+                    "two rows is current; stop the fleet and use `leasehold copy-leases`"
                 )
         self._tables, self._goal_name = tables, goal_name
         self._clock, self._look_seconds = clock, look_seconds
@@ -643,7 +645,7 @@ def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | 
     if not rows:
         if listing.leases or listing.malformed:
             raise StoreError(
-                f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "
+                f"TO ({names[TO]}) has leases but is not part of a swap; name an empty table or, if the swap from "
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
         control = Lease(CONTROL, checkpoint=SHARD_END, annotations=((ORIGIN, names[FROM]), (DIRECTION, "")))
@@ -659,7 +661,7 @@ def check_tables_differ(store: str, to: str, option: str) -> None:
     if store_address(to)[0] == "file":
         raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
     if store_address(store) == store_address(to):
-        raise ValueError(f"{option}: it is the store that the leases are in")
+        raise ValueError(f"{option}: it is the store that already has the leases")
 
 
 def open_both(

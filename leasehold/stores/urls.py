@@ -117,7 +117,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     except AttributeError:
         raise ValueError(f"{kind} URL: {type(url).__name__} is not a str; write scheme://place") from None
     except ValueError:
-        raise ValueError(f"{kind} URL: it cannot be read as a URL; write scheme://place") from None
+        raise ValueError(f"{kind} URL: it is not a valid URL; write scheme://place") from None
     if parts.scheme not in schemes:
         hint = did_you_mean(parts.scheme, schemes)
         raise ValueError(
@@ -134,7 +134,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
             choice = f"choose among {', '.join(sorted(valid_options))}" if valid_options else f"this {kind} has none"
             raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid_options)}")
         if not value or name in options:
-            hint = "in a shell, $Default and the like want single quotes around the URL"
+            hint = "in a shell, put single quotes around a URL with $Default"
             raise ValueError(f"{kind} URL: option {name!r} must have one value; {hint}")
         options[name] = value
     return parts.scheme, unquote(parts.netloc + parts.path), options
@@ -227,7 +227,7 @@ def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[
         ValueError: If a session is passed and the URL is not for AWS.
     """
     if session is not None and scheme.extra != "aws":
-        raise ValueError(f"{where}: a session of boto3's has the credentials of AWS, and this URL is none of AWS")
+        raise ValueError(f"{where}: a boto3 session can only be used with an AWS URL")
     return {} if session is None else {"session": session}
 
 
@@ -288,4 +288,4 @@ def without_credentials(endpoint: str) -> None:
     Our URLs cannot contain credentials, but boto3 may take the endpoint from the environment.
     """
     if "@" in endpoint:
-        raise StoreError("the endpoint holds credentials, which do not belong in it; name it without them")
+        raise StoreError("the endpoint contains credentials; remove them")

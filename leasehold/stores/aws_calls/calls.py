@@ -332,7 +332,7 @@ class DirectCalls:
             for name, value in request.headers.items()
         }
         if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
-            raise _UnsupportedCallError(f"headers that are not known: {', '.join(sorted(unknown_headers))}")
+            raise _UnsupportedCallError(f"unknown headers: {', '.join(sorted(unknown_headers))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed_headers = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
@@ -345,7 +345,7 @@ class DirectCalls:
             headers={name: fields[name] for name in signed_headers if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
-            raise _UnsupportedCallError(f"it is not signed by {ALGORITHM} as it is known here")
+            raise _UnsupportedCallError(f"its signature differs from our {ALGORITHM} signature")
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _VARIABLE_HEADERS)
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         connections = self._kept_connections(
@@ -385,4 +385,4 @@ def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:
-        raise _UnsupportedCallError(f"{module} takes part in it")
+        raise _UnsupportedCallError(f"{module} handles its events")

@@ -234,7 +234,7 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
         and size.isdigit()
     )
     if size.isdigit() and len(size) > _LENGTH_DIGITS_MAX:
-        raise ResponseCutOff(f"it announces {size} bytes")
+        raise ResponseCutOff(f"its Content-Length is {size} bytes")
     if not is_plain or head.lower().count("\r\ncontent-length:") > 1:
         # Let the standard library read a response of any other form.
         with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
@@ -244,7 +244,7 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
             return CompleteResponse(response.status, fields, response.read()), True
     body, body_start = bytearray(int(size)), received[end + 4 :]
     if (filled := len(body_start)) > len(body):
-        raise ResponseCutOff("more bytes arrived than it announced")
+        raise ResponseCutOff("it is longer than its Content-Length")
     with memoryview(body) as buffer:
         buffer[:filled] = body_start
         while filled < len(buffer):

@@ -152,7 +152,7 @@ class DynamoCells:
         row = response.get("Attributes") or {}
         expected = {} if replaced is None else {**key_of(name, self._prefix), _VERSION: text(replaced)}
         if {attribute: row.get(attribute) for attribute in expected} != expected or bool(row) != bool(expected):
-            raise OutcomeUnknown(f"{self._table}: an answer is not about the write of row {name!r}")
+            raise OutcomeUnknown(f"{self._table}: a response is not about the write of row {name!r}")
 
 
 def _version_condition(version: str) -> Mapping[str, Any]:
@@ -256,5 +256,5 @@ def items_of(
             retry_error_callback=lambda _state: False,
         )
         if not retrying(read_pending):
-            raise OutcomeUnknown(f"{table}: too busy to read {len(pending)} of {len(keys)} rows")
+            raise OutcomeUnknown(f"{table}: the service is too busy to read {len(pending)} of {len(keys)} rows")
     return items

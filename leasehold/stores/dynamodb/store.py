@@ -123,7 +123,7 @@ THROTTLED = frozenset(
 )
 
 ADVICE = {
-    "ResourceNotFoundException": "there is no such table here; check its name, the region and the endpoint",
+    "ResourceNotFoundException": "the table does not exist; check its name, the region and the endpoint",
     "AccessDeniedException": (
         "these credentials may not do this (dynamodb:{asked}); a worker needs DescribeTable, Scan, BatchGetItem, "
         "PutItem, UpdateItem and DeleteItem, and CreateTable to make the table; tools that only read need the first two"
@@ -131,7 +131,7 @@ ADVICE = {
     "UnrecognizedClientException": "the credentials are not known to this endpoint; check them and the region",
     "InvalidSignatureException": "the secret key does not fit the access key, or the clock is wrong",
     "MissingAuthenticationTokenException": "no credentials were sent; set them in the environment",
-    "IncompleteSignatureException": "the credentials are not whole; check them in the environment",
+    "IncompleteSignatureException": "the credentials are incomplete; check them in the environment",
     "ExpiredTokenException": "the session token has expired; fetch new credentials",
 }
 
@@ -259,8 +259,8 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
             if not create:
                 key_names = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
-                    f"{table}: there is no such table, and it is not created here; is the name right, and the region? "
-                    f"(A worker creates it, unless told not to; its partition key is {key_names}.)"
+                    f"{table}: the table does not exist, and is not created here; check the name and the region "
+                    f"(by default, a worker creates the table; its partition key is {key_names})"
                 )
             names = tuple(key_of("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
@@ -360,8 +360,8 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
     if keys in (single_key, shared_key) and all(types[name] == "S" for name, _ in keys):
         if keys == single_key and prefix:
             raise StoreError(
-                f"{table}: it is the table of one application, which Java workers may share; leases under a prefix "
-                f"want a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE): name another one"
+                f"{table}: it is the table of one application, which Java workers may share; leases with a prefix "
+                f"need a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE); name another table"
             )
         if keys == shared_key and not prefix:
             raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
@@ -473,7 +473,7 @@ class DynamoStore:
             rows = self._rows.read(pages_of(read_page, requests))
         self._listed = len(rows.leases)
         if any(item["entityType"] == text(CELL) for item in rows.others):
-            raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
+            raise StoreError(f"{self._table}: it has rows of layout sessions; add ?layout=sessions to the URL")
         leases = sorted(rows.leases, key=attrgetter("key"))
         return Listing(tuple(leases), tuple(rows.malformed), to_reports(rows.others))
 
@@ -508,7 +508,7 @@ class DynamoStore:
             item: Any = response.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
-                raise OutcomeUnknown(f"{self._table}: an answer is about {row.key!r} in place of {key!r}")
+                raise OutcomeUnknown(f"{self._table}: a response is about {row.key!r} instead of {key!r}")
             return Lost(key, valid_lease(row)) if row else self._lost(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
@@ -587,9 +587,9 @@ def open_url(
         raise ValueError(f"store URL: {location!r} is not a table name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
-        raise ValueError("store URL: option 'protect' must be on; a table that is there already is not changed by it")
+        raise ValueError("store URL: option 'protect' must be on; it does not change an existing table")
     if options.get("wire", "boto3") != "boto3":
-        raise ValueError("store URL: option 'wire' must be boto3; without it calls go past boto3 where they can")
+        raise ValueError("store URL: option 'wire' must be boto3; without the option, calls bypass boto3 if they can")
     return DynamoStore(
         location,
         region=options.get("region"),

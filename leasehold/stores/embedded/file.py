@@ -45,7 +45,7 @@ class FileStore(PassingStore):
             if isinstance(row, Malformed):
                 self._malformed += (row,)
             elif not isinstance(self._store.write(CreateLease(row)), Done):
-                self._malformed += (Malformed(row.key, "key", f"line {number} has a lease of an earlier line"),)
+                self._malformed += (Malformed(row.key, "key", f"line {number} repeats a lease of an earlier line"),)
 
     def list(self) -> Listing:
         """Return every lease, and every line that is not a valid lease."""
@@ -83,7 +83,7 @@ def _lease(number: int, line: str) -> Lease | Malformed:
     except (ValueError, RecursionError):
         columns = None
     if not isinstance(columns, dict) or not columns.keys() >= set(COLUMNS):
-        return Malformed(f"line {number}", "line", "is no JSON object with the columns of a lease")
+        return Malformed(f"line {number}", "line", "is not a JSON object with the columns of a lease")
     row: Mapping[str, Any] = columns
     return to_lease(row)
 

@@ -142,8 +142,8 @@ def open_url(
     """Open the store with this name. Raises ValueError if it does not exist in this process and `create` is false."""
     if not (create or location in _shared or _has_cells(location)):
         raise ValueError(
-            f"store URL: memory://{location} is seen by the process that made it alone, and this one has not; "
-            "sqlite:///path is seen by all of this machine"
+            f"store URL: memory://{location} exists only in the process that created it, which is not this one; "
+            "all processes of this machine can use sqlite:///path"
         )
     return MemoryStore(location)
 

@@ -127,7 +127,7 @@ class SqliteStore:
             busy_seconds: How long a write waits for other processes.
         """
         if not create and not Path(path).exists():
-            raise StoreError(f"there is no file {path}, and it is not created here; is the name right?")
+            raise StoreError(f"there is no file {path}, and it is not created here; check the name")
         self._lock = Lock()
         self._path, self._create, self._busy_seconds = path, create, busy_seconds
         self._connection = self._open()
@@ -153,7 +153,7 @@ class SqliteStore:
                 if mode != "wal":
                     connection.close()
                     raise StoreError(
-                        f"{self._path}: SQLite keeps no write-ahead log here (it answers {mode!r}); "
+                        f"{self._path}: SQLite cannot use a write-ahead log here (journal mode {mode!r}); "
                         "name a file on a local disk"
                     )
                 connection.execute(SCHEMA)
@@ -176,7 +176,7 @@ class SqliteStore:
                 self._connection = self._open()
             yield self._connection
             if self._is_replaced():
-                raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
+                raise OutcomeUnknown(f"{self._path}: the file was removed or replaced in the meantime")
 
     def _is_replaced(self) -> bool:
         # The write-ahead log may have been created since. If it existed before, it exists as long as we have it open.

@@ -117,18 +117,20 @@ def client_of(location: str, endpoint: str | None, request_seconds: float | None
     # A variable set from a file may end with a newline, which would become part of the host name or the signature.
     connection_string = os.environ.get(CONNECTION_STRING, "").strip()
     if not connection_string.isprintable():
-        raise StoreError(f"{CONNECTION_STRING}: it has a line end or another control character in it")
+        raise StoreError(f"{CONNECTION_STRING}: it contains a line break or another control character")
     if not connection_string:
         url = endpoint or f"https://{account}.blob.core.windows.net"
         if not url.startswith("https://"):
             raise ValueError(
-                f"store URL: option 'endpoint' must be https:// for an identity; else set {CONNECTION_STRING}"
+                f"store URL: option 'endpoint' must be https:// for an identity; otherwise, set {CONNECTION_STRING}"
             )
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
         return ContainerClient(url, container, credential=DefaultAzureCredential(), **options)
     if endpoint:
-        raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
+        raise ValueError(
+            f"store URL: option 'endpoint' requires an identity; {CONNECTION_STRING} contains its own endpoint"
+        )
     try:
         client = ContainerClient.from_connection_string(connection_string, container, **options)
     except ValueError as error:
@@ -143,10 +145,10 @@ def _layout(options: Mapping[str, str]) -> Layout:
     if "eventhub" not in options:
         for option in ("group", "start"):
             if option in options:
-                raise ValueError(f"store URL: option {option!r} goes with eventhub=<namespace>/<hub>")
+                raise ValueError(f"store URL: option {option!r} requires eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
     if "layout" in options:
-        raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
+        raise ValueError("store URL: option 'layout' cannot be combined with option 'eventhub'")
     start = options.get("start", "TRIM_HORIZON")
     if start not in _STARTS:
         raise ValueError(f"store URL: option 'start' must be one of {', '.join(_STARTS)}")

@@ -89,7 +89,7 @@ class EventHubLayout:
     def name(self, key: str, part: Part) -> str:
         """Return the name of a partition's blob. Raises StoreError if the key is not a partition."""
         if not _is_partition(key):
-            raise StoreError(f"lease {key!r}: the Azure SDKs' layout has room for partitions (0, 1, …) only")
+            raise StoreError(f"lease {key!r}: the Azure SDKs' layout can only store partitions (0, 1, …)")
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
@@ -143,7 +143,7 @@ class EventHubLayout:
             )
             if not offset or new_position.sub:
                 raise StoreError(
-                    f"checkpoint {new_position.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
+                    f"checkpoint {new_position.sequence}: the Azure SDKs' layout needs an offset and no sub-sequence"
                 )
             return {**kept_fields, "offset": _checked_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
@@ -173,7 +173,7 @@ def _is_partition(key: str) -> bool:
 
 def _checked_ascii(field: str, value: str) -> str:
     if not (value.isascii() and value.isprintable() and value == value.strip()):
-        raise StoreError(f"{field}: {value!r} cannot stand in a blob's metadata; use printable ASCII")
+        raise StoreError(f"{field}: {value!r} cannot be stored in a blob's metadata; use printable ASCII")
     return value
 
 

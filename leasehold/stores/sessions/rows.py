@@ -235,7 +235,7 @@ def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain any
             checkpoint = position("leases", sequence, whole_number("leases", sub), text("leases", token))
             return SessionEntry(epoch, checkpoint, text("leases", frozen))
         case _:
-            raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
+            raise BadRowField("leases", "has an entry that is not [epoch, position, …]")
 
 
 def remarks_fields(remarks: Remarks) -> ObjectFields:
