@@ -24,7 +24,7 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.stores.urls import ROLE
 
-if TYPE_CHECKING:  # imported only where it is needed, because the import takes some 0.1 s of CPU time
+if TYPE_CHECKING:  # imported only where it is needed, because the import takes about 0.1 s of CPU time
     import boto3
 
 CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO (aws sso login), or run under a role"

@@ -391,7 +391,7 @@ class PostgresStore:
 
     @contextmanager
     def connection(self) -> Iterator[_DeadlineConnection]:
-        """Yield a connection from the pool, and turn its errors into ours."""
+        """Yield a connection from the pool, and turn its errors into StoreError or OutcomeUnknown."""
         with self._translated():
             connection = self._pool.getconn()
             try:
@@ -412,7 +412,7 @@ class PostgresStore:
 
 @contextmanager
 def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
-    """Turn psycopg's errors into ours. The messages never contain a password."""
+    """Turn psycopg's errors into StoreError or OutcomeUnknown. The messages never contain a password."""
     table = location.name
     try:
         yield

@@ -391,7 +391,7 @@ def merged(annotations: Annotations, changes: Annotations) -> Annotations:
 def applied(write: Write, stored: Lease | None) -> Lease | None:
     """Return the lease after this write, or None if its condition does not hold.
 
-    For `DeleteLease`, return the lease in the write. The store itself has to remove the row.
+    For `DeleteLease`, return the lease of the write. The store must remove the row itself.
     """
     match write:
         case CreateLease(lease):

@@ -36,7 +36,7 @@ _OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
 _VERSION, _FIELDS, _COMPRESSED = "version", "fields", "small"
 _FIELDS_BYTES_MAX = 1 << 22
-"""The maximum size of decompressed fields. A larger row is not one of ours."""
+"""The maximum size of decompressed fields. This store never writes a larger row."""
 
 
 class ReadsAndWrites(Protocol):
@@ -60,7 +60,7 @@ class DynamoCells:
     Args:
         clients: The clients.
         table: The name of the table.
-        call: Calls the service, and turns its errors into ours.
+        call: Calls the service, and turns its errors into StoreError or OutcomeUnknown.
         prove: Checks that the service honors the conditions of writes.
         prefix: The prefix of one application, if many share the table.
     """
@@ -223,7 +223,7 @@ def items_of(
     """Return the items with these keys that exist.
 
     Args:
-        get: Calls BatchGetItem, and turns errors of the service into ours.
+        get: Calls BatchGetItem, and turns the service's errors into StoreError or OutcomeUnknown.
         table: The name of the table.
         keys: The keys.
         consistent: Whether to read consistently.

@@ -2,7 +2,7 @@
 
 `prepare` finds the table, or creates it as the Kinesis Client Library does and waits for it. `prove` and `probes` check
 that the service honors the conditions of writes. `connect` creates the clients. `translated` turns their errors into
-ours.
+StoreError or OutcomeUnknown.
 
 1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
    with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the

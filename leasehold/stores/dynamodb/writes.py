@@ -161,7 +161,7 @@ def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str,
 
 
 def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
-    """Return the request for this write, or None if its condition cannot hold for the lease as seen."""
+    """Return the request for this write, or None if the lease in the write shows that the condition cannot hold."""
     lease = write.lease
     owner_condition, owner_values = _owner_condition(lease)
     match write:

@@ -286,7 +286,7 @@ def _code(error: HttpResponseError) -> str:
 
 @contextmanager
 def translated(container: ContainerClient) -> Iterator[None]:
-    """Turn errors of the SDK into ours, without the account's key or a signature in their messages."""
+    """Turn the SDK's errors into StoreError or OutcomeUnknown. Their messages contain neither key nor signature."""
     name = container.container_name
     try:
         yield

@@ -34,7 +34,8 @@ from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
 
-# Otherwise, the library looks up the bucket's location for traces, in another thread and with rights that workers lack.
+# Without this variable, the library looks up the bucket's location for traces, in another thread and with rights that
+# workers lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -125,7 +126,7 @@ class GcsObjects:
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
-            # Otherwise, each overwritten object is kept and billed for a week.
+            # Without this setting, each overwritten object is kept and billed for a week.
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
             with self._translated():
                 try:
@@ -252,7 +253,7 @@ class GcsObjects:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of the libraries into ours, without credentials in their messages."""
+        """Turn errors of the libraries into StoreError or OutcomeUnknown, without credentials in the message."""
         try:
             yield
         except (TransportError, requests.RequestException) as error:

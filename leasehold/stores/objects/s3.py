@@ -244,7 +244,7 @@ class S3Objects:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of the SDK into ours, without credentials in their messages."""
+        """Turn errors of the SDK into StoreError or OutcomeUnknown, without credentials in the message."""
         where = f"bucket {self.bucket!r}"
         try:
             yield
@@ -298,7 +298,7 @@ def _code(error: ClientError) -> str:
 def _fields(body: bytes) -> ObjectFields:
     """Parse the content of an object.
 
-    If the content is not ours, return no fields. The layout then raises an error that names the missing field.
+    If the object has other content, return no fields. The layout then raises an error that names the missing field.
     """
     try:
         fields = json.loads(body)

@@ -6,16 +6,17 @@ of `leasehold.stores.objects` explains the order, and the state after a crash be
 1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
    has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
    then still moves forward, over records that were processed. After a request, which also changes the ownership, the
-   owner reads the ownership instead of renewing it and writes the checkpoint. The gift that follows renews the lease.
-2. At the end of a shard, and in a gift that moves the checkpoint, the checkpoint is written first, so the next owner
-   starts where the last one stopped. This write does not depend on the ownership's ETag, so the ownership is read just
-   before.
+   owner reads the ownership instead of renewing it and writes the checkpoint. The write that gives the lease to the
+   next owner then renews it.
+2. At the end of a shard, and in a write that gives the lease and moves the checkpoint, the checkpoint is written first.
+   The next owner therefore starts where the last owner stopped. The write of the checkpoint does not depend on the
+   ownership's ETag, so the ownership is read just before.
 3. The result of a write that takes a lease contains the checkpoint as read after that write. A checkpoint read earlier
    could miss the former owner's last one.
 4. If the first write is rejected, nothing has changed. It is therefore retried after a read, as long as its condition
    holds for the lease that was read. If the second write is rejected, the result contains the lease as stored.
-5. A lease is read in the order ownership, checkpoint. A gift writes them in the reverse order, so a next owner that
-   sees itself as the owner also sees the giver's last checkpoint.
+5. Reads fetch the ownership before the checkpoint. A write that gives the lease stores them in the reverse order, so a
+   next owner that reads itself as the owner also reads the giver's last checkpoint.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -196,7 +197,8 @@ class EtagStore:
             # If the layout cannot store the position, this raises an exception before anything is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
         if just_read and before.next_owner and checkpoint_changed and not checkpoint_first:
-            # Rule 1: another worker has requested the lease. The ownership was just read, and the gift will renew it.
+            # Rule 1. Another worker has requested the lease. The ownership was just read, and giving the lease will
+            # renew it.
             return self._outcome(key, self._advance(key, parts, after))
         if owner_changed and not checkpoint_first:
             renewed_parts = self._put(key, "ownership", parts, ownership_fields)
@@ -289,8 +291,8 @@ class EtagStore:
     def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
         """Cache the objects that were read, except for leases that were written since `before` was copied.
 
-        Their objects may have been read before the write. If they were cached, the owner's next result could contain a
-        checkpoint before its own last one.
+        The objects of such a lease may have been read before the write. If they were cached, the owner's next result
+        could contain a checkpoint before its own last one.
         """
         with self._seen_lock:
             for key, parts in read.items():

@@ -8,7 +8,7 @@ together with all tickets that wait (G2).
 2. If a write is rejected or its response is lost, the page is read before it is written again. That read shows what is
    stored, and the next write makes any write still under way fail (G8).
 3. A ticket is evaluated when it is written, based on the page and the row of the lease at that moment.
-4. An entry is removed from the page only after its lease was seen in a later epoch (G5).
+4. An entry is removed from the page only after the row of its lease was read with a later epoch (G5).
 """
 
 import math
@@ -265,8 +265,8 @@ class Page:
     def _gather_into(self, batch: list[Ticket]) -> None:
         """Add the tickets of one group to `batch`. At least one ticket is in the queue.
 
-        Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the round before. The
-        next ticket then starts a new round, and so does a second ticket for the same lease.
+        Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the previous round.
+        The next ticket then starts a new round, and so does a second ticket for the same lease.
         """
         latest = self._sync.clock() + self._gather_seconds
         patient: set[str] = set()

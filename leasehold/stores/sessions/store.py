@@ -209,7 +209,7 @@ class SessionStore:
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
     def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
-        """Join a row with its session. If the session was ours and its row is gone, use its last known state (G14)."""
+        """Join a row with its session. If our session row is gone, use the last known state of the session (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
             return joined(row, session, remarks)
@@ -259,9 +259,9 @@ class SessionStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _is_settled(self, joined_lease: JoinedLease) -> bool:
-        """Return whether no write of ours may still be under way to this row, or to its session if that is ours (G8).
+        """Return whether this process has no pending write to this row, nor to its own session in the row (G8).
 
-        If the row is still the same as before such a write, it is written again, so that the earlier write fails.
+        If the row has not changed since a pending write was sent, it is written again, so that the pending write fails.
         """
         row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
@@ -284,7 +284,7 @@ class SessionStore:
         vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
         if vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
             stored = evolve(stored, version=seen.version)
-        # These writes depend on the actual owner, the others on the owner that the row names.
+        # Requests, resets and annotations depend on the actual owner, other writes on the owner that the row names.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
         after = applied(write, joined_lease.lease if by_actual_owner else stored)
         # G10
@@ -353,7 +353,7 @@ class SessionStore:
                 return self._delete(write, joined_lease)
 
     def _is_fresh(self, page: Page, joined_lease: JoinedLease, lease: Lease) -> bool:
-        """Return whether the lease was seen at or after the page's last write with a ticket of this lease.
+        """Return whether `lease` was read at or after the page's last write with a ticket for this lease.
 
         Writes for other leases of the page also change its count, but they do not make this lease stale.
         """
@@ -437,8 +437,9 @@ class SessionStore:
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
         if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
-            # Either another thread of ours took the lease after the row was read, or the row was deleted and recreated
-            # and could reach the epoch of the old entry again. Another read of the row shows which is the case.
+            # Either another thread of this process took the lease after the row was read, or the row was deleted and
+            # recreated and could reach the epoch of the old entry again. Another read of the row shows which is the
+            # case.
             current = self._read_rows([key]).get(key)
             if current is None or current.stored.etag != joined_lease.row.stored.etag:
                 return None
