@@ -160,12 +160,12 @@ class Pattern:
     """The parts that are the same in all calls of an operation.
 
     Attributes:
-        keys: The credentials.
-        form: The content type of the requests and responses.
+        credentials: The credentials.
+        content_type: The content type of the requests and responses.
         url: The URL.
         head: The request line and the headers that are the same in all calls.
         signer: Signs the requests.
-        line: The connections.
+        connections: The connections.
     """
 
     credentials: object

@@ -44,7 +44,7 @@ class UnparsedRows(Sequence[Any]):
     parse: Parse
 
     def item(self, text: bytes) -> Any:  # noqa: ANN401  any JSON value
-        """Parse one row. Raises Unsplit if it is not a JSON object."""
+        """Parse one row. Raises SplitError if it is not a JSON object."""
         try:
             return self.parse(b"{" + text + b"}}")
         except ValueError:

@@ -42,7 +42,8 @@ A claim may be written while a deletion is in progress. In the generic layout, t
 finds no checkpoint, removes the ownership that it has just written, and returns `Lost`. In the Azure SDKs' layout, an
 ownership alone is a lease, which starts at the position that the layout specifies.
 
-Why nothing is skipped ----------------------
+Why nothing is skipped
+----------------------
 1. Each write of a checkpoint object is conditional on the object's own ETag. If another write came first, the write is
    repeated only while the stored position is not past the new one, and never over SHARD_END. Only a reset may move the
    checkpoint back, and only while the lease has no owner.

@@ -171,7 +171,7 @@ class Page:
         ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written afterwards.
         vanished: Whether the row no longer exists although leases may still name the session. `session` then contains
             the last known positions (G14).
-        last: For each lease, the count of the last group write that contained one of its tickets.
+        last_counts: For each lease, the count of the last group write that contained one of its tickets.
         superseded: For each entry that the next group write removes, its epoch, by lease. The row of each such lease
             was read with a later epoch.
         remarks: The remarks as last written.
