@@ -176,7 +176,7 @@ class Pattern:
     connections: KeptConnections
 
     def send(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
-        """Make a call. Raises the exceptions of `KeptConnections.ask`."""
+        """Make a call. Raises the exceptions of `KeptConnections.send`."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"

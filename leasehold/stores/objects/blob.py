@@ -196,7 +196,7 @@ class BlobObjects:
             blobs = self._container.list_blobs(
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=clock.observe
             )
-            # `dated.now` is the date of the page with this blob, because the next page is fetched only after the last
+            # `clock.now` is the date of the page with this blob, because the next page is fetched only after the last
             # blob of this page.
             objects = tuple(_stored(blob, clock.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
