@@ -1,9 +1,9 @@
 """Describes the fields of a lease's row. Each field has a kind, a check, and a name in every layout.
 
 All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values of `cells` under its own
-names. To read a row, it passes each value through `checked` and combines the results into a lease with `lease_of`. The
-module of a layout contains only the code that is specific to that layout. If a row cannot be parsed, the error names
-the invalid field.
+names. To read a row, it passes each value through `check_cell` and combines the results into a lease with `lease_of`.
+The module of a layout contains only the code that is specific to that layout. If a row cannot be parsed, the error
+names the invalid field.
 """
 
 import json
@@ -116,7 +116,7 @@ def cells(lease: Lease) -> dict[str, Any]:
     }
 
 
-def checked(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
+def check_cell(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
     """Check one value of a row, and return it in the form that `Lease` uses.
 
     Args:
@@ -176,18 +176,18 @@ class BadRowField(Exception):
         self.why = why
 
 
-def readable(key: str, parse: Callable[[], T]) -> T | Malformed:
+def parse_row(key: str, parse: Callable[[], T]) -> T | Malformed:
     """Return the result of `parse`, or `Malformed` if it raises BadRowField or the ValueError of an invalid `Lease`."""
     try:
         return parse()
     except BadRowField as error:
-        return Malformed(encodable(key), encodable(error.field), error.why)
+        return Malformed(escape_surrogates(key), escape_surrogates(error.field), error.why)
     except ValueError as error:
         field, _, why = str(error).partition(": ")
-        return Malformed(encodable(key), encodable(field), why)
+        return Malformed(escape_surrogates(key), escape_surrogates(field), why)
 
 
-def encodable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Escape lone surrogates, which cannot be encoded."""
     return text.encode(errors="backslashreplace").decode()
 

@@ -197,7 +197,7 @@ class PostgresStore:
         self._sql = Statements.of(location.table)
         self._seen: dict[str, SqlRow] = {}
         # The pool does not report why it cannot connect, so first connect without the pool.
-        with self._translated():
+        with self._translate_errors():
             connect(location.conninfo(timeouts)).close()
 
         def set_timeout(connection: _DeadlineConnection) -> None:
@@ -392,7 +392,7 @@ class PostgresStore:
     @contextmanager
     def connection(self) -> Iterator[_DeadlineConnection]:
         """Yield a connection from the pool, and turn its errors into StoreError or OutcomeUnknown."""
-        with self._translated():
+        with self._translate_errors():
             connection = self._pool.getconn()
             try:
                 yield connection
@@ -406,12 +406,12 @@ class PostgresStore:
             finally:
                 self._pool.putconn(connection)
 
-    def _translated(self) -> AbstractContextManager[None]:
-        return translated(self._location, self._timeouts)
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self._location, self._timeouts)
 
 
 @contextmanager
-def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
+def translate_errors(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
     """Turn psycopg's errors into StoreError or OutcomeUnknown. The messages never contain a password."""
     table = location.name
     try:

@@ -383,7 +383,7 @@ def counted(lease: Lease, epoch: int) -> Lease:
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
 
-def merged(annotations: Annotations, changes: Annotations) -> Annotations:
+def merge_annotations(annotations: Annotations, changes: Annotations) -> Annotations:
     """Return `annotations` updated with `changes`, sorted by name."""
     return tuple(sorted({**dict(annotations), **dict(changes)}.items()))
 
@@ -395,7 +395,7 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
     """
     match write:
         case CreateLease(lease):
-            return created(lease) if stored is None else None
+            return new_row(lease) if stored is None else None
         case DeleteLease(lease):
             condition_holds = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
             return lease if condition_holds else None
@@ -403,10 +403,14 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
             return _changed(write, stored) if stored else None
 
 
-def created(lease: Lease) -> Lease:
+def new_row(lease: Lease) -> Lease:
     """Return the row of a new lease. It has no owner, no next owner, and defaults for the fields that `Watch` sets."""
     row = evolve(
-        _unowned(lease), idle=0.0, held=math.inf, next_owner_idle=0.0, annotations=merged(lease.annotations, ())
+        _without_owner(lease),
+        idle=0.0,
+        held=math.inf,
+        next_owner_idle=0.0,
+        annotations=merge_annotations(lease.annotations, ()),
     )
     return counted(row, lease.epoch)
 
@@ -416,26 +420,28 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
     is_unchanged = stored.version == expected.version and stored.owner == expected.owner
     match write:
         case ClaimLease(me=me, annotations=annotations):
-            return _owned_by(stored, me, annotations) if stored.version == expected.version else None
+            return _with_owner(stored, me, annotations) if stored.version == expected.version else None
         case StealLease(me=me, annotations=annotations):
             is_next_owner = expected.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, annotations) if is_next_owner and stored.owner == expected.owner else None
+            return _with_owner(stored, me, annotations) if is_next_owner and stored.owner == expected.owner else None
         case RenewLease(annotations=annotations):
             if not is_unchanged or (stored.ended and not expected.ended):
                 return None
-            return _with_weight(stored, expected).written(stored.epoch + 1, merged(stored.annotations, annotations))
+            return _with_weight(stored, expected).written(
+                stored.epoch + 1, merge_annotations(stored.annotations, annotations)
+            )
         case CheckpointLease(position=position):
-            if not (is_unchanged and _may_move_to(stored, position)):
+            if not (is_unchanged and _movable(stored, position)):
                 return None
             row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
-            return _unowned(row) if row.ended and not write.keep_owner else row
+            return _without_owner(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # If the stored checkpoint is already as far or at SHARD_END, the former owner has nothing to add.
-            is_later = _may_move_to(stored, position) and stored.checkpoint.order != position.order
+            is_later = _movable(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
             condition_holds = stored.owner == me if expected.owner == me else stored.version == expected.version
-            return _with_next_epoch(evolve(_unowned(stored), owner=to)) if condition_holds else None
+            return _with_next_epoch(evolve(_without_owner(stored), owner=to)) if condition_holds else None
         case RequestLease(me=me):
             owner_answers = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
             return (
@@ -452,20 +458,24 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
                 and stored.next_owner == expected.next_owner
                 and stored.leaving == expected.leaving
             )
-            if not (next_owner_stays and is_unchanged and _may_move_to(stored, position)):
+            if not (next_owner_stays and is_unchanged and _movable(stored, position)):
                 return None
             # The next owner of a KCL 3.x hand-off may be a worker that does not answer requests.
-            row = evolve(_unowned(stored), owner=stored.next_owner, yields=not stored.leaving)
+            row = evolve(_without_owner(stored), owner=stored.next_owner, yields=not stored.leaving)
             return _with_next_epoch(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
-            return _owned_by(stored, me) if is_unchanged else None
+            return _with_owner(stored, me) if is_unchanged else None
         case AnnotateLease(name=name, value=value):
-            annotated = evolve(stored, annotations=merged(stored.annotations, ((name, value),)))
+            annotated = evolve(stored, annotations=merge_annotations(stored.annotations, ((name, value),)))
             return annotated if stored.owner == expected.owner else None
         case ResetLease(position=position, annotations=annotations):
             if stored.owner is not None or stored.version != expected.version:
                 return None
-            row = evolve(_unowned(stored), checkpoint=position, annotations=merged(stored.annotations, annotations))
+            row = evolve(
+                _without_owner(stored),
+                checkpoint=position,
+                annotations=merge_annotations(stored.annotations, annotations),
+            )
             row = evolve(row, parents=expected.parents, hash_range=expected.hash_range)
             return counted(row, max(stored.epoch + 1, write.epoch))
         case _:
@@ -476,19 +486,19 @@ def _with_next_epoch(stored: Lease) -> Lease:
     return stored.written(stored.epoch + 1, stored.annotations)
 
 
-def _owned_by(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
+def _with_owner(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
     row = evolve(
         stored,
         owner=me,
         next_owner=None,
         yields=True,
         leaving=False,
-        annotations=merged(stored.annotations, annotations),
+        annotations=merge_annotations(stored.annotations, annotations),
     )
     return _with_next_epoch(row)
 
 
-def _unowned(lease: Lease) -> Lease:
+def _without_owner(lease: Lease) -> Lease:
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
@@ -496,6 +506,6 @@ def _with_weight(stored: Lease, expected: Lease) -> Lease:
     return stored if expected.weight in {None, stored.weight} else evolve(stored, weight=expected.weight)
 
 
-def _may_move_to(stored: Lease, position: Position) -> bool:
+def _movable(stored: Lease, position: Position) -> bool:
     """Return whether the checkpoint may move to this position. It never moves back, and never after SHARD_END."""
     return not stored.ended and stored.checkpoint.order <= position.order

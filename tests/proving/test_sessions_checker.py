@@ -11,7 +11,7 @@ from attrs import evolve
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
 from leasehold.stores.sessions.group import Page, Ticket
-from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, joined, session_fields
+from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, join_lease, session_fields
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 from leasehold_lab.checker import sessions
@@ -79,7 +79,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
         found = {}
         for key, row in self._read_rows(keys).items():
             stored = self._cells.read(store._session_row_names({row.session} - {""}))
-            found[key] = joined(row, *store._find_session(stored, row.session))
+            found[key] = join_lease(row, *store._find_session(stored, row.session))
         return found
 
     real = SessionStore._stop

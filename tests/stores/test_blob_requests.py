@@ -9,7 +9,7 @@ from blob_memory import BEGAN, BlobFault, BlobMemory
 from object_stores import try_conditions
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.objects.blob import BlobObjects, _ensure_container, translated
+from leasehold.stores.objects.blob import BlobObjects, _ensure_container, translate_errors
 from leasehold.stores.requests import SkewWarning, Stored
 
 
@@ -103,7 +103,7 @@ def test_a_refusal_without_a_code_is_a_refusal(memory: BlobMemory) -> None:
     refused.status_code = 418
     with (
         pytest.raises(StoreError, match=r"^container 'leases': the service refused: None \(HTTP 418\)$"),
-        translated(memory.client()),
+        translate_errors(memory.client()),
     ):
         raise refused
 

@@ -29,7 +29,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Capabilities
-from leasehold.stores.writes import merged
+from leasehold.stores.writes import merge_annotations
 
 log = escaped(logging.getLogger("leasehold.renewing"))
 
@@ -180,7 +180,7 @@ class Renewing:
         """Renew this lease now; not `patient` if other workers wait for its annotations."""
         began = self._clock()
         try:
-            holding.renew(merged(action.annotations, look.annotations), patient=patient)
+            holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
         # A moving average, in which a single stall counts for little, but several soon count fully.

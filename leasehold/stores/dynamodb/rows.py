@@ -28,9 +28,9 @@ from leasehold.stores.fields import (
     CellKind,
     RowField,
     cells,
-    checked,
+    check_cell,
     lease_of,
-    readable,
+    parse_row,
     shortened_repr,
 )
 from leasehold.stores.fields import name as checked_name
@@ -145,7 +145,7 @@ def to_lease(item: Item) -> Lease | Malformed | None:
     """Parse an item. Return None if it is not a lease, and `Malformed` if it should be one but is invalid."""
     if item.get("entityType", _LEASE) != _LEASE:
         return None
-    return readable(_name(item), lambda: _lease(item))
+    return parse_row(_name(item), lambda: _lease(item))
 
 
 RowRest = tuple[tuple[str, ...], bytes]
@@ -290,7 +290,7 @@ def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: 
     try:
         # Only check what has changed.
         if type(count) is not dict or count.get("N") != lease.version:
-            epoch = checked(_COUNT, _COUNT.item, _cell(item, _COUNT))
+            epoch = check_cell(_COUNT, _COUNT.item, _cell(item, _COUNT))
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
@@ -338,7 +338,7 @@ def _typed_value(item: Item, name: str, kind: str) -> str | None:
 
 
 def _lease(item: Item) -> Lease:
-    values = {field.name: checked(field, field.item, _cell(item, field)) for field in _PLAIN}
+    values = {field.name: check_cell(field, field.item, _cell(item, field)) for field in _PLAIN}
     # During a KCL 3.x hand-off, checkpointOwner is still the owner (rule 3 of `dynamodb.writes`).
     lease_owner, checkpoint_owner, handoff_owner = (
         _text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")

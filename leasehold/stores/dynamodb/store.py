@@ -1,8 +1,8 @@
 """Stores leases in a DynamoDB table, which may be shared with Java workers of the Kinesis Client Library 2.x and 3.x.
 
 `prepare` finds the table, or creates it as the Kinesis Client Library does and waits for it. `prove` and `probes` check
-that the service honors the conditions of writes. `connect` creates the clients. `translated` turns their errors into
-StoreError or OutcomeUnknown.
+that the service honors the conditions of writes. `connect` creates the clients. `translate_errors` turns their errors
+into StoreError or OutcomeUnknown.
 
 1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
    with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the
@@ -179,14 +179,14 @@ def connect(
             call_directly(boto_client)
         return boto_client
 
-    with translated("dynamodb"):
+    with translate_errors("dynamodb"):
         clients = Clients(reads=client(timeouts), writes=client(evolve(timeouts, attempts=1)))
     read_listings_quickly(clients.reads)
     return clients
 
 
 @contextmanager
-def translated(table: str, *, writing: bool = False) -> Iterator[None]:
+def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
 
     If `writing`, a throttled request raises NotWritten, because the service has rejected it without doing anything.
@@ -254,7 +254,7 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
     """
     created = False
     protection: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
-    with translated(table):
+    with translate_errors(table):
         if _describe(client, table) is None:
             if not create:
                 key_names = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
@@ -313,7 +313,7 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
     exists = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
-        with translated(table):
+        with translate_errors(table):
             try:
                 retry_throttled(call, arguments)
             except ClientError as error:
@@ -469,7 +469,7 @@ class DynamoStore:
         requests = [request]
         if not self._prefix and (segments := min(SEGMENTS_MAX, self._listed // SEGMENT_ROWS)) > 1:
             requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
-        with translated(self._table):
+        with translate_errors(self._table):
             rows = self._rows.read(pages_of(read_page, requests))
         self._listed = len(rows.leases)
         if any(item["entityType"] == text(CELL) for item in rows.others):
@@ -483,7 +483,7 @@ class DynamoStore:
         unique = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
 
         def read_batch(arguments: dict[str, Any]) -> Mapping[str, Any]:
-            with translated(self._table):
+            with translate_errors(self._table):
                 return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**arguments))
 
         for item in items_of(read_batch, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
@@ -525,7 +525,7 @@ class DynamoStore:
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
             read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
-        with translated(self._table):
+        with translate_errors(self._table):
             rows = retry_throttled(read_page, request)["Items"]
         has_cells = any(row.get("entityType") == text(CELL) for row in rows)
         return has_cells, bool(rows) and not has_cells
@@ -537,7 +537,7 @@ class DynamoStore:
             call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, may_be_rejected: bool = False
         ) -> Mapping[str, Any]:
             rejection: ClientError | None = None
-            with translated(self._table, writing=may_be_rejected):
+            with translate_errors(self._table, writing=may_be_rejected):
                 try:
                     return retry_throttled(call, arguments)
                 except ClientError as error:
@@ -558,7 +558,7 @@ class DynamoStore:
             part = "Item" if "Item" in request else "Key"
             request = {**request, part: {**request[part], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
-        with translated(self._table, writing=True):
+        with translate_errors(self._table, writing=True):
             try:
                 response: Mapping[str, Any] = retry_throttled(call, arguments)
                 check_response(arguments, response)

@@ -28,7 +28,7 @@ from leasehold.stores.dynamodb.rows import (
     to_item,
 )
 from leasehold.stores.fields import kilobytes
-from leasehold.stores.writes import created
+from leasehold.stores.writes import new_row
 
 AttributeValues = Mapping[str, AttributeValue]
 """The values of an expression, by their names without the colon."""
@@ -166,7 +166,7 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
     owner_condition, owner_values = _owner_condition(lease)
     match write:
         case writes.CreateLease():
-            return {"Item": to_item(created(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
+            return {"Item": to_item(new_row(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
         case writes.ClaimLease(me=me, annotations=annotations):
             return _take_request(lease, me, annotations, _SEEN, {})
         case writes.StealLease(me=me, annotations=annotations):

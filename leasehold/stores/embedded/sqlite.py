@@ -29,10 +29,10 @@ from leasehold.stores.fields import (
     BadRowField,
     CellKind,
     cells,
-    checked,
+    check_cell,
     lease_of,
     listing_of,
-    readable,
+    parse_row,
     shortened_repr,
     valid_lease,
 )
@@ -88,7 +88,7 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
 
 def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
     """Parse a row. A row may be malformed, because SQLite accepts any value in any column."""
-    return readable(str(row["key"]), lambda: _lease(row))
+    return parse_row(str(row["key"]), lambda: _lease(row))
 
 
 def _lease(row: Row | Mapping[str, Any]) -> Lease:
@@ -97,7 +97,7 @@ def _lease(row: Row | Mapping[str, Any]) -> Lease:
         if column := field.column:
             if not isinstance(row[column], _TYPES[field.kind]):
                 raise BadRowField(column, f"{shortened_repr(row[column])} is not of the type this column holds")
-            values[field.name] = checked(field, column, row[column])
+            values[field.name] = check_cell(field, column, row[column])
     return counted(lease_of(values, _COLUMNS), values["epoch"])
 
 
@@ -139,7 +139,7 @@ class SqliteStore:
             # holds on it.
             with suppress(OSError):  # it exists, or SQLite raises the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        with self._translated():
+        with self._translate_errors():
             inode = _inode(self._path)
             connection = sqlite3.connect(
                 self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
@@ -167,7 +167,7 @@ class SqliteStore:
 
         The path is checked before and after the connection is used, because changes to a replaced file are lost.
         """
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             if self._is_replaced():
                 if not self._create and _inode(self._path) is None:
                     raise StoreError(f"{self._path}: the file was removed, and it is not created here")
@@ -186,7 +186,7 @@ class SqliteStore:
         )
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:

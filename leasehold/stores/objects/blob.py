@@ -170,7 +170,7 @@ def _ensure_container(client: ContainerClient, *, create: bool) -> None:
 
     The check lists blobs, because an identity that may use a container might not be allowed to describe it.
     """
-    with translated(client):
+    with translate_errors(client):
         try:
             next(iter(client.list_blobs(results_per_page=1)), None)
         except ResourceNotFoundError:
@@ -192,7 +192,7 @@ class BlobObjects:
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all blobs whose names begin with `prefix`, without soft-deleted ones, old versions and snapshots."""
         clock = _ServerClock(self._skew)
-        with translated(self._container):
+        with translate_errors(self._container):
             blobs = self._container.list_blobs(
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=clock.observe
             )
@@ -206,7 +206,7 @@ class BlobObjects:
     def get(self, name: str) -> Stored | None:
         """Return the blob with this name."""
         clock = _ServerClock(self._skew)
-        with translated(self._container):
+        with translate_errors(self._container):
             try:
                 blob = self._blob(name).get_blob_properties(raw_response_hook=clock.observe)
             except ResourceNotFoundError as error:
@@ -231,7 +231,7 @@ class BlobObjects:
         find out.
         """
         condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        with translated(self._container):
+        with translate_errors(self._container):
             try:
                 self._blob(name).delete_blob(**condition, **_ONCE)
             except HttpResponseError as error:
@@ -249,7 +249,7 @@ class BlobObjects:
         return self._container.get_blob_client(name)
 
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
-        with translated(self._container):
+        with translate_errors(self._container):
             try:
                 return unquoted_etag(str(write()["etag"]))
             except HttpResponseError as error:
@@ -285,7 +285,7 @@ def _code(error: HttpResponseError) -> str:
 
 
 @contextmanager
-def translated(container: ContainerClient) -> Iterator[None]:
+def translate_errors(container: ContainerClient) -> Iterator[None]:
     """Turn the SDK's errors into StoreError or OutcomeUnknown. Their messages contain neither key nor signature."""
     name = container.container_name
     try:

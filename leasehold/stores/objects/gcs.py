@@ -95,7 +95,7 @@ class GcsObjects:
         self.bucket, self._location, self._timeouts = bucket, location, timeouts
         self._skew, self._thread_clock = skew or SkewWarning(), local()
         endpoint = endpoint or endpoint_of(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
-        with self._translated():
+        with self._translate_errors():
             credentials, default = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
             self._project = project or default
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class GcsObjects:
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
             # Without this setting, each overwritten object is kept and billed for a week.
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
-            with self._translated():
+            with self._translate_errors():
                 try:
                     self._client.create_bucket(new_bucket, location=self._location, **self._request_options)
                 except GoogleAPICallError as error:
@@ -182,7 +182,7 @@ class GcsObjects:
         if etag.isdecimal():
             # Name the generation too, because fake-gcs-server, which tests use, supports no other condition here.
             blob = self._bucket.blob(name, generation=int(etag))
-            with self._translated():
+            with self._translate_errors():
                 try:
                     self._retry_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._request_options))
                 except (PreconditionFailed, NotFound):
@@ -204,7 +204,7 @@ class GcsObjects:
                 b"", content_type="application/json", if_generation_match=generation, **self._request_options
             )
 
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._retry_throttled(put)
             except PreconditionFailed:
@@ -233,7 +233,7 @@ class GcsObjects:
         )
 
         def send_once() -> T:
-            with self._translated():
+            with self._translate_errors():
                 return send()
 
         return retrying(send_once)
@@ -252,7 +252,7 @@ class GcsObjects:
         return f"bucket {self.bucket!r}"
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the libraries into StoreError or OutcomeUnknown, without credentials in the message."""
         try:
             yield

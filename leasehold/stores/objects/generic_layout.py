@@ -13,7 +13,17 @@ from urllib.parse import quote, unquote
 from attrs import frozen
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import FIELDS, BadRowField, cells, checked, kilobytes, lease_of, text, weight, whole_number
+from leasehold.stores.fields import (
+    FIELDS,
+    BadRowField,
+    cells,
+    check_cell,
+    kilobytes,
+    lease_of,
+    text,
+    weight,
+    whole_number,
+)
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import (
     ObjectFields,
@@ -69,7 +79,7 @@ class ObjectLayout:
             return None
         fields = parts.checkpoint.fields
         values = {
-            field.name: checked(
+            field.name: check_cell(
                 field,
                 field.object,
                 percent_decoded(fields, field.object) if field.kind == "text" else fields.get(field.object),

@@ -90,14 +90,14 @@ class S3Objects:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
         # Reads may be repeated. A write must not be sent twice, because its first attempt could make the second fail.
-        with self._translated():
+        with self._translate_errors():
             self._reads = _client(region, endpoint, timeouts, session)
             self._writes = _client(region, endpoint, evolve(timeouts, attempts=1), session)
         self._cached: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
-        with self._translated():
+        with self._translate_errors():
             try:
                 _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
             except ClientError as error:
@@ -114,7 +114,7 @@ class S3Objects:
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
         entries: list[Stored | str] = []
-        with self._translated():
+        with self._translate_errors():
             for page in self._pages(prefix):
                 now = self._service_time(page)
                 for row in page.get("Contents", []):
@@ -142,7 +142,7 @@ class S3Objects:
             response = self._reads.get_object(Bucket=self.bucket, Key=name)
             return response, response["Body"].read()
 
-        with self._translated():
+        with self._translate_errors():
             try:
                 return _RETRY_TORN_READS(fetch)
             except ClientError as error:
@@ -160,7 +160,7 @@ class S3Objects:
 
     def delete(self, name: str, etag: str) -> bool:
         """Delete an object by DeleteObject with If-Match."""
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
             except ClientError as error:
@@ -174,7 +174,7 @@ class S3Objects:
 
     def missing(self) -> bool:
         """Return whether the service reports that the bucket does not exist, or False if we have no right to check."""
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._reads.head_bucket(Bucket=self.bucket)
             except ClientError as error:
@@ -185,7 +185,7 @@ class S3Objects:
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """Return the names of all objects that begin with `prefix`."""
-        with self._translated():
+        with self._translate_errors():
             return tuple(row["Key"] for page in self._pages(prefix) for row in page.get("Contents", []))
 
     def _pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
@@ -201,7 +201,7 @@ class S3Objects:
     def put_body(self, name: str, body: bytes) -> None:
         """Store an object unless one with this name exists. The client may retry, because the write is idempotent."""
         request: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
@@ -213,7 +213,7 @@ class S3Objects:
 
     def remove(self, name: str) -> None:
         """Delete an object if it exists."""
-        with self._translated():
+        with self._translate_errors():
             self._reads.delete_object(Bucket=self.bucket, Key=name)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class S3Objects:
 
     def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
         body = json.dumps(dict(fields), sort_keys=True).encode()
-        with self._translated():
+        with self._translate_errors():
             try:
                 response = self._writes.put_object(
                     Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
@@ -243,7 +243,7 @@ class S3Objects:
         return now
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the SDK into StoreError or OutcomeUnknown, without credentials in the message."""
         where = f"bucket {self.bucket!r}"
         try:

@@ -25,12 +25,12 @@ from threading import Lock
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.fields import listing_of, readable, valid_lease
+from leasehold.stores.fields import listing_of, parse_row, valid_lease
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
-from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
+from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, new_row
 
 _LISTED_PER_REQUEST = 8
 """The number of objects in a listing that cost client and service about as much as a request for a single object."""
@@ -110,7 +110,7 @@ class EtagStore:
         """Write the lease's objects one by one, each conditional on its ETag, in the order of the rules above."""
         match write:
             case CreateLease(lease):
-                key, lease = lease.key, created(lease)
+                key, lease = lease.key, new_row(lease)
                 if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
                     return self._outcome(key, None)
                 # The checkpoint comes first, so that a worker that takes the lease finds where to start.
@@ -308,7 +308,7 @@ class EtagStore:
         return current is not None and current.etag == parts.etag
 
     def _row(self, key: str, parts: Parts) -> Lease | Malformed | None:
-        return readable(key, lambda: self._layout.lease(key, parts))
+        return parse_row(key, lambda: self._layout.lease(key, parts))
 
     def _lease(self, key: str, parts: Parts) -> Lease | None:
         row = self._row(key, parts)

@@ -25,11 +25,11 @@ from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
     cells,
-    checked,
+    check_cell,
     from_json,
     lease_of,
+    parse_row,
     position,
-    readable,
     text,
     weight,
     whole_number,
@@ -158,13 +158,13 @@ def _encoded_cell(kind: str, cell: object) -> str:
 
 def lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
     """Parse the row of a lease."""
-    return readable(key, lambda: _lease_row(key, stored))
+    return parse_row(key, lambda: _lease_row(key, stored))
 
 
 def _lease_row(key: str, stored: Stored) -> LeaseRow:
     fields = stored.fields
     values = {
-        field.name: checked(
+        field.name: check_cell(
             field,
             field.object,
             (percent_decoded(fields, field.object) if field.kind in _WORDS else fields.get(field.object)),
@@ -207,7 +207,7 @@ def _compact_entry(entry: SessionEntry) -> list[object]:
 
 def session_of(stored: Stored) -> Session | Malformed:
     """Parse the row of a session."""
-    return readable(stored.name, lambda: _session(stored))
+    return parse_row(stored.name, lambda: _session(stored))
 
 
 def _session(stored: Stored) -> Session:
@@ -309,7 +309,7 @@ class JoinedLease:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
+def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
     If the session was not found, the lease keeps the owner in its row, so it has to expire before it is claimed. The

@@ -41,7 +41,7 @@ from leasehold.stores.sessions.rows import (
     Session,
     SessionEntry,
     epoch_and_count,
-    joined,
+    join_lease,
     key_of,
     lease_fields,
     lease_name,
@@ -52,7 +52,7 @@ from leasehold.stores.sessions.rows import (
     session_of,
     valid_row,
 )
-from leasehold.stores.writes import applied, created
+from leasehold.stores.writes import applied, new_row
 
 IDLE_SECONDS = 3600.0
 """After this many seconds, a worker that lists the table ends an unchanged session that no lease names (G11)."""
@@ -202,7 +202,7 @@ class SessionStore:
                 joined_leases.pop(key, None)
             for key in moved & reread_rows.keys():
                 if not reread_rows[key].session:
-                    joined_leases[key] = joined(reread_rows[key], None, {})
+                    joined_leases[key] = join_lease(reread_rows[key], None, {})
             rows = {key: reread_rows[key] for key in moved & reread_rows.keys() if reread_rows[key].session}
         if not rows:
             return joined_leases
@@ -212,8 +212,8 @@ class SessionStore:
         """Join a row with its session. If our session row is gone, use the last known state of the session (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
-            return joined(row, session, remarks)
-        joined_lease = joined(row, evolve(page.session, ended=True), page.remarks)
+            return join_lease(row, session, remarks)
+        joined_lease = join_lease(row, evolve(page.session, ended=True), page.remarks)
         return evolve(joined_lease, lease=joined_lease.named)
 
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
@@ -225,10 +225,10 @@ class SessionStore:
         """Apply the write if its condition holds."""
         match write:
             case writes.CreateLease(lease):
-                new = LeaseRow(created(lease))
+                new = LeaseRow(new_row(lease))
                 if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
                     return self._lost(lease.key)
-                return Done(joined(new, None, {}).lease)
+                return Done(join_lease(new, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
                 # Find the page of this lease in the cache, without a read.
                 row = self._rows.get(lease.key)
@@ -376,7 +376,7 @@ class SessionStore:
             row = self._rows.get(key)
             if row is None or row.session != page.id:
                 return None
-            joined_lease = joined(row, page.session, page.remarks)
+            joined_lease = join_lease(row, page.session, page.remarks)
             if joined_lease.stopped or not joined_lease.accepted or not self._is_fresh(page, joined_lease, seen):
                 return None
             after = applied(write, evolve(joined_lease.named, version=seen.version))
@@ -391,7 +391,7 @@ class SessionStore:
         if page.commit(Ticket(key, compute_change, patient=write.patient)) is None or row is None:
             return None
         # Use the row that `compute_change` has read, because a stale listing may have dropped it from the cache since.
-        return Done(joined(row, page.session, page.remarks).lease)
+        return Done(join_lease(row, page.session, page.remarks).lease)
 
     def _accept(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
         """Accept a lease whose row names our session. Until this group write, the giver may take it back (G7)."""
@@ -404,7 +404,7 @@ class SessionStore:
 
         if not self._enter(joined_lease.row, after, page, unclaimed):
             return None
-        return Done(joined(joined_lease.row, page.session, page.remarks).lease)
+        return Done(join_lease(joined_lease.row, page.session, page.remarks).lease)
 
     def _enter(
         self,
@@ -422,7 +422,7 @@ class SessionStore:
             position = (
                 before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
             )
-            annotations = _extra_annotations(joined(row, page.session, page.remarks), after.annotations)
+            annotations = _extra_annotations(join_lease(row, page.session, page.remarks), after.annotations)
             return EntryChange(
                 SessionEntry(row.lease.epoch, position),
                 Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
@@ -452,7 +452,7 @@ class SessionStore:
         self._cache_row(written)
         if not self._enter(written, written.lease, page):
             return self._lost(key)  # stopped by another worker before we could accept it
-        return Done(joined(written, page.session, page.remarks).lease)
+        return Done(join_lease(written, page.session, page.remarks).lease)
 
     def _stop(self, joined_lease: JoinedLease, reason: str) -> bool:
         """Make the owner's next group write fail, so that the positions just read are its last (G4).
@@ -530,10 +530,10 @@ class SessionStore:
             named = joined_lease.named
             annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named.annotations}
             remarks = {named.key: Remark(joined_lease.row.lease.epoch, annotations, named.weight)}
-            return Done(joined(written, joined_lease.session, remarks).lease)
+            return Done(join_lease(written, joined_lease.session, remarks).lease)
         # A session that was given the lease has no entry for it until the session accepts the lease.
         session = Session(written.lease.owner or "") if written.session else None
-        return Done(joined(written, session, {}).lease)
+        return Done(join_lease(written, session, {}).lease)
 
     def _put(self, row: LeaseRow) -> LeaseRow | None:
         """Replace the stored row that `row` is based on. Return None if the stored row has changed (G8)."""
