@@ -29,7 +29,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Capabilities
-from leasehold.stores.writes import merged
+from leasehold.stores.writes import merge_annotations
 
 log = escaped(logging.getLogger("leasehold.renewing"))
 
@@ -186,7 +186,7 @@ class Renewing:
         """Renew this lease now. Pass `patient=False` if other workers wait for the annotations."""
         began = self._clock()
         try:
-            holding.renew(merged(action.annotations, look.annotations), patient=patient)
+            holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
         # Keep a moving average, which a single stall changes little, while several stalls soon count fully.

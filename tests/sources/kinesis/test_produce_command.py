@@ -58,7 +58,7 @@ def test_lines_are_produced_by_column_member_and_whole(
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
         (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' must be cbor, json or boto3"),
         (["http://s"], "SOURCE URL: unknown scheme 'http'"),
-        (["kinesis://[hush"], "SOURCE URL: it cannot be read as a URL"),
+        (["kinesis://[hush"], "SOURCE URL: it is not a valid URL"),
         (["kinesis://s/t"], "SOURCE URL: write kinesis://STREAM"),
         (["kinesis://s", "--key", "field:0"], "--key: 'field:0' is none of"),
         (["kinesis://s", "--key", "field:" + "9" * 5000], "--key: 'field:9"),
