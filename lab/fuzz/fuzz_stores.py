@@ -11,7 +11,7 @@ from standins.wire_service import Answer, Spoken
 
 from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.consumer.status import lag_of
-from leasehold.adapters.json_form import answer, lease_json
+from leasehold.adapters.json_form import lease_json, plan_json
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.bulletin import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
@@ -57,7 +57,7 @@ def _read(found: Lease | Malformed | None) -> Lease | None:
     if not isinstance(found, Lease):
         return None
     said(found.checkpoint)
-    answer(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
+    plan_json(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
     return found
 
 

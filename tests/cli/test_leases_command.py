@@ -21,7 +21,7 @@ from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
 from leasehold.adapters.cli.leases import _json, app, keyed, known, readings, settled
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
-from leasehold.adapters.json_form import lease_json, question
+from leasehold.adapters.json_form import lease_json, parse_plan_request
 from leasehold.adapters.ops.watching import TableWatch, WatchedTable, picture
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
@@ -219,7 +219,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
 def test_the_json_is_what_plan_reads(lease: Lease) -> None:
     """A listing can be piped into a plan without losing anything about a lease."""
     asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
-    assert question(asked.encode()).leases == (lease,)
+    assert parse_plan_request(asked.encode()).leases == (lease,)
 
 
 class Faulty(MemoryStore):

@@ -236,7 +236,7 @@ TOLD = Progress(
 def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
     """Besides the owner, the user learns that nothing is being read, since when, and why."""
     row = evolve(FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((NOTE, reach.note),)))
-    status = Status("STALLED", "it has stood for 61 s: asked to slow down")
+    status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
     assert (tale.reading, tale.status) == (lines, status)

@@ -144,7 +144,7 @@ def test_a_batch_that_was_dropped_for_memory_is_read_again() -> None:
     scene.steps(2)
     scene.consumer.room = False
     scene.steps(3)
-    assert scene.budget.share("other").ask()
+    assert scene.budget.share("other").request()
     scene.consumer.room = True
     scene.budget.most = math.inf
     scene.steps()

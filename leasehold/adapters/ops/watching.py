@@ -16,10 +16,10 @@ from leasehold.adapters.consumer.status import (
     GroupWatch,
     LeaseLag,
     Status,
-    asked,
     confirmed,
     fleet_lag,
     group_status,
+    lags_from_stream,
     lags_of,
     statuses_of,
 )
@@ -136,7 +136,7 @@ class TableWatch:
         store: The table.
         lease_seconds: The fleet's lease duration, for rows that don't contain it.
         limit: The seconds without a renewal after which an owner counts as dead.
-        source: If given, asked for the lag of leases whose rows do not report it.
+        source: If given, lags_from_stream for the lag of leases whose rows do not report it.
         clock: Returns monotonic seconds.
         wall: Returns seconds since 1970.
     """
@@ -167,7 +167,7 @@ class TableWatch:
         here = tuple(row for row in rows if not is_marked(row))
         lags = lags_of(here, now, self._limit)
         if self._source is not None:
-            lags = asked(self._source, here, lags)
+            lags = lags_from_stream(self._source, here, lags)
         self._window = self._window.after(began, here, lags)
         # The owner of a marked row renews, and reports, in the other table.
         elsewhere = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)

@@ -26,7 +26,7 @@ from threading import Condition
 
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.handling import Happening, Measure
+from leasehold.adapters.consumer.handling import Happening, MeasureCallback
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
@@ -90,7 +90,7 @@ class ReadAheadState:
     ending: bool = False
     only_now: bool = False
     held_count: int = 0
-    measure: Measure = lambda _holding, _batch: None
+    measure: MeasureCallback = lambda _holding, _batch: None
     answered_reads: int = 0
     undecided: int = 0
     read: set[str] = Factory(set)
@@ -161,12 +161,14 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def idle(self) -> bool:
         """Whether Spark has everything that was there when reading began, and all commits are written."""
-        return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
+        return (self._tip.reached or self._cursor.is_fully_read) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
         """The position that Spark has committed and that may be written now (rule 4), if the lease lacks it."""
-        return self._unwritten if self.opened and (self._cursor.over or self.key in self._shared.read) else None
+        return (
+            self._unwritten if self.opened and (self._cursor.is_fully_read or self.key in self._shared.read) else None
+        )
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """Remove and return the next rows within both limits."""
@@ -194,11 +196,11 @@ class ShardPrefetcher(ConsumerPort):
             free=False,  # Spark takes rows itself (`take`)
             room=not (leaving or self._blocked(now)),
             # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
-            working=self._rows_taken and cursor.out and not self._shared.ending,
+            working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
             look_seconds=COMMIT_SECONDS if leaving else ROOM_SECONDS,
         )
 
-    def failing(self) -> None:
+    def step_failed(self) -> None:
         """Have no batch wait for this shard."""
         self._behind = False  # so that no batch waits for a shard that cannot be read
 
@@ -242,7 +244,7 @@ class ShardPrefetcher(ConsumerPort):
         """Begin at this position."""
         with self._shared.changed:
             self._cursor.begun_at(start)
-            self._state.began()
+            self._state.reading_begun()
             self._tip.last_record_at = now
             # Spark may have committed more while another worker held the lease. Write that as soon as rule 4 allows.
             committed = self._shared.committed(self.key)
@@ -286,7 +288,7 @@ class ShardPrefetcher(ConsumerPort):
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Measure this batch; return when to read the next one."""
-        self._state.answered(batch)
+        self._state.source_responded(batch)
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # Make at most 4.5 requests a second, measured from start to start, even if the response allows more: all

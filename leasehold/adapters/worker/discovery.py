@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import evolve
 
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.sources.protocol import (
     Identified,
     MultiStream,
@@ -482,7 +482,7 @@ def expired_unread(lease: Lease) -> str:
     first, last = lease.hash_range or ("unknown", "unknown")
     progress = progress_of(lease) or Progress(0.0, "")
     times = {"the last record before them arrived at": progress.arrived, "the shard was last read at": progress.read}
-    time_notes = [f"{what} {said_moment(time * 1000)}" for what, time in times.items() if time is not None]
+    time_notes = [f"{what} {format_time(time * 1000)}" for what, time in times.items() if time is not None]
     return (
         f"lease {lease.key}: its shard expired before it was read to its end; any records of hash keys {first} "
         f"to {last} after {lease.checkpoint.sequence} are lost ({', '.join(time_notes) or 'their times are unknown'}); "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from heapq import heappop, heappush
 from typing import Protocol, TypeVar
 
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.actions import Look, Renew
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_of
@@ -66,7 +66,7 @@ class Renewing:
     """
 
     def __init__(
-        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = seconds
+        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = boottime
     ) -> None:
         self._config, self._release, self._clock = config, release, clock
         self._average_seconds = 0.0

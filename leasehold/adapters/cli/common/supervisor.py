@@ -226,11 +226,11 @@ class Supervisor:
                 refused = sink.write(data)
             if refused is None:
                 return
-            if getattr(refused.why, "errno", None) not in PASSING:
-                raise refused.why
+            if getattr(refused.error, "errno", None) not in PASSING:
+                raise refused.error
             if not pause.faults:
-                self._say("output is refused, and tried again until it is taken: %s", said(refused.why))
-            data = refused.left
+                self._say("output is refused, and tried again until it is taken: %s", said(refused.error))
+            data = refused.unwritten
             time.sleep(pause.next())
 
     def _say(self, text: str, *values: object) -> None:

@@ -59,7 +59,7 @@ from leasehold.adapters.sources.event_hubs.access import (
 )
 from leasehold.adapters.sources.event_hubs.records import record_of_event, tag_of
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_of
-from leasehold.adapters.threads import seconds, spawn
+from leasehold.adapters.threads import boottime, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.fields import decimal
@@ -330,7 +330,7 @@ class PartitionReader:
         *,
         epoch: int | None,
         prefetch: int,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock

@@ -28,7 +28,7 @@ from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS, Poller
 from leasehold.adapters.sources.kinesis.records import shards_from
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import session_of
@@ -161,7 +161,7 @@ class KinesisSource(PolledStream):
         consumer: str | None = None,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
