@@ -1,1 +1,1 @@
-"""Reports on how leases are distributed, and how that changes, as figures and as a page."""
+"""Watches a lease table, and reports the distribution of its leases as figures and charts."""

@@ -1,10 +1,10 @@
 """The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch of the lease.
 
-The JSON is `{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, where
-`from` is exclusive, `to` is inclusive, and "t" is the number of tasks. Older offsets may lack the stream ("s") or its
-incarnation ("i"). If there are many shards, the JSON is `{"v":2,…,"p":[…]}`, with the ranges packed into a short string,
-because Spark stores and shows every offset. Both forms can always be read, so that a checkpointLocation outlives the
-version that wrote it.
+The JSON is `{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`,
+where `from` is exclusive, `to` is inclusive, and "t" is the number of tasks. Older offsets may lack the stream ("s") or
+its incarnation ("i"). If there are many shards, the JSON is `{"v":2,…,"p":[…]}`, with the ranges packed into a short
+string, because Spark stores and shows every offset. Both forms can always be read, so that a checkpointLocation
+outlives the version that wrote it.
 
 Rule 1: an end offset alone defines the contents of its batch. A replay needs neither the leases nor any state of the
 earlier run.
@@ -188,7 +188,7 @@ def resume_position(checkpoint: Position, previous: Range | None, *, delivered: 
 
 
 def uncommitted(start: Offset, committed: int) -> bool:
-    """Return whether the batch that ends at `start` has rows and is not committed. Spark commits it with the next one."""
+    """Return whether the batch that ends at `start` has rows and is not committed yet."""
     return start.number > committed and not start.empty
 
 

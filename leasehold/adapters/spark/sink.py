@@ -86,7 +86,7 @@ class SinkColumns:
                 )
 
     def select(self, batch: pa.RecordBatch) -> pa.Table:
-        """Return the batch's rows with these columns in this order. Raises ValueError for a null in a required column."""
+        """Return the rows with these columns in this order. Raises ValueError for a null in a required column."""
         by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
             name: by_name[name.lower()].cast(kind) if name.lower() in by_name else pa.nulls(batch.num_rows, kind)
