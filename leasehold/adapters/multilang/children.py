@@ -365,7 +365,7 @@ class Children:
     async def lose_lease(self, shard: str) -> None:
         """Notify the child that the lease is lost, after the batch in progress, and end the child."""
         lock = self._lock_of(shard)
-        # Queue for the lock now, so that this child is ended before the shard's next child starts, however long it takes.
+        # Queue for the lock now, so that the shard's next child cannot start before this child is ended.
         acquiring = asyncio.ensure_future(lock.acquire())
         done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:

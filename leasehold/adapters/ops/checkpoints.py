@@ -147,7 +147,7 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
     for _ in range(_ATTEMPTS if insist else 1):
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
-            # Take the meaning of LATEST and the name of the stream from `lease`. Otherwise the next owner sets them (L13).
+            # Take the meaning of LATEST and the stream's name from `lease`. Otherwise the next owner sets them (L13).
             names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
             present = (
                 name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None

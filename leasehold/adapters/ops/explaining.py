@@ -227,7 +227,7 @@ def describe_action(action: Action) -> str:
 def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
     """Return the plan of every worker in the table or in `more`, sorted by name.
 
-    Each plan is that of a worker's first turn. Some rules choose at random, so the real worker may choose another lease.
+    Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
     living = alive(table.leases, config)
     aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}

@@ -170,7 +170,7 @@ class TableWatch:
         if self._source is not None:
             lags = asked(self._source, here, lags)
         self._window = self._window.after(began, here, lags)
-        # The owner of a marked row renews, and reports, in the other table.
+        # The owner of a marked row renews the lease and writes its progress in the other table.
         elsewhere = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
@@ -210,7 +210,7 @@ def watched(
 
 
 def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
-    """Return the unfinished leases of each owner; those of None have no owner."""
+    """Return the unfinished leases by owner. The key of leases without an owner is None."""
     owned: dict[str | None, list[Lease]] = {}
     for lease in leases:
         if not lease.ended:
@@ -219,21 +219,21 @@ def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
 
 
 def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """Return the leases, removing owners that have not renewed for too long."""
+    """Return the leases, without the owners that have not renewed for too long."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
 
 
 def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
-    """Return the target share of each worker: the floor of the mean, plus one for those that rule M2 favors.
+    """Return the target share of each worker: the floor of the mean, plus one lease for workers that rule M2 favors.
 
-    A next owner already counts as the owner (H1). The caller decides which owners are alive: pass the leases of dead
-    ones without an owner. Leave them out only to compute the shares of the remaining leases.
+    A next owner already counts as the owner (H1). Owners are assumed to be alive, so pass the leases of dead owners
+    without an owner.
 
     Args:
         leases: The leases.
         groups: How to derive a worker's groups from its name.
-        more: Workers that count although they hold nothing.
+        more: Workers that count although they hold no lease.
     """
     working = [lease for lease in leases if not lease.ended]
     counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
@@ -246,13 +246,13 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
 
 
 def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
-    """Return everything that is shown of a table, as JSON values: totals, workers, leases, and problems."""
+    """Return the state of a table as JSON values: totals, workers, leases, and problems."""
     working, fleet = table.unended, fleet_lag(table.lags)
     living = alive(working, config)
     owned = held(living)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
-        own_leases = owned.get(worker, [])  # a next owner may hold nothing yet
+        own_leases = owned.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
         weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
         shown = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
