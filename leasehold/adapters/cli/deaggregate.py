@@ -77,7 +77,7 @@ def command(
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
-    """Print the user records of one line, and return them. Raises ValueError, which names the line."""
+    """Print the user records of one line, and return them. Raises ValueError, naming the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

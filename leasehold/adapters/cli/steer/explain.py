@@ -1,4 +1,4 @@
-"""`leasehold explain`: shows what each worker would do now and by which rule, and why a lease is where it is."""
+"""`leasehold explain`: shows which actions each worker would take now, by which rule, and why a lease has its owner."""
 
 import json
 import time
@@ -56,7 +56,7 @@ def command(
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
-    """Watch the table, and print the plans of the workers or the story of a lease."""
+    """Watch the table, and print the plans of the workers or the explanation of a lease."""
     with ending("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")

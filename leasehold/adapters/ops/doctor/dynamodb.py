@@ -1,4 +1,4 @@
-"""Checks the permissions of a worker on a lease table in DynamoDB."""
+"""Tries the rights of a worker on a lease table in DynamoDB."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on this table. Raises ValueError, StoreError."""
+    """Return the trial of the rights on this table. Raises ValueError, StoreError."""
     timeouts, prefix = TIMEOUTS.within(REQUEST_SECONDS), prefix_of(options)
     session = session_of(options) or Session()
     clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), timeouts)
@@ -102,7 +102,10 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
 
 
 def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:
-    """Return whether point-in-time recovery is enabled; None if we may not ask, or the service has no such call."""
+    """Return whether point-in-time recovery is enabled.
+
+    Return None if we lack the right to call this, or if the service has no such call.
+    """
     try:
         with translate_errors(table):
             backups = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
