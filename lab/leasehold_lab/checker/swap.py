@@ -1,8 +1,8 @@
-"""Explores the swap of two lease tables: the real `SwapStore` of a few workers, under every order of their requests.
+"""Checks the swap of two lease tables, by running the real `SwapStore` of a few workers in every order of requests.
 
-The search, the faults and the laws are those of `sessions`, except that a request is a whole read or write of one of
-the two tables, which keep the conditions of `writes` as every store does. A worker may also direct the leases to one
-table or the other, as `leasehold swap` and its `--back` do, and carry over unowned leases.
+The search, the faults and the laws are those of `sessions`, but here each request is a whole read or write of one of
+the two tables. Both tables check the conditions of writes, as every store does. In addition, a worker may choose the
+table that the leases move to, as `leasehold swap` and its `--back` do, and may move unowned leases to that table.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,29 +31,29 @@ from leasehold_lab.checker.sessions import (
 
 
 def no_time() -> float:
-    """Return 0: no time passes, so the control row is read at every call."""
+    """Return 0.0. Because no time passes, the store reads the control row at every call."""
     return 0.0
 
 
 @define
 class CheckedTable:
-    """One of the two tables as a worker sees it."""
+    """A worker's connection to one of the two tables."""
 
     cells: CheckedCells
     name: str
     capabilities: Capabilities = Capabilities()  # noqa: RUF009  a frozen value
 
     def list(self) -> Listing:
-        """Return every lease."""
+        """Return all leases in the table."""
         return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
-        """Return the leases that exist."""
+        """Return those of the requested leases that exist."""
         names = tuple(f"{self.name}/{key}" for key in keys)
         return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
 
     def write(self, write: Write) -> Outcome:
-        """Apply a write under its condition."""
+        """Apply the write if its condition holds."""
         outcome: Outcome = self.cells.ask(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
         return outcome
 
@@ -62,7 +62,7 @@ class CheckedTable:
 
 
 def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
-    """Return the store to test, over two tables."""
+    """Return the store under test, with its two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
     store: Any = SwapStore(tables, "to", clock=no_time, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
@@ -71,7 +71,7 @@ def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows
 
 @define
 class SwappingWorker(CheckedWorker):
-    """A worker that may also direct the leases to one table or the other, as the command does."""
+    """A worker that may also choose the table that leases move to, as `leasehold swap` does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
         yield from super().options(tick)
@@ -103,7 +103,7 @@ class SwappingWorker(CheckedWorker):
         return []
 
     def description(self) -> str:
-        """Return everything that decides what the worker does, as a string."""
+        """Return a string of everything that the worker's next actions depend on."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
         return repr((self.name, self.moves, self.held, self.seen, self.given, self.lost, memory))
@@ -111,7 +111,7 @@ class SwappingWorker(CheckedWorker):
 
 @define
 class SwapModel(SessionModel):
-    """A setting to explore, in which leases are in FROM and bound for TO."""
+    """A small fleet whose leases start in table FROM and are to move to table TO."""
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
@@ -140,13 +140,16 @@ def swap_model(
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
-    """Return the setting with these moves, in which the leases are bound for TO."""
+    """Return a model whose workers may take this many actions each, and whose leases are to move to table TO."""
     rows = ((f"to/{CONTROL}", _CONTROL),)
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
 def swap_settings() -> dict[str, SwapModel]:
-    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
+    """Return the models to explore, by name.
+
+    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    """
     held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     moved = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
     back = (*moved, (1, "send", "from"))
