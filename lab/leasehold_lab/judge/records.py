@@ -1,11 +1,12 @@
-"""Checks the laws of records: every record is dispatched, in order, by one process per token, and not needlessly again.
+"""Checks the laws about records and their dispatch.
 
-1. Every record that the stream acknowledged is dispatched, and nothing else.
-2. Within a key, and from a parent to its child, no record is dispatched before every earlier one has been once.
-3. Within one tenure a record is dispatched again only if no handler had finished with it. A later tenure starts after
-   the checkpoint that it took the shard with.
-4. For one shard, each token is given to one process only, so a handler that compares tokens sees one reader at a time.
-   If the row of a finished lease was deleted, and a request that arrived late recreated it, tokens start over.
+1. Every record that the stream acknowledged is dispatched, and no other records are.
+2. A record is dispatched for the first time only after all earlier records of its key. The records of a child shard are
+   dispatched only after those of its parents.
+3. While one process reads a shard, a record is dispatched again only if no handler had finished with it. The next
+   reader starts after the checkpoint that it received when it took the lease.
+4. Each token (fencing number) of a shard belongs to one process, so a handler that compares tokens sees one reader at a
+   time. Tokens start over if the row of a finished lease was deleted and a late request created it again.
 """
 
 from bisect import bisect
@@ -17,8 +18,11 @@ from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
 def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 1, except for records that no worker could know of, and that processes dispatch only what they read."""
-    # If no worker plans at the end, the last records may have had no reader.
+    """Check law 1, except for records that no worker could know of.
+
+    Also check that each process dispatches only records of shards that it is reading.
+    """
+    # If no worker plans at the end, the last records may have no reader.
     due = run.limits.settled is None or run.planners
     lost = [record for record in run.lost if record.key not in run.forgotten]
     if due and lost:
@@ -33,14 +37,14 @@ def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
 
 
 def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 for each key: within each tenure, then across all owners and shards."""
+    """Check law 2 for each key, first for each reader of a shard, and then for all readers and shards together."""
     for tenure in run.reading.tenures:
         reached: dict[str, int] = {}
         seen: set[RecordPlace] = set()
         for record in tenure.records:
             number = run.numbers.get((record.key, record.digest))
             if number is None or record.place in seen:
-                continue  # a stranger or a repeated record, which other laws report
+                continue  # the record was never sent, or is repeated, which other laws report
             seen.add(record.place)
             if number < reached.get(record.key, number):
                 after = f"after number {reached[record.key]}, both of {tenure.shard}"
@@ -63,9 +67,10 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
 
 
 def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 across a split or merge, without regard to keys. Ignore former streams, whose shard names recur.
+    """Check law 2 for parents and children, regardless of keys.
 
-    A process that joined after the parent's row was deleted takes the parent for finished, and cannot know better.
+    Records of former streams are ignored, because their shards may have the same names. If an operator deleted a
+    parent's row, a process that joins afterwards cannot know that the parent is unfinished, and breaks no law.
     """
     first: dict[str, ReadingEvent] = {}
     last_new: dict[str, ReadingEvent] = {}
@@ -74,7 +79,7 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
         if (record.key, record.digest) in run.former:
             continue
         first.setdefault(record.shard, record)
-        # A parent's records may be repeated while its child is read, but none may come for the first time.
+        # While a child is read, records of its parent may be repeated, but none may be dispatched for the first time.
         if (record.shard, record.place) not in seen:
             seen.add((record.shard, record.place))
             last_new[record.shard] = record
@@ -89,8 +94,8 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
 
 
 def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3: within a tenure, then from one tenure to the next."""
-    # If handlers don't report when they have finished, they count as having finished at once.
+    """Check law 3, first within each tenure, and then from one tenure to the next."""
+    # If handlers don't report that they have finished, they count as finished at the dispatch.
     finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
     for tenure in run.reading.tenures:
         first = {record.place: record for record in reversed(tenure.records)}
@@ -111,7 +116,7 @@ def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
 
 
 def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4, separately for each row that the shard has had."""
+    """Check law 4, separately for each row that the shard's lease has had."""
     deleted = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
     deleted += [
         (answer.shard, answer.sent) for answer in run.history.answers if answer.verb == "delete" and answer.done
@@ -120,13 +125,13 @@ def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
     for shard, readers in run.tenures.items():
         ends = sorted(t for deleted_shard, t in deleted if deleted_shard == shard)
         written = [write for write in done if write.key == shard] if ends else []
-        # A worker that remembers the row recreates it with a higher counter, and continues with the same tokens.
+        # A worker that remembers a deleted row recreates it with a higher counter, so its tokens continue.
         unseen = sorted(
             write.t for write in written if write.verb == "create" and write.after and not write.after.epoch
         )
         takes = [write for write in written if write.verb in TAKES]
         readers_by_token: dict[tuple[int, int, int], str] = {}
-        # A token is given when reading begins, and kept if its owner takes over a recreated row.
+        # A reader gets its token when it starts, and keeps the token if it takes over a recreated row.
         for tenure in sorted((tenure for tenure in readers if tenure.records), key=lambda each: each.records[0].t):
             mine = (write.t for write in takes if write.process == tenure.process and write.t <= tenure.begin)
             row = bisect(unseen, max(mine, default=0.0))

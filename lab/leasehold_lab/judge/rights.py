@@ -1,27 +1,27 @@
-"""Checks the laws of writes: who may hold a lease, what a holder must do, and what a fleet at rest may write.
+"""Checks the laws about the ownership of leases and about the writes of workers.
 
-Laws 1 to 5 judge the writes as the table applied them (`RunHistory.writes`):
+Laws 1 to 5 are checked on the writes that the table recorded (`RunHistory.writes`):
 
 1. A lease is claimed only after it has expired by its owner's own clock.
-2. Each change of owner adds one to the counter, so a former owner always notices. A checkpoint never goes back.
-3. A checkpoint passes a record only after a handler has finished with the record or a dead letter holds it.
-4. A process dispatches records only if it holds the lease, or held it until shortly before.
-5. A process reads every lease that it holds, or lets it go, within UNREAD_SECONDS.
+2. Each change of owner increments the lease counter, so a former owner always notices it. A checkpoint never goes back.
+3. A checkpoint passes a record only after a handler has finished with the record, or after it became a dead letter.
+4. A process dispatches records only while it holds the lease, or shortly after it has lost it.
+5. A process reads every lease that it holds, or releases it, within `UNREAD_SECONDS`.
 
-Laws 6 to 12 judge the writes as their processes saw them (`RunHistory.answers`), together with the records dispatched.
-A write takes effect between the moments when it is sent and answered, so one write is known to be later than another
-only if it was sent after the other was answered:
+Laws 6 to 12 are checked on the writes that processes recorded (`RunHistory.answers`) and on the dispatched records. A
+write is applied between its request and its response. One write is therefore known to be later than another only if it
+was sent after the response to the other:
 
-6. No two processes are both told that their write created the same version of a lease.
+6. Two processes never both receive a response that their write created the same version of a lease.
 7. The counter of a lease never falls.
-8. A process that takes a lease or writes its checkpoint never receives a checkpoint before one already confirmed.
-9. A worker writes no checkpoint once another worker has taken the lease from it.
-10. A process dispatches records only as long as the last write it sent keeps the lease.
+8. A process that takes a lease or writes its checkpoint never receives an earlier checkpoint than one confirmed before.
+9. A worker writes no checkpoint of a lease after another worker has taken it.
+10. A process dispatches records only until the lease expires after the last write that the process sent.
 11. A lease is claimed only after it has expired by its owner's own clock.
-12. Once the end of a shard is checkpointed, no later reader dispatches its records again, even if the row was deleted.
+12. After the end of a shard is checkpointed, no later reader dispatches its records again, even if its row was deleted.
 
-Laws 6 to 9 and 11 stop when a lease is deleted, because its next row starts at the first version again. Law 8 also
-stops when a lease is reset, for instance because its stream was recreated.
+Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
+8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
 A fleet is at rest (`at_rest`) when every lease has a living owner, only renewals are written, and the load is even. The
 owners of each lease over time come from its writes (`written_spans`) or from its readers (`read_spans`).
@@ -52,35 +52,35 @@ from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOr
 from leasehold_lab.judge.tenures import Tenure
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""Writes that leave the version alone, at least in some layouts, and so do not restart the expiry of the lease."""
+"""Writes that in some layouts don't change the version of a lease, and therefore don't postpone its expiry."""
 
 CLOCK_RATE = 0.999
-"""The slowest that one worker's clock may run, relative to another's."""
+"""The lowest allowed rate of a worker's clock, relative to another worker's clock."""
 
 UNREAD_SECONDS = 75.0
-"""The longest time that a held lease may stay unread.
+"""The longest time for which a held lease may remain unread.
 
-Long enough for an outage of 15 s, the waits after faults and for a parent's end, and timeouts of 5, 10 and 20 s before
-a response that takes 25 s.
+It allows for an outage of 15 s, for the waits after faults and for the end of a parent, and for timeouts of 5, 10 and
+20 s before a response that takes 25 s.
 """
 
 SILENT_SECONDS = 30.0
-"""A process that has not written a lease for this long no longer holds it: it has expired by the process's own clock.
+"""The time after a process's last write of a lease at which the process no longer counts as holding it.
 
-Used only if the duration of its leases is unknown.
+This is used only if the lease duration of the worker is unknown.
 """
 
 
 def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 1 and 2, write by write."""
+    """Check laws 1 and 2 for each write."""
     last: dict[str, WriteEvent] = {}
     for write in run.history.writes:
         before, after = write.before, write.after
         if not write.done or before is None or after is None or write.verb == "delete":
             continue
         previous = last.get(write.key)
-        # Only claims and releases are checked. A steal may take a lease that is held, and a hand-off is written by the
-        # owner.
+        # Law 1 is checked only for claims and releases, because a steal may take a lease that is held, and a hand-off
+        # is written by the owner.
         if (
             write.verb in {"claim", "release"}
             and previous is not None
@@ -103,7 +103,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
 
 
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3, if handlers report when they have finished."""
+    """Check law 3, if handlers report the records that they have finished."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
     for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
@@ -112,13 +112,14 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     places: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.records}):
         places[shard].append((1, *place))
-    # Maps each shard to the times at which all records up to each place were finished.
+    # For each shard, and for each of its records in order: the time at which all records up to it were finished.
     done = {
         shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in places.items()
     }
     for write in run.history.writes:
-        # A new group that cannot know of the deleted row starts at LATEST, and no handler finishes what it skips.
+        # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
+        # that are skipped in this way.
         remembered = write.after is not None and write.after.shard not in run.forgotten
         if remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
@@ -130,7 +131,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
 
 
 def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4: replay the writes and check, for each batch, that its process had a right to dispatch it."""
+    """Check law 4, by replaying the writes and checking that each batch was dispatched by a process with the lease."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
         return
@@ -146,7 +147,7 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
                     rights[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
             write = next(writes, None)
         until = rights.get((process, shard), 0.0)
-        # A sleeping process cannot notice that it lost the lease, nor can it notice at the very moment it wakes.
+        # A paused process cannot notice that it lost the lease, and needs a moment after the pause to notice.
         asleep = any(who == process and begin <= t and end > t - limits.notice_seconds for who, begin, end in run.naps)
         if owners.get(shard) != worker_of(process) and t > until + limits.notice_seconds and not asleep:
             held = f"held until {until:.3f}" if until else "never held"
@@ -155,7 +156,7 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
 
 
 def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 5, if each read was recorded."""
+    """Check law 5, if reads were recorded."""
     if not any(event.event == "read" for event in run.history.events):
         return
     active: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -174,7 +175,7 @@ def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
 
 @define
 class OwnershipSpan:
-    """A period in which one process holds a lease. `written` is when the process last wrote it."""
+    """A period in which a process holds a lease. `written` is the time of the process's last write of the lease."""
 
     process: str
     key: str
@@ -184,7 +185,10 @@ class OwnershipSpan:
 
 
 def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
-    """Yield the periods in which a process held a lease, by its writes. A child is held only once its parents ended."""
+    """Yield the periods in which a process held a lease, according to its writes.
+
+    The period of a child shard's lease starts no earlier than the end of its parents.
+    """
     history = run.history
     ended = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
     open_spans: dict[str, OwnershipSpan] = {}
@@ -200,24 +204,25 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         span = open_spans.get(write.key)
         if span is not None:
             worker = worker_of(span.process)
-            # A process restarted under the same id holds the lease in its own right.
+            # If another process of the same worker writes the lease, a new period starts.
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
                 over.append(open_spans.pop(write.key))
-        # A worker holds a lease from its own first write of it: a gift is not held until the next owner claims it.
+        # A worker holds a lease from its own first write, so a lease that was handed off has no holder before the next
+        # owner has claimed it.
         if owner == write.worker and write.key not in open_spans:
             parents = [ended.get(parent, history.end) for parent in history.parents.get(write.key, ())]
             begin = max((write.t, *parents))
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
         elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
             if write.t - current.written > silent(write.worker):
-                # The process dropped its expired lease, and took the same lease again later.
+                # The lease had expired, so the process dropped it, and took it again with this write.
                 over.append(evolve(current, end=write.t))
                 current.begin = write.t
             current.written = write.t
     ends = {life.process: life.end for life in run.lives}
     for span in (*over, *open_spans.values()):
-        # A process that died or fell silent no longer held the lease, even if no other had taken it yet.
+        # A process that died, or that stopped renewing, no longer held the lease, even if no other process took it.
         silence = silent(worker_of(span.process))
         last = min(span.end, ends.get(span.process, span.end), span.written + silence)
         span.end = max(span.begin, last)
@@ -225,16 +230,16 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
 
 
 CHECKPOINT_VERBS: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
-"""Writes that move a checkpoint."""
+"""Writes that may move a checkpoint."""
 
 SHARD_END_ORDER = SHARD_END.order
 
 HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
-"""Writes after which the writer holds the lease."""
+"""Writes whose sender holds the lease afterwards."""
 
 
 def responses_agree(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 6 to 9 and 11, lease by lease, and yield the first breach of each law and lease."""
+    """Check laws 6 to 9 and 11, and yield the first breach of each law for each lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[answer.shard].append(answer)
@@ -267,7 +272,7 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
 
 
 def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 12, unless an operator deleted or reset the row, or a creation may have arrived late."""
+    """Check law 12, unless an operator deleted the row, the lease was reset, or a late request may have created it."""
     written: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
         written[answer.shard].append(answer)
@@ -300,9 +305,10 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
 def _decreases(
     what: BreachKind, before: Sequence[WriteAnswer], after: Sequence[WriteAnswer], value: Callable[[WriteAnswer], Any]
 ) -> Iterator[Breach]:
-    """Yield the first answer in `after` whose value is lower than one answered before it was sent.
+    """Yield a breach for the first write whose value is lower than that of an earlier write.
 
-    `after` must be sorted by `sent`.
+    A write in `before` is earlier than one in `after` if its response arrived before the other was sent. `after` must
+    be sorted by `sent`.
     """
     waiting = sorted(before, key=lambda each: each.t, reverse=True)
     highest: WriteAnswer | None = None
@@ -318,13 +324,13 @@ def _decreases(
 
 
 def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 9: look for a take by another worker between a worker's own last take and its checkpoint."""
+    """Check law 9: no other worker takes the lease between a worker's last take of it and the worker's checkpoint."""
     takes = [answer for answer in answers if answer.verb in TAKES]
     for answer in answers:
         if not answer.done or answer.verb not in {"checkpoint", "give"}:
             continue
         own = [take for take in takes if take.worker == answer.worker and take.sent < answer.t]
-        # An unanswered take may have taken effect at any time since.
+        # A take without a response may have been applied at any time since.
         since = max((take.t if take.done else math.inf for take in own if take.outcome != "lost"), default=-math.inf)
         others = (take for take in takes if take.done and take.worker != answer.worker)
         taken = next((take for take in others if take.sent > since and take.t < answer.sent), None)
@@ -336,11 +342,11 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
 
 
 def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 11, for claims only, because a steal may take a held lease."""
+    """Check law 11. Only claims are checked, because a steal may take a lease that is held."""
     for claim in done:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
-        # A worker that saw the owner's last write waits for the expiry from then on.
+        # The expiry counts from the owner's last write that was confirmed before the claim was sent.
         writes = [
             answer
             for answer in done
@@ -357,7 +363,7 @@ def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> It
 
 
 def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 10, and yield the first breach of each process and lease."""
+    """Check law 10, and yield the first breach for each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
         return
@@ -382,15 +388,15 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
 
 
 NO_OWNER_NEEDED = "nobody is needed"
-"""Stands for the owner once a lease has ended or been deleted."""
+"""Used in place of an owner after a lease has ended or was deleted."""
 
 OwnerSpans = list[tuple[float, str | None]]
-"""The owners of one lease (None: no one), each with the time at which it became the owner."""
+"""The owners of one lease, each with the time when it became the owner. None means that the lease had no owner."""
 
 
 @frozen
 class OwnerChange:
-    """A lease passed from one owner to another (None: no owner)."""
+    """A change of a lease's owner. None means that the lease had no owner."""
 
     t: float
     key: str
@@ -400,7 +406,7 @@ class OwnerChange:
 
 
 def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
-    """Yield every change of owner, in chronological order. The end or removal of a lease is no change of owner."""
+    """Yield all changes of owners, in order of time. Ended and deleted leases do not count as changes."""
     for write in writes:
         before = write.before.owner if write.before else None
         after = write.after.owner if write.after and write.verb != "delete" else None
@@ -410,7 +416,7 @@ def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
 
 
 def without_taken_back(passed: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
-    """Leave out gifts that were taken back, because only the giver ever read the lease (H3)."""
+    """Leave out hand-offs that were taken back, because the next owner never read the lease (H3)."""
     by_key: dict[str, list[OwnerChange]] = {}
     for change in passed:
         of_one = by_key.setdefault(change.key, [])
@@ -422,7 +428,7 @@ def without_taken_back(passed: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]
 
 
 def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
-    """Return the owners of each lease, by its writes."""
+    """Return the owners of each lease over time, according to the writes."""
     spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
         if write.done:
@@ -436,7 +442,7 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
 
 
 def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]) -> dict[str, OwnerSpans]:
-    """Return the readers of each shard that was read, or whose parents were read to their end."""
+    """Return the readers over time of each shard that was read, or whose parents were read to their ends."""
     spans: dict[str, OwnerSpans] = {}
     for shard in {*tenures, *parents}:
         readers = tenures.get(shard, [])
@@ -445,7 +451,7 @@ def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[
         marks: OwnerSpans = [(max(tenure.end for tenure in last), None)] if finished else []
         for reader in readers:
             marks.append((reader.begin, reader.worker))
-            # If another tenure is going on at its end, the shard stays with that reader.
+            # If another process is reading the shard at this time, that process remains its reader.
             if not any(other.begin < reader.end < other.end for other in readers):
                 marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
         for t, owner in sorted(marks, key=lambda mark: mark[0]):
@@ -459,7 +465,7 @@ def _append_owner(spans: OwnerSpans, t: float, owner: str | None) -> None:
 
 
 def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
-    """Return the owner of each lease that has not ended at `t`."""
+    """Return the owners, at time `t`, of all leases that have not ended."""
     spans = written_spans(history).items()
     owners = {
         key: next((owner for since, owner in reversed(owned) if since <= t), NO_OWNER_NEEDED) for key, owned in spans
@@ -475,7 +481,10 @@ def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, fl
 def longest_unowned(
     spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[Life] | None = None
 ) -> dict[str, float]:
-    """Return the longest time that each lease had no living owner. Without `all_lives` every owner counts as living."""
+    """Return the longest time for which each lease had no living owner.
+
+    If `all_lives` is None, all owners count as living.
+    """
     living: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in all_lives or ():
         living[life.worker].append((life.start, life.end))
@@ -485,7 +494,7 @@ def longest_unowned(
         if not owned:
             continue
         stops = [t for t, _ in owned[1:]] + [end]
-        # The periods in which a living owner held the lease; once the lease is over it needs none.
+        # The periods in which a living worker owned the lease, or in which it needed no owner because it had ended.
         covered = sorted(
             (max(begin, start), min(stop, over))
             for (begin, owner), stop in zip(owned, stops, strict=True)
@@ -502,7 +511,10 @@ def longest_unowned(
 
 
 def count_rejected(writes: Iterable[WriteEvent]) -> int:
-    """Count the writes rejected because another worker wrote first, but not a retry of one's own unanswered write."""
+    """Return the number of writes that were rejected because another worker wrote first.
+
+    A worker's retry of its own write, rejected because the first attempt was applied after all, does not count.
+    """
     return sum(
         not write.done and write.verb in REJECTABLE and (write.before is None or write.before.owner != write.worker)
         for write in writes
@@ -510,16 +522,20 @@ def count_rejected(writes: Iterable[WriteEvent]) -> int:
 
 
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
-"""Writes of a fleet at rest. The last two only end a planned move that was already counted."""
+"""Writes that are allowed in a fleet at rest. The last two only end a hand-off that was already counted."""
 
 
 def at_rest(run: JudgedRun) -> Iterator[Breach]:
-    """Yield the breaches since `settled`: unexpected writes and, if a worker that plans is running, an uneven load."""
+    """Check that the fleet is at rest after the time `settled`.
+
+    Only expected writes are allowed. If a worker that plans is running, all leases must have owners and be evenly
+    divided.
+    """
     history, settled = run.history, run.limits.settled
     if settled is None:
         return
     for write in history.writes:
-        # The lease of an ended shard may be deleted whenever a worker lists the shards.
+        # A worker may delete the lease of an ended shard whenever it lists the shards.
         cleared = write.verb == "delete" and write.before is not None and write.before.ended
         if write.t > settled and write.verb not in QUIET_VERBS and not cleared:
             lease = f"{write.key} ({write.before.owner if write.before else None})"
@@ -537,14 +553,14 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
         counts = {worker: held[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
         rows = {write.key: write.after for write in history.writes if write.done}
         loaded = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
-        # A worker that never plans takes nothing, so it may well hold less.
+        # A worker that does not plan takes no leases, so it may have fewer.
         why = uneven(counts, run.planners, len(owners), run.limits.groups)
         if why and not loaded:
             yield Breach("uneven", history.end, why)
 
 
 def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
-    """Blame the last moves, those beyond the least possible number: no single move can be called needless."""
+    """Check the number of moves, and yield a breach for each move after the allowed number has been reached."""
     if run.limits.settled is None or run.limits.moves is None:
         return
     since, more = run.limits.moves
