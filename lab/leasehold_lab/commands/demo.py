@@ -1,4 +1,4 @@
-"""`leasehold demo`: runs a whole fleet on this machine, shows it live, and judges the run."""
+"""`leasehold demo`: runs a fleet on this machine, shows its progress, and checks that no record was lost."""
 
 import json
 import sys
@@ -69,7 +69,7 @@ def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
             yield story
             return
         screen = Screen(stage, story, encoding=console.encoding)
-        # Drawn by the thread that reads the table, between two reads, so that nothing changes while it is drawn.
+        # The thread that reads the table also draws the screen, so nothing changes while the screen is drawn.
         with Live(screen, console=console, auto_refresh=False) as drawn:
 
             def show() -> None:

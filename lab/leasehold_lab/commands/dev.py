@@ -86,7 +86,7 @@ def command(
 
 @contextmanager
 def _page(running: DevServices) -> Iterator[str]:
-    """Create the lease tables, serve the page of `leasehold serve` over them, and yield a sentence with its URL."""
+    """Create the lease tables, run `leasehold serve` for them, and yield a sentence with the URL of its page."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         yield "There is no page without: pip install 'leasehold[serve]'"
         return

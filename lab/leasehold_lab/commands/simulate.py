@@ -1,4 +1,4 @@
-"""`leasehold simulate`: shows how a fleet would share its leases under a rule set, without running one."""
+"""`leasehold simulate`: simulates how a fleet shares its leases under a rule set."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`leasehold what-if`: simulates what would move if workers came or left, starting from the table as it is."""
+"""`leasehold what-if`: simulates which leases of a table would move if workers joined or left."""
 
 import json
 from collections import Counter

@@ -1,9 +1,10 @@
-"""The clauses of the store contract, each of which is a test: ownership, checkpoints, hand-offs, resets, and races.
+"""The tests of the store contract, about ownership, checkpoints, hand-offs, resets and races.
 
-A checkpoint is moved only forward and only by the owner, and the end is final. In a hand-off a lease is requested,
-given and accepted; the request may be withdrawn, or the lease taken back or stolen after all. A reset may move a
-checkpoint anywhere, but the fencing number still grows. In a race thirty-two workers want the same lease at the same
-moment, and one of them gets it.
+- Only the owner moves a checkpoint, and only forward. The end of a shard is final.
+- In a hand-off, a lease is requested, given and accepted. The request may be withdrawn, and the lease may be taken back
+  or stolen.
+- A reset may move a checkpoint anywhere, but the fencing number still grows.
+- In a race, thirty-two workers try to take the same lease at the same time, and one of them succeeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +48,10 @@ STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (
 
 
 class Ownership:
-    """Creates, claims, steals, renewals, releases, deletes, and the two ways to read."""
+    """Tests of creates, claims, steals, renewals, releases and deletes, and of listings and reads by key."""
 
     def test_a_created_lease_is_read_back_whole(self, store: Store) -> None:
-        """A created lease has every field that it was created with."""
+        """A new lease has all the field values with which it was created."""
         row = done(store.write(CreateLease(FULL)))
         assert facts(row) == facts(FULL)
         assert store.list().malformed == ()
@@ -58,7 +59,7 @@ class Ownership:
         assert store.get([KEY]) == (stored(store),)
 
     def test_a_new_store_lists_nothing(self, store: Store) -> None:
-        """A new store contains no leases, because leftovers would be taken for leases of this stream."""
+        """A new store contains no leases. Workers would treat leftover rows as leases of their stream."""
         assert store.list().leases == ()
 
     def test_readings_come_in_the_order_asked_without_the_missing(self, store: Store) -> None:
@@ -69,19 +70,19 @@ class Ownership:
         assert store.get([]) == ()
 
     def test_creating_twice_leaves_the_first(self, store: Store) -> None:
-        """Creating a lease that exists changes nothing, so a second worker that starts cannot reset a checkpoint."""
+        """Creating an existing lease changes nothing, so a second worker cannot reset the checkpoint when it starts."""
         first = owned(store, checkpoint=Position("41"))
         assert facts(lost(store.write(CreateLease(Lease(KEY))))) == facts(first)
         assert stored(store) == first
 
     def test_a_created_lease_is_nobodys(self, store: Store) -> None:
-        """A lease is created free, even if it names an owner: a worker must claim what it reads."""
+        """A new lease has no owner, even if one is given. A worker must claim a lease before it reads the shard."""
         row = done(store.write(CreateLease(evolve(FULL, owner="ann", next_owner="bob", yields=True))))
         assert facts(row) == facts(FULL)
         assert stored(store) == row
 
     def test_a_claim_makes_me_the_owner_and_keeps_the_rest(self, store: Store) -> None:
-        """A claim changes the owner, and keeps the checkpoint, the lineage and the annotations."""
+        """A claim changes the owner, and keeps the checkpoint, the parents and the annotations."""
         free = done(store.write(CreateLease(FULL)))
         row = done(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
@@ -89,19 +90,19 @@ class Ownership:
         assert stored(store) == row
 
     def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
-        """A claim needs the current version, so that a slow but living owner keeps its lease."""
+        """A claim requires the current version, so that a slow but living owner keeps its lease."""
         seen = owned(store)
         awake = done(store.write(RenewLease(seen)))
         assert lost(store.write(ClaimLease(seen, "bob"))) == awake
 
     def test_a_claim_of_my_own_expired_lease_is_a_claim(self, store: Store) -> None:
-        """A worker that stalled can claim its own expired lease, and gets a new version."""
+        """A worker that was paused can claim its own expired lease, which gets a new version."""
         seen = owned(store)
         reclaimed = done(store.write(ClaimLease(seen, "ann")))
         assert (reclaimed.owner, reclaimed.version != seen.version) == ("ann", True)
 
     def test_writes_to_a_missing_lease_are_lost(self, store: Store) -> None:
-        """A write to a missing lease is lost. If it recreated the row, Java workers would stop at half a lease."""
+        """A write to a missing lease is rejected. It must not create an incomplete row, at which Java workers stop."""
         seen = owned(store)
         done(store.write(DeleteLease(seen)))
         gone = Lost(KEY, None)
@@ -122,27 +123,27 @@ class Ownership:
         assert store.get([KEY]) == ()
 
     def test_a_steal_is_not_defeated_by_renewals(self, store: Store) -> None:
-        """A steal works despite renewals, because a busy owner renews faster than others read the table."""
+        """Renewals do not prevent a steal, because an owner may renew more often than other workers read the table."""
         seen = owned(store)
         renewed = done(store.write(RenewLease(seen)))
         done(store.write(RenewLease(renewed)))
         assert facts(done(store.write(StealLease(seen, "bob")))) == facts(evolve(seen, owner="bob"))
 
     def test_a_steal_is_refused_from_another_owner(self, store: Store) -> None:
-        """A steal is rejected if the lease has changed owner, so that a new owner keeps what it just took."""
+        """A steal is rejected if the owner has changed, so that a new owner keeps the lease that it just took."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(StealLease(seen, "cat"))) == now
         assert lost(store.write(StealLease(evolve(seen, owner=None), "cat"))) == now
 
     def test_a_robbed_owner_learns_who_robbed_it(self, store: Store) -> None:
-        """A former owner learns from its next renewal who owns the lease now."""
+        """The rejection of a former owner's renewal contains the new owner."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(RenewLease(seen))) == now
 
     def test_a_renewal_changes_the_version_and_carries_notes(self, store: Store) -> None:
-        """A renewal makes a new version, which shows that the owner is alive, and may also write annotations."""
+        """A renewal changes the version, which shows that the owner is alive. It may also write annotations."""
         seen = owned(store)
         now = done(store.write(RenewLease(seen, (("n", "7"),))))
         assert facts(now) == facts(evolve(seen, annotations=(("n", "7"),)))
@@ -150,35 +151,35 @@ class Ownership:
         assert stored(store) == now
 
     def test_a_renewal_wants_version_and_owner_as_seen(self, store: Store) -> None:
-        """A renewal needs the current version and owner, so that only one of two workers or threads renews."""
+        """A renewal requires the current version and owner, so only one of two concurrent renewals succeeds."""
         seen = owned(store)
         now = done(store.write(RenewLease(seen)))
         assert lost(store.write(RenewLease(seen))) == now
         assert lost(store.write(RenewLease(evolve(now, owner="bob")))) == now
 
     def test_releasing_mine_needs_only_my_ownership(self, store: Store) -> None:
-        """A worker may release its own lease without knowing the latest version, as when it shuts down."""
+        """A worker may release its own lease without knowing the latest version, for example when it shuts down."""
         seen = owned(store)
         done(store.write(RenewLease(seen)))
         assert facts(done(store.write(ReleaseLease(seen, "ann")))) == facts(evolve(seen, owner=None, yields=False))
         assert lost(store.write(ReleaseLease(seen, "ann"))) == stored(store)
 
     def test_a_release_may_name_a_stranger_as_owner(self, store: Store) -> None:
-        """A release may name a new owner, for workers that take no leases by themselves (M14)."""
+        """A release may set a new owner, because some workers do not take leases by themselves (M14)."""
         seen = owned(store)
         handed = done(store.write(ReleaseLease(seen, "ann", "java")))
         assert facts(handed) == facts(evolve(seen, owner="java", yields=False))
         assert lost(store.write(ReleaseLease(seen, "ann", "java"))) == handed
 
     def test_freeing_a_foreign_lease_needs_the_version(self, store: Store) -> None:
-        """Freeing another worker's lease needs the current version, so that an owner that woke up keeps it."""
+        """Releasing another worker's lease requires the current version, so an owner that renewed it again keeps it."""
         seen = owned(store)
         awake = done(store.write(RenewLease(seen)))
         assert lost(store.write(ReleaseLease(seen, "bob"))) == awake
         assert done(store.write(ReleaseLease(awake, "bob"))).owner is None
 
     def test_no_owner_change_reuses_a_version(self, store: Store) -> None:
-        """Each change of owner makes a new version, so a former owner always notices that it was replaced."""
+        """Each change of owner creates a new version, so a former owner always notices that it lost the lease."""
         rows = [unowned(store)]
         for step in STEPS:
             rows.append(done(step(store, rows[-1])))
@@ -189,7 +190,7 @@ class Ownership:
         assert epochs == sorted(epochs)
 
     def test_a_lease_is_deleted_as_seen_or_not_at_all(self, store: Store) -> None:
-        """A lease is deleted only if it still is as it was read, so that a lease in use keeps its checkpoint."""
+        """A lease is deleted only if it is unchanged since it was read, so a lease in use keeps its checkpoint."""
         seen = owned(store)
         bystander = unowned(store, key="bystander")
         awake = done(store.write(RenewLease(seen)))
@@ -198,12 +199,12 @@ class Ownership:
         assert store.list().leases == (bystander,)
 
     def test_deleting_what_is_gone_is_done(self, store: Store) -> None:
-        """Deleting a deleted lease succeeds, so that of two workers that clean up at once neither fails."""
+        """Deleting a deleted lease succeeds, so two workers may clean up at the same time."""
         seen = owned(store)
         assert store.write(DeleteLease(seen)) == store.write(DeleteLease(seen)) == Done(seen)
 
     def test_an_ended_lease_is_deleted_whoever_owns_it(self, store: Store) -> None:
-        """An ended lease can be deleted even if a peer keeps renewing it."""
+        """An ended lease can be deleted even if another worker keeps renewing it."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
         done(store.write(ClaimLease(ended, "bob")))
         assert store.write(DeleteLease(ended)) == Done(ended)
@@ -213,9 +214,9 @@ class Ownership:
 NOON = at_timestamp(1_700_000_000_000)
 FORWARD = (
     (TRIM_HORIZON, Position("0")),
-    (LATEST, Position("17")),  # a number shorter than the sentinel's name
+    (LATEST, Position("17")),  # a sequence number is shorter than the name LATEST
     (NOON, Position("17")),
-    (LATEST, NOON),  # a start pinned before the first read
+    (LATEST, NOON),  # the start was fixed before the first read
     (Position("9"), Position("10")),  # "9" sorts after "10" as a string
     (Position("99999999999999999999"), Position("100000000000000000000")),
     (Position("41", 3), Position("41", 4)),
@@ -227,10 +228,10 @@ FORWARD = (
 
 
 class Checkpoints:
-    """Checkpoints, the late checkpoint of a former owner, and annotations."""
+    """Tests of checkpoints, of late checkpoints by former owners, and of annotations."""
 
     def test_a_checkpoint_is_also_a_renewal(self, store: Store) -> None:
-        """A checkpoint also renews the lease, so an owner busy with checkpoints stays alive."""
+        """A checkpoint also renews the lease."""
         seen = owned(store)
         now = done(store.write(CheckpointLease(seen, Position("41", 3, "offset-9"))))
         assert facts(now) == facts(evolve(seen, checkpoint=Position("41", 3)))
@@ -239,7 +240,7 @@ class Checkpoints:
         assert done(store.write(CheckpointLease(now, Position("42")))).checkpoint.token == ""
 
     def test_a_checkpoint_moves_forward(self, store: Store) -> None:
-        """A checkpoint moves forward: numbers are compared as numbers, not as strings, and sentinels by meaning."""
+        """A checkpoint moves forward. Sequence numbers are compared as numbers, and sentinels by their meaning."""
         for number, (before, after) in enumerate(FORWARD):
             seen = owned(store, key=f"shard-{number}", checkpoint=before)
             assert done(store.write(CheckpointLease(seen, after))).checkpoint == after, (before, after)
@@ -248,17 +249,17 @@ class Checkpoints:
         """A checkpoint before the stored one is rejected. It would repeat records, or reopen a finished shard."""
         for number, (after, before) in enumerate(FORWARD):
             if before == NOON:
-                continue  # any starting position may replace any other
+                continue  # any starting position may replace another starting position
             seen = owned(store, key=f"shard-{number}", checkpoint=before)
             assert lost(store.write(CheckpointLease(seen, after))) == seen, (before, after)
 
     def test_checkpointing_the_same_position_is_a_renewal(self, store: Store) -> None:
-        """A checkpoint at the stored position renews the lease, as of an idle shard."""
+        """A checkpoint at the stored position renews the lease. An idle shard has such checkpoints."""
         seen = owned(store, checkpoint=Position("41", 3))
         assert facts(done(store.write(CheckpointLease(seen, Position("41", 3))))) == facts(seen)
 
     def test_a_checkpoint_wants_version_and_owner_as_seen(self, store: Store) -> None:
-        """A checkpoint needs the current version and owner, so that a former owner cannot move it."""
+        """A checkpoint requires the current version and owner, so a former owner cannot move the checkpoint."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         if store.capabilities.owner_checked_checkpoint:
@@ -267,21 +268,21 @@ class Checkpoints:
             assert stored(store).checkpoint == TRIM_HORIZON
 
     def test_the_end_drops_the_owner(self, store: Store) -> None:
-        """The checkpoint at the end frees the lease, so that it no longer counts as load."""
+        """The checkpoint at the end of a shard releases the lease, so that it no longer counts as load."""
         seen = owned(store, checkpoint=Position("41"))
         now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1", "c-2"))))
         assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END, owner=None, yields=False))
         assert now.version != seen.version
 
     def test_the_end_keeps_the_owner_if_told(self, store: Store) -> None:
-        """With `keep_owner` the end keeps the owner, because the rule set `kcl` counts ended leases as KCL 2.x does."""
+        """With `keep_owner`, an ended lease keeps its owner, so the rule set `kcl` can count leases as KCL 2.x does."""
         seen = owned(store, checkpoint=Position("41"))
         now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1",), keep_owner=True)))
         assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END))
         assert done(store.write(RenewLease(now))).owner == "ann"
 
     def test_the_end_is_final(self, store: Store) -> None:
-        """After the end every checkpoint is rejected, so that no late writer reopens the shard."""
+        """After the end, all checkpoints are rejected, so a late write cannot reopen the shard."""
         seen = owned(store, checkpoint=Position("41"))
         ended = done(store.write(CheckpointLease(seen, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
@@ -289,14 +290,14 @@ class Checkpoints:
             assert lost(store.write(CheckpointLate(ended, position))) == ended
 
     def test_a_renewal_of_a_lease_that_ended_meanwhile_is_lost(self, store: Store) -> None:
-        """A renewal is lost if the lease has ended, so that its reader stops."""
+        """A renewal is rejected if the lease has ended, so its reader stops."""
         seen = owned(store)
         done(store.write(CheckpointLate(seen, SHARD_END)))
         assert lost(store.write(RenewLease(seen))) == stored(store)
         assert stored(store).ended
 
     def test_a_late_checkpoint_disturbs_nobody(self, store: Store) -> None:
-        """A late checkpoint leaves the version alone, so that the new owner's next renewal succeeds."""
+        """A late checkpoint does not change the version, so the new owner's next renewal succeeds."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         if not store.capabilities.late_checkpoints:
@@ -308,13 +309,13 @@ class Checkpoints:
         assert done(store.write(RenewLease(now))).checkpoint == Position("41", 3)
 
     def test_a_late_checkpoint_only_moves_forward(self, store: Store) -> None:
-        """A late checkpoint only moves forward, so that a slow drain cannot undo the new owner's work."""
+        """A late checkpoint only moves the checkpoint forward, so a slow drain cannot undo the new owner's progress."""
         now = owned(store, checkpoint=Position("100", 3))
         for position in (Position("99", 9), Position("100", 3), Position("100", 2), LATEST):
             assert lost(store.write(CheckpointLate(now, position))) == now
 
     def test_a_note_leaves_the_version_alone(self, store: Store) -> None:
-        """If the store can do it, an annotation leaves the version alone, so the owner's next renewal succeeds."""
+        """If the store supports it, an annotation does not change the version, so the owner's next renewal succeeds."""
         seen = done(store.write(RenewLease(owned(store), (("a", "1"),))))
         now = done(store.write(AnnotateLease(seen, "b", "2")))
         assert facts(now) == facts(evolve(seen, annotations=(("a", "1"), ("b", "2"))))
@@ -323,7 +324,7 @@ class Checkpoints:
             assert now.version == seen.version
 
     def test_a_note_is_refused_once_the_owner_changed(self, store: Store) -> None:
-        """An annotation is rejected if the lease has changed owner."""
+        """An annotation is rejected if the owner of the lease has changed."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(AnnotateLease(seen, "a", "1"))) == now
@@ -335,7 +336,7 @@ class Checkpoints:
         assert done(store.write(AnnotateLease(seen, "a", "1"))).annotation("a") == "1"
 
     def test_the_owners_measure_travels_with_its_signs_of_life(self, store: Store) -> None:
-        """The throughput measured by the owner is stored with its renewals and checkpoints."""
+        """Renewals and checkpoints store the throughput that the owner measured."""
         row = done(store.write(RenewLease(evolve(owned(store), weight=12_801))))
         assert (row.weight, stored(store).weight) == (12_801, 12_801)
         row = done(store.write(CheckpointLease(evolve(row, weight=256), Position("41"))))
@@ -343,7 +344,7 @@ class Checkpoints:
         assert done(store.write(RenewLease(evolve(row, weight=None)))).weight == 256
 
     def test_notes_survive_every_other_write(self, store: Store) -> None:
-        """Annotations survive every other write, so a pinned start or a sealed end is not lost."""
+        """All other writes keep the annotations, which may contain a fixed start or the end of a shard."""
         row = done(store.write(AnnotateLease(requested(store), "a", "1")))
         row = done(store.write(RenewLease(store.get([KEY])[0])))
         row = done(store.write(CheckpointLease(row, Position("41"))))
@@ -356,10 +357,10 @@ class Checkpoints:
 
 
 class Handoff:
-    """Request, give, claim by the next owner, take back, withdraw (rules H1 to H5)."""
+    """Tests of hand-offs: the request, the gift, its acceptance, taking it back, and withdrawing (rules H1 to H5)."""
 
     def test_a_request_names_me_and_leaves_the_version_alone(self, store: Store) -> None:
-        """A request leaves the version alone, so that the owner's next renewal succeeds and shows the request."""
+        """A request does not change the version, so the owner's next renewal succeeds, and returns the request."""
         seen = owned(store)
         now = done(store.write(RequestLease(seen, "bob")))
         assert facts(now) == facts(evolve(seen, next_owner="bob"))
@@ -367,23 +368,23 @@ class Handoff:
         assert done(store.write(RenewLease(seen))).next_owner == "bob"
 
     def test_only_an_owner_that_answers_is_asked(self, store: Store) -> None:
-        """Only a lease whose owner answers requests can be requested, because others would delay the move."""
+        """A lease can be requested only if its owner answers requests. Otherwise the request would delay the move."""
         free = unowned(store)
         assert lost(store.write(RequestLease(free, "bob"))) == free
 
     def test_only_the_owner_as_seen_is_asked(self, store: Store) -> None:
-        """A request is rejected if the lease has changed owner, so a new owner isn't asked to give it up at once."""
+        """A request is rejected if the owner has changed, so a new owner keeps the lease that it just took."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(RequestLease(seen, "cat"))) == now
 
     def test_a_finished_lease_is_not_asked_for(self, store: Store) -> None:
-        """An ended lease cannot be requested, because it has nothing left to read."""
+        """An ended lease cannot be requested, because no records are left to read."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
         assert lost(store.write(RequestLease(ended, "bob"))) == ended
 
     def test_a_request_stands_until_its_heir_is_stale(self, store: Store) -> None:
-        """A request is replaced only once its next owner is stale, so two workers never drain the same owner."""
+        """A request replaces another only if its sender has read the other, so two workers don't drain one owner."""
         seen = owned(store)
         now = done(store.write(RequestLease(seen, "bob")))
         assert lost(store.write(RequestLease(seen, "cat"))) == now
@@ -391,7 +392,7 @@ class Handoff:
         assert done(store.write(RequestLease(now, "cat"))).next_owner == "cat"
 
     def test_giving_moves_owner_and_checkpoint_together(self, store: Store) -> None:
-        """Giving changes owner and checkpoint in one write, so the next owner starts where the giver stopped."""
+        """A gift changes owner and checkpoint in one write, so the next owner starts where the former owner stopped."""
         seen = requested(store)
         now = done(store.write(GiveLease(seen, Position("41", 3))))
         assert facts(now) == facts(evolve(seen, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
@@ -399,7 +400,7 @@ class Handoff:
         assert stored(store) == now
 
     def test_giving_wants_everything_as_seen(self, store: Store) -> None:
-        """Giving needs the current version, owner and next owner, so no lease goes to a worker that withdrew."""
+        """A gift requires the current version, owner and next owner, so a worker that withdrew gets no lease."""
         seen = requested(store)
         moved = done(store.write(RenewLease(seen)))
         assert lost(store.write(GiveLease(seen, Position("41")))) == moved
@@ -411,12 +412,12 @@ class Handoff:
         assert stored(store).checkpoint == TRIM_HORIZON
 
     def test_giving_never_moves_the_checkpoint_back(self, store: Store) -> None:
-        """Giving never moves the checkpoint back, so the next owner repeats nothing."""
+        """A gift never moves the checkpoint back, so the next owner repeats no records."""
         seen = done(store.write(CheckpointLease(requested(store), Position("41", 3))))
         assert lost(store.write(GiveLease(seen, Position("41", 2)))) == seen
 
     def test_accepting_is_a_write(self, store: Store) -> None:
-        """Accepting a gift is a write, so that the giver cannot take it back afterwards."""
+        """The next owner accepts a gift by a write, after which the former owner cannot take it back."""
         gift = done(store.write(GiveLease(requested(store), Position("41"))))
         now = done(store.write(ClaimLease(gift, "bob")))
         assert facts(now) == facts(gift)
@@ -424,14 +425,14 @@ class Handoff:
         assert lost(store.write(ClaimLease(gift, "bob"))) == now
 
     def test_what_nobody_accepted_is_taken_back(self, store: Store) -> None:
-        """A gift that its next owner did not accept can be taken back, because that worker may be dead."""
+        """A gift that the next owner has not accepted can be taken back, because that worker may be dead."""
         gift = done(store.write(GiveLease(requested(store), Position("41"))))
         now = done(store.write(TakeBackLease(gift, "ann")))
         assert facts(now) == facts(evolve(gift, owner="ann"))
         assert lost(store.write(ClaimLease(gift, "bob"))) == now
 
     def test_a_request_is_withdrawn_only_by_its_heir(self, store: Store) -> None:
-        """A request is withdrawn only in the name of its next owner."""
+        """A request can be withdrawn only by its next owner."""
         seen = requested(store)
         assert lost(store.write(WithdrawRequest(seen, "cat"))) == seen
         now = done(store.write(WithdrawRequest(seen, "bob")))
@@ -440,14 +441,14 @@ class Handoff:
         assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
 
     def test_a_withdrawal_wants_the_owner_as_seen(self, store: Store) -> None:
-        """A withdrawal needs the current owner, so a delayed one does not cancel a second request."""
+        """A withdrawal requires the current owner, so a late withdrawal does not cancel a later request."""
         seen = requested(store)
         stolen = done(store.write(StealLease(seen, "cat")))
         now = done(store.write(RequestLease(stolen, "bob")))
         assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
 
     def test_stealing_after_my_request_wants_it_to_stand(self, store: Store) -> None:
-        """A steal after a request needs that request to stand, so that only the lease's next owner steals it."""
+        """A worker that has requested a lease can steal it only while it is still the next owner."""
         seen = requested(store)
         other = done(store.write(RequestLease(seen, "cat")))
         assert lost(store.write(StealLease(seen, "bob"))) == other
@@ -455,22 +456,22 @@ class Handoff:
         assert facts(now) == facts(evolve(other, owner="cat", next_owner=None))
 
     def test_a_claim_removes_any_request(self, store: Store) -> None:
-        """A claim removes any request, which was meant for the former owner."""
+        """A claim removes a request, because the request was for the former owner."""
         seen = requested(store)
         assert done(store.write(ClaimLease(seen, "dan"))).next_owner is None
 
     def test_a_release_removes_any_request(self, store: Store) -> None:
-        """A release removes any request, which was meant for the former owner."""
+        """A release removes a request, because the request was for the former owner."""
         freed = done(store.write(ReleaseLease(requested(store), "ann")))
         assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
         assert done(store.write(ClaimLease(freed, "cat"))).next_owner is None
 
 
 class Resets:
-    """Resets, and the fencing number over the whole life of a lease."""
+    """Tests of resets, and of the fencing number during the whole life of a lease."""
 
     def test_a_reset_sets_the_checkpoint_either_way(self, store: Store) -> None:
-        """A reset moves the checkpoint forward or back, even from the end."""
+        """A reset may move the checkpoint forward or back, even from the end of the shard."""
         for number, (before, after) in enumerate(FORWARD):
             for key, start, target in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
                 seen = unowned(store, key, start)
@@ -488,14 +489,14 @@ class Resets:
         assert stored(store) == now
 
     def test_a_reset_wants_a_lease_that_nobody_owns(self, store: Store) -> None:
-        """A reset needs a free lease, because an owner would continue, and checkpoint over the reset."""
+        """A reset requires a free lease, because an owner would continue to read and overwrite the checkpoint."""
         seen = owned(store, checkpoint=Position("41"))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == seen
         assert lost(store.write(ResetLease(evolve(seen, owner=None), TRIM_HORIZON))) == seen
         assert stored(store) == seen
 
     def test_a_reset_wants_the_version_as_seen(self, store: Store) -> None:
-        """A reset needs the current version, so that a lease read and released in the meantime is not read again."""
+        """A reset requires the current version, so it does not undo the work of an owner since the row was read."""
         seen = unowned(store, checkpoint=Position("41"))
         now = done(store.write(ReleaseLease(done(store.write(ClaimLease(seen, "ann"))), "ann")))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == now
@@ -504,21 +505,21 @@ class Resets:
         assert stored(store).checkpoint == Position("41")
 
     def test_a_lease_that_was_reset_is_read_to_its_end_again(self, store: Store) -> None:
-        """After a reset an ended lease can be read and checkpointed up to its end again."""
+        """After a reset, an ended lease can be read and checkpointed up to the end of the shard again."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, children=("c-1",))))
         row = done(store.write(ClaimLease(done(store.write(ResetLease(ended, TRIM_HORIZON))), "bob")))
         row = done(store.write(CheckpointLease(row, Position("41"))))
         assert done(store.write(CheckpointLease(row, SHARD_END, children=("c-1",)))).ended
 
     def test_an_owner_of_before_is_refused_after_a_reset(self, store: Store) -> None:
-        """After a reset the writes of the former owner are lost, even if it slept through the reset."""
+        """After a reset, writes of the former owner are rejected, even if it was paused during the reset."""
         seen = owned(store, checkpoint=Position("41"))
         now = done(store.write(ResetLease(done(store.write(ReleaseLease(seen, "bob"))), TRIM_HORIZON)))
         assert lost(store.write(RenewLease(seen))) == now
         assert lost(store.write(CheckpointLease(seen, Position("42")))) == now
 
     def test_the_fencing_number_never_falls(self, store: Store) -> None:
-        """The fencing number never falls, or a fenced system would reject the next owner's writes."""
+        """The fencing number never falls. Otherwise a system that checks it would reject the next owner's writes."""
         row = unowned(store)
         rows = [row]
         for worker in ("ann", "bob"):
@@ -540,7 +541,7 @@ class Resets:
             assert set(epochs) == {0}
 
     def test_a_lease_created_with_a_fencing_number_goes_on_from_it(self, store: Store) -> None:
-        """The fencing number of a lease copied from another store continues where it was."""
+        """The fencing number of a lease that was copied from another store continues from its value there."""
         row = done(store.write(CreateLease(Lease(KEY, epoch=502))))
         assert stored(store) == row
         if store.capabilities.counts_owners:
@@ -552,7 +553,7 @@ ROUNDS = 3
 
 
 def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
-    """Send all writes at once, each from a thread of its own, and return the leases of those applied."""
+    """Send all writes at the same time from separate threads, and return the leases of the applied ones."""
     gate = Barrier(len(each))
 
     def run(write: Write) -> Outcome:
@@ -565,29 +566,29 @@ def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
 
 
 class Races:
-    """Races between workers that all have the same view of the lease."""
+    """Tests of races between workers that have all read the same state of the lease."""
 
     def test_one_of_many_creates(self, store: Store) -> None:
-        """One of many creations of a lease is applied."""
+        """If many workers create a lease, one creation is applied."""
         for number in range(ROUNDS):
             key = f"shard-{number}"
             won = winners(store, [CreateLease(Lease(key, annotations=(("by", me),))) for me in WORKERS])
             assert won == [stored(store, key)]
 
     def test_one_of_many_claims(self, store: Store) -> None:
-        """One of many claims is applied, so that one worker reads the shard."""
+        """If many workers claim a lease, one claim is applied, so one worker reads the shard."""
         for number in range(ROUNDS):
             seen = unowned(store, f"shard-{number}")
             assert winners(store, [ClaimLease(seen, me) for me in WORKERS]) == [stored(store, seen.key)]
 
     def test_one_of_many_steals(self, store: Store) -> None:
-        """One of many steals is applied."""
+        """If many workers steal a lease, one steal is applied."""
         for number in range(ROUNDS):
             seen = owned(store, key=f"shard-{number}")
             assert winners(store, [StealLease(seen, me) for me in WORKERS]) == [stored(store, seen.key)]
 
     def test_the_owner_or_one_claimant(self, store: Store) -> None:
-        """Either the owner's renewal is applied, or one claim."""
+        """Either the owner's renewal is applied, or one of many claims."""
         owner, *others = WORKERS
         seen = owned(store, owner)
         won = winners(store, [RenewLease(seen), *(ClaimLease(seen, me) for me in others)])
@@ -600,7 +601,7 @@ class Races:
         assert won == [stored(store)]
 
     def test_one_of_many_claims_or_resets(self, store: Store) -> None:
-        """Of many claims and resets one is applied, so no worker reads on from before a confirmed reset."""
+        """If many workers claim or reset a lease, one write is applied, so no claim misses a confirmed reset."""
         for number in range(ROUNDS):
             seen = unowned(store, f"shard-{number}", Position("41"))
             writes = [write for me in WORKERS[1::2] for write in (ResetLease(seen, TRIM_HORIZON), ClaimLease(seen, me))]
@@ -626,11 +627,11 @@ class Races:
                 over.set()
         listing.result()
         remaining = store.get([row.key for row in rows])
-        # A store that knows when a row was written returns its age.
+        # Some stores return the age of each row.
         assert [evolve(row, idle=0.0) for row in remaining] == [evolve(row, idle=0.0) for row in rows]
 
     def test_every_late_checkpoint_counts_once(self, store: Store) -> None:
-        """Of many concurrent late checkpoints the furthest is kept."""
+        """If many late checkpoints are written at the same time, the furthest one is kept."""
         seen = owned(store)
         winners(store, [CheckpointLate(seen, Position(str(number))) for number in range(len(WORKERS))])
         assert store.get([KEY]) == (evolve(seen, checkpoint=Position("31")),)

@@ -1,4 +1,4 @@
-"""The events of the demo in order, with the sentences that explain them to a newcomer."""
+"""Runs the events of the demo in order, with sentences that explain each event to the user."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,14 @@ ARRIVE_SECONDS = 30.0
 
 
 class Story:
-    """A run of the demo, event by event.
+    """One run of the demo, with its events and their explanations.
 
     Attributes:
         sent: The records that the stream acknowledged.
         chapter: The heading of the current event.
-        said: The sentences shown so far, each with its time in seconds since the start.
-        heard: Called with each sentence.
-        shown: Called after each change.
+        said: The sentences so far, each with its time in seconds since the start.
+        heard: Called with the time and the text of each new sentence.
+        shown: Called whenever the display should be updated.
     """
 
     def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
@@ -39,11 +39,11 @@ class Story:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
+        """The number of seconds since the start of the run."""
         return time.monotonic() - self._began
 
     def run(self) -> RunVerdict:
-        """Run the demo and return the verdict. Raises StageError if a process that should run does not."""
+        """Run the demo, and return the verdict. Raises StageError if a process ends unexpectedly."""
         try:
             self._begin(
                 "A worker starts alone",
@@ -129,7 +129,7 @@ class Story:
             return
         stage.pause(STEADY_SECONDS)
         counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
-        # Count the shards that a new reader has since taken over from a living one.
+        # Count the shards whose reader has changed since then, without a death of the former reader.
         tenures = stage.reading.tenures
         earlier = {tenure.shard: tenure for tenure in tenures[:before]}
         moved = 0

@@ -1,7 +1,7 @@
-"""Runs fleets of real workers under virtual time, with rules and a handler of your own, and judges the runs.
+"""Simulates fleets of real workers with your own rules and handler under virtual time, and judges the runs.
 
-The seed decides everything: the same call gives the same run, down to the last write, on every machine. `settled` is
-simpler: the workers of a small fleet plan and act in turn until nothing changes. `LawBroken` reports what went wrong.
+A run depends only on its arguments, which include a seed. The same call has the same result on every machine. `settled`
+is a simpler simulation, in which the workers of a small fleet plan and act in turn until nothing changes.
 """
 
 from collections import Counter
@@ -26,24 +26,24 @@ from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 REST_CYCLES = 2.0
-"""Cycles at the end in which only renewals may be written."""
+"""The number of cycles at the end of a run in which only renewals may be written."""
 
 
 class SimulationFailed(AssertionError):
-    """The judge found breaches. The message has them, and the smallest fleet found that still has one."""
+    """Raised if the judge found breaches. The message contains a simplified fleet and its breaches."""
 
     __module__ = "leasehold.testing"  # as users import it
 
 
 @frozen
 class Simulated:
-    """A run, and the verdict of the judge.
+    """The result of a simulated run.
 
     Attributes:
-        scenario: The run; its repr is Python that can be pasted into a test.
+        scenario: The simulated fleet and its faults. The repr is Python code that can be pasted into a test.
         outcome: The figures that `leasehold simulate` prints.
-        breaches: What went wrong: records lost or out of order, two holders, no rest at the end, and more.
-        history: Every write, every read and every record.
+        breaches: The laws that the run broke, for example lost records, or two owners of a lease at the same time.
+        history: All recorded writes, reads and records.
     """
 
     scenario: Scenario
@@ -53,7 +53,7 @@ class Simulated:
     _limits: Limits
 
     def check(self) -> None:
-        """Find the smallest fleet with a breach, and raise SimulationFailed, if there are breaches."""
+        """Raise SimulationFailed if there are breaches, with a fleet that is as small as possible."""
         if self.breaches:
             raise SimulationFailed(explanation_of(Trial(self.scenario, self._limits)))
 
@@ -70,23 +70,24 @@ def simulate(
     handler: Handler | None = None,
     network: Network | None = None,
 ) -> Simulated:
-    """Run one fleet through one event, with records that are read, handled and checkpointed.
+    """Simulate a fleet during one event, with records that are read, handled and checkpointed.
 
     Args:
         rules: The rule set of every worker.
         leases: The number of leases.
-        workers: The number of workers in each group; at a `scale-out` the last group joins the others.
+        workers: The number of workers in each group. In a `scale-out`, the last group joins the others.
         event: One of cold, scale-out, crash, leave, rolling, reshard, steady and weights.
-        going: How many workers crash or leave.
-        seed: The seed of everything that is random.
-        cycles: How long to continue after the event, in units of `Config(rules).cycle_seconds`. During the last two
-            the fleet must be at rest.
-        handler: Receives every batch. Time does not pass while it runs. Without a handler records are only recorded.
-        network: The faults of requests. By default two in a thousand requests stall, and as many responses are lost.
-            The last half of the time has no faults.
+        going: The number of workers that crash or leave.
+        seed: The seed of all random numbers.
+        cycles: The duration after the event, in units of `Config(rules).cycle_seconds`. During the last two cycles the
+            fleet must be at rest.
+        handler: Called with every batch. No virtual time passes while it runs. Without a handler, records are only
+            added to the history.
+        network: The delays and faults of requests. By default, two in a thousand requests stall, and as many responses
+            are lost. There are no faults in the second half of the run.
 
     Raises:
-        ValueError: There can be no such fleet.
+        ValueError: No such fleet is possible.
     """
     config = Config(rules)
     question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")
@@ -111,10 +112,11 @@ def simulate(
 
 
 def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simulated:
-    """Run the fleet that this seed chooses, with all faults: `make soak` for rules and a handler of your own.
+    """Simulate a random fleet with all kinds of faults, both determined by the seed.
 
-    Two to six workers crash, drain, pause and return; shards split and merge; requests and responses are lost, late or
-    repeated; handlers raise and hang. After two minutes all faults end, and the fleet must come to rest.
+    The fleet has two to six workers. They crash, drain, pause and return. Shards split and merge. Requests and
+    responses are lost, late or repeated. Handlers raise exceptions and hang. After two minutes of virtual time all
+    faults end, and the fleet must come to rest. `make soak` runs this simulation with leasehold's own rules.
     """
     tested = trial(seed, rules)
     tested = evolve(tested, scenario=evolve(tested.scenario, handler=handler))
@@ -130,28 +132,28 @@ def _simulated(tested: Trial, since: float, cycle: float) -> Simulated:
 
 
 ROUNDS_EACH, ROUNDS_MORE = 4, 20
-"""The rounds that a fleet may take, for each lease and in addition.
+"""The number of rounds that a fleet may take to settle, per lease and in addition.
 
-A rule set that moves one lease a turn needs one for each lease.
+The limit grows with the number of leases, because some rule sets move only one lease per turn.
 """
 
 STORY_LINES = 8
 
 WAIT_SECONDS = 1e6
-"""Seconds that exhaust the patience of any rule set. They pass whenever no worker has anything to do."""
+"""An idle time that is longer than every timeout of the rule sets. It passes when no worker has anything to do."""
 
 
 class Planner(Protocol):
-    """The seam: a function with the arguments and the result of `leasehold.plan`."""
+    """A function with the arguments and the result of `leasehold.plan`."""
 
     def __call__(
         self, leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config
     ) -> tuple[Action, ...]:
-        """Return the actions of this worker."""
+        """Return the actions that the worker `me` should carry out."""
 
 
 class LawBroken(AssertionError):
-    """Raised if a law does not hold. The message contains the fault, the case as Python code, and the plan."""
+    """Raised if a law is broken. The message contains the fault, the case as Python code, and the plan."""
 
     __module__ = "leasehold.testing"  # as users import it
 
@@ -167,18 +169,18 @@ class LawBroken(AssertionError):
 
 
 def formatted(actions: Iterable[Action]) -> str:
-    """Format each action with its rule, as in `T1 Claim s-0`."""
+    """Format each action with its rule, for example `T1 Claim s-0`."""
     return "; ".join(f"{action.rule} {type(action).__name__} {action.lease.key}" for action in actions)
 
 
 @frozen
 class SettledFleet:
-    """A fleet in which nobody has anything left to do.
+    """A fleet that has come to rest, so that no worker has anything left to do.
 
     Attributes:
         owners: The owner of each lease.
-        moves: How many leases were taken from another worker on the way.
-        claims: How many free leases were taken.
+        moves: The number of times that a lease was taken from another worker.
+        claims: The number of times that a free lease was taken.
         story: The last moves, one per line.
     """
 
@@ -194,9 +196,9 @@ class SettledFleet:
 
 
 def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
-    """Let workers plan and act in turn until nothing changes, however long they wait.
+    """Let workers plan and act in turn until nothing changes, even after all timeouts have expired.
 
-    Raises LawBroken for a fleet that does not come to rest.
+    Raises LawBroken if the fleet does not come to rest.
     """
     table = {lease.key: lease for lease in fleet.leases}
     story: list[str] = []
@@ -227,13 +229,17 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
         elif waited:
             return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last)
         else:
-            # Patience ends only by waiting, and all workers certainly wait only when none has anything to do.
+            # Timeouts expire only while workers wait, and all of them certainly wait only if none has anything to do.
             waited = WAIT_SECONDS
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
 
 
 def least_moves(counts: Iterable[int]) -> int:
-    """Return the fewest moves, of one lease each, after which no two workers differ by more than one."""
+    """Return the least number of moves after which the lease counts of any two workers differ by at most one.
+
+    Args:
+        counts: The number of leases of each worker.
+    """
     workers = {str(place): count for place, count in enumerate(counts)}
     owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
     return groups.least_moves(owners, workers)

@@ -1,13 +1,13 @@
-"""A stand-in for DynamoDB Streams in this process, with shards that roll and with the service's limits.
+"""A stand-in for DynamoDB Streams that runs in this process and has the service's limits.
 
-It has streams only: items are put by a call, and leases need another stand-in. DynamoDB Local has streams, too, but its
-shards never end. Here a shard ends on request or every few seconds, and another one follows it. Ended shards are gone
-after the retention. It imitates these limits and oddities:
+It serves only streams. Tests put items by calling `put`, and lease tables need another stand-in. DynamoDB Local has
+streams too, but its shards never end. Here, a shard ends when a test calls `roll`, or at regular intervals, and another
+shard follows it. Ended shards are removed after the retention. The stand-in imitates these limits of the service:
 
-- A page has at most 100 shards, a response at most 1,000 records or 1 MB.
+- A page has at most 100 shards, and a response has at most 1,000 records or 1 MB.
 - Iterators expire.
 - Reads before the trim horizon are rejected.
-- An empty response may come between two records.
+- There may be an empty response between two records.
 - A page of shards may still show an ended shard as open.
 """
 
@@ -37,12 +37,12 @@ TypedItem = dict[str, dict[str, Any]]
 
 
 class TableRejection(Exception):
-    """An error of the service: its name and its message."""
+    """An error response of the service. The arguments are the name of the error and its message."""
 
 
 @define
 class RolledShard:
-    """A shard. `ended` is when it ended, and `trimmed` how many of its records are gone."""
+    """A shard. `ended` is the time when it ended, and `trimmed` the number of its records that were removed."""
 
     id: str
     parent: str | None
@@ -53,7 +53,7 @@ class RolledShard:
     trimmed: int = 0
 
     def described(self, *, stale: bool) -> dict[str, Any]:
-        """Return the shard's entry in a listing. A stale entry does not show the end."""
+        """Return the shard's entry in a listing. A stale entry does not show that the shard has ended."""
         numbers = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
             numbers["EndingSequenceNumber"] = str(self.last)
@@ -64,21 +64,25 @@ class RolledShard:
 
 @define
 class TableStreams:
-    """A table and its streams. Only the latest is enabled, but its predecessors can still be read.
+    """A table and its streams. Only the latest stream is enabled, but the earlier ones can still be read.
 
     Attributes:
-        lanes: How many shards are open at a time.
-        roll_seconds: How long a shard lives; if infinite, until a test ends it.
-        retention: Seconds after which an ended shard is gone.
-        stale_seconds: How long listings show an ended shard as open, next to its child.
+        name: The name of the table.
+        lanes: The number of open shards.
+        roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `roll`.
+        retention: The number of seconds after its end when a shard is removed.
+        stale_seconds: How long listings still show an ended shard as open, together with its child.
         iterator_seconds: How long an iterator is valid.
-        empty_every: Every so many responses, one is empty; 0 for none.
-        limit: How many requests for the records of one shard are answered per second; 0 for all.
-        refuse: The errors with which the next requests are rejected.
-        denied: The operations that are not allowed.
+        empty_every: If not 0, each response to GetRecords whose number is a multiple of this is empty.
+        limit: The maximum number of GetRecords requests per second for a shard, or 0 for no limit.
+        clock: Returns the time in seconds since 1970.
+        refuse: The names of the errors with which the next requests are rejected.
+        denied: The operations that the caller is not authorized for.
         asked: The number of requests by operation.
-        kept: If not None, collects the numbers of all changes ever made.
-        status: The status of the stream; "" if there never was one.
+        kept: If not None, the sequence numbers of all changes are added to this set.
+        shards: The shards of the current stream by id.
+        status: The status of the stream, or "" if the table never had a stream.
+        made: The time when the current stream was created.
     """
 
     name: str = "orders"
@@ -110,12 +114,12 @@ class TableStreams:
 
     @property
     def arn(self) -> str:
-        """The ARN of the current stream."""
+        """The ARN of the table's current stream."""
         label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
         return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
 
     def enable(self) -> None:
-        """Create a new stream, without the records of its predecessor."""
+        """Create a new stream, which does not contain the records of the previous one."""
         if self.shards:
             self._former[self.arn] = (self.made, self.shards)
         self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
@@ -124,14 +128,14 @@ class TableStreams:
             self._open.append(self._new(None))
 
     def disable(self) -> None:
-        """End the stream: its shards end without children."""
+        """Disable the stream. Its shards end without children."""
         with self._lock:
             for shard in self._open:
                 self._end(shard)
             self._open, self.status = [], "DISABLED"
 
     def put(self, key: str, item: TypedItem | None) -> None:
-        """Write an item, or remove it."""
+        """Write the item with this key, or delete it if `item` is None."""
         with self._lock:
             self._turn()
             old = self._items.pop(key, None)
@@ -152,16 +156,16 @@ class TableStreams:
             event = "REMOVE" if item is None else "MODIFY" if old is not None else "INSERT"
             row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": change}
             row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
-            # Python's own hash of a string differs between processes.
+            # `hash` cannot be used, because the hash of a string differs between processes.
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
 
     def roll(self) -> None:
-        """End every open shard. Each is followed by one other."""
+        """End every open shard, and open a child of each."""
         with self._lock:
             self._roll()
 
     def expire(self, *shards: str) -> None:
-        """Expire these ended shards, as the service does after a day."""
+        """Remove these ended shards, as the service does after a day."""
         for shard in shards:
             del self.shards[shard]
 
@@ -190,7 +194,7 @@ class TableStreams:
         return shard
 
     def answer(self, operation: str, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the service's response. Raises TableRejection."""
+        """Return the response to a request. Raises TableRejection if the request is rejected."""
         with self._lock:
             self.asked[operation] += 1
             self._turn()
@@ -305,7 +309,7 @@ class TableStreams:
 
 @contextmanager
 def serve_table(table: TableStreams) -> Iterator[str]:
-    """Serve these streams, and yield their URL."""
+    """Serve the table's streams over HTTP, and yield the URL."""
 
     class TableRequest(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
