@@ -1,8 +1,9 @@
-"""Reading and writing aggregated records, beside aws_kinesis_agg and beside the MD5 that nobody can avoid.
+"""Compares reading and writing of aggregated records with aws_kinesis_agg, and with the MD5 digest that is unavoidable.
 
-Every figure is a median of CPU time over interleaved rounds of one run, so that a busy machine hits all alike; both
-sides' answers are compared first. A machine that does much else slows what moves memory, above all Arrow, more than
-MD5: the load is printed. One thread each. `make harness` runs it; it ends with 1 where a bar is not met.
+Each figure is a median of processor time in one thread over several rounds, in which the contenders take turns, so
+other load on the machine affects all of them. Such load slows memory accesses, and therefore Arrow, more than MD5, so
+the load is printed, too. The results of all contenders are compared first. `make harness` runs this benchmark. The exit
+status is 1 if a limit is not met.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 MAGIC, DIGEST = 4, 16
-ARROW_RECORDS = 16  # Kinesis records a batch
-SHARD = (0, 2**128 - 2)  # all but one of the hash keys: every key must be hashed, none is dropped
+ARROW_RECORDS = 16  # the number of Kinesis records per batch
+SHARD = (0, 2**128 - 2)  # all hash keys except one, so each key must be hashed, but no record is dropped
 Rows = list[tuple[str, str | None, bytes]]
 
 
 @frozen
 class Shape:
-    """One aggregate: `count` records of `size` bytes, over so many keys, and perhaps a hash key each."""
+    """An aggregate: `count` records of `size` bytes with `keys` different keys and, if `hashed`, explicit hash keys."""
 
     name: str
     count: int
@@ -42,7 +43,7 @@ class Shape:
     hashed: bool = False
 
     def rows(self) -> Rows:
-        """The user records."""
+        """Return the user records."""
         data = hashlib.sha256(self.name.encode()).digest() * (self.size // 32 + 1)
         places = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
         return [(f"key-{i % self.keys:06d}", places[i], data[: self.size]) for i in range(self.count)]
@@ -58,7 +59,7 @@ SHAPES = (
 
 @frozen
 class Bar:
-    """A figure that was promised: for one shape and one contender, at least `least`."""
+    """A limit: the minimum speed of a contender for one shape, relative to the contender `of`."""
 
     shape: str
     contender: str
@@ -115,7 +116,7 @@ def _viewed(read: Callable[[bytes], Iterable[object]], data: bytes) -> list[obje
 
 
 def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
-    """Every contender at reading one aggregate."""
+    """Return the functions that read an aggregate, by contender."""
     body = data[MAGIC:-DIGEST]
     contenders: dict[str, Callable[[], Any]] = {
         "peer": lambda: _peer_read(data),
@@ -131,7 +132,7 @@ def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, C
 
 
 def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
-    """Every contender at writing one aggregate."""
+    """Return the functions that write an aggregate, by contender."""
     contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _peer_packed(rows)}
     for name, form in forms.items():
         contenders[name] = partial(_packed, form["encode"], rows)
@@ -139,7 +140,7 @@ def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Ca
 
 
 def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
-    """Microseconds of each, of CPU time, taken in turn."""
+    """Run all contenders in turn, and return the median processor time of each in microseconds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
@@ -152,7 +153,7 @@ def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) 
 
 
 def lines(shape: Shape, figures: dict[str, float], bars: Iterable[Bar]) -> Iterator[tuple[str, ...]]:
-    """A line of the table for each contender; the verdict is the last word."""
+    """Yield a line of the table for each contender. The last cell is the verdict."""
     for name, micros in figures.items():
         asked = [bar for bar in bars if (bar.shape, bar.contender) == (shape.name, name)]
         met = all(figures[bar.of] / micros >= bar.least for bar in asked)
@@ -164,7 +165,7 @@ def lines(shape: Shape, figures: dict[str, float], bars: Iterable[Bar]) -> Itera
 
 
 def empty_table(rounds: int) -> Table:
-    """The table's head."""
+    """Return a table with only its header."""
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     table = Table(title=f"{machine}, load {os.getloadavg()[0]:.1f}; medians of {rounds} rounds")
     table.add_column("aggregate, contender")
@@ -174,7 +175,7 @@ def empty_table(rounds: int) -> Table:
 
 
 def main() -> None:
-    """Compare the answers, then the times."""
+    """Compare the results of all contenders, and then their times. The exit status is 1 if a limit is not met."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rounds", type=int, default=25)
     asked.add_argument("--repeat", type=int, default=20)

@@ -1,8 +1,9 @@
-"""What is called for one batch of one record, from one handler's end to the next: functions and files, in their order.
+"""Prints the functions that are called for one batch with one record, in order, with their files.
 
-`python benchmarks/batch_trace.py` runs a whole worker over a stream and a table in memory, and prints the shortest of
-many such stretches, in which no renewal and no look at the table falls. The stream is the simulator's, whose calls are
-left out, with all that they call: what a service's reader does for its answer is apart from a worker's work.
+`python benchmarks/batch_trace.py` runs a complete worker with a stream and a table in memory. It records the calls
+between consecutive handler calls, and prints the shortest such trace, which contains no renewal and no read of the
+table. The stream is that of the simulator. Its calls are left out, because a worker's code does not depend on how a
+source reads from its service.
 """
 
 import sys
@@ -21,11 +22,11 @@ ROOT = Path(leasehold.__file__).parent
 BATCHES = 60
 PAUSE_SECONDS = 0.02
 Call = tuple[str, str, str]
-"""A file below `leasehold/`, a function of it, and the thread that calls it, without its number."""
+"""A file in `leasehold/`, the called function, and the name of the calling thread without its number."""
 
 
 def steady() -> list[Call]:
-    """The calls of the stretch with the fewest; those of code that this file or the simulator has are left out."""
+    """Return the shortest trace between two handler calls, without calls of the simulator and of this file."""
     calls: list[Call] = []
     ends: list[int] = []
     own = str(ROOT.parent / "lab")
@@ -69,7 +70,7 @@ def _until(so: Callable[[], bool]) -> None:
 
 
 def main() -> int:
-    """Print the calls in order, those that repeat once, and the figures."""
+    """Print the calls in order, without repetitions, and their numbers."""
     calls = steady()
     for file, name, thread in dict.fromkeys(calls):
         print(f"{thread:20} {file:44} {name}")

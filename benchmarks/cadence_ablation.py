@@ -1,7 +1,7 @@
-"""What each rule of the cadence earns: the same small fleets without it, one rule at a time and some together.
+"""Measures the effect of each rule of the cadence, by simulating the same small fleets without the rule.
 
-`python benchmarks/cadence_ablation.py` prints the table of specs/cadence.md. A rule is taken out by a change of one of
-its constants, or of the function that carries it out, in the process that measures; the product knows no such switch.
+`python benchmarks/cadence_ablation.py` prints the table in specs/cadence.md. To disable a rule, the benchmark replaces
+a constant of the rule, or the function that implements it, in its own process. The library has no such switches.
 """
 
 import logging
@@ -35,11 +35,11 @@ from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario, balanced
 
 Change = tuple[ModuleType, str, object]
-"""A name of a module, and what it stands for instead."""
+"""A module, a name in it, and the value to assign to the name."""
 
 
 def _to(**values: object) -> tuple[Change, ...]:
-    """Other constants of the schedule, or of the ranks."""
+    """Return changes that assign these values to constants of the schedule or of the ranks."""
     return tuple((schedule if hasattr(schedule, name) else ranks, name, value) for name, value in values.items())
 
 
@@ -78,9 +78,10 @@ ONE, FIRST, FOUR = Death("one", 0), Death("the lookout", 1), Death("the first fo
 
 
 def stuck(seed: int, *, joins: bool) -> float:
-    """Seconds until all is owned again, where one of twelve dies after a lookout went wrong.
+    """Return the seconds until all leases are owned again, if one of twelve workers dies while the lookout has failed.
 
-    joins  four seconds before, a newcomer came first in rank; else the lookout renewed and planned no more
+    joins  If true, a new worker with the first rank has joined four seconds before the death. Otherwise the lookout has
+           become a zombie, which renews its leases but does not plan.
     """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     at = 40.0 + draw.uniform(0.0, 20.0)
@@ -101,7 +102,7 @@ def stuck(seed: int, *, joins: bool) -> float:
     )
     history = run(scenario)
     seconds = [each for each in unowned(history, history.end, at).values() if each > OURS.lease_seconds / 2]
-    # Of a worker that is stuck, what falls to its own share waits for the patience of others (M9).
+    # Leases that fall to the share of a zombie stay free until other workers give up waiting for it (M9).
     return max(seconds) if joins else median(seconds)
 
 
@@ -124,7 +125,7 @@ FIGURES: dict[str, Callable[[int], float]] = {
     "10+10 join": _join,
     "5: read units": lambda _seed: _units(100, 5),
 }
-"""Seconds, but for the last: read units for each lease and hour."""
+"""The measured figures by name, in seconds. The last one is in read units per lease and hour."""
 
 
 @contextmanager
@@ -141,7 +142,7 @@ def _without(ablation: str) -> Iterator[None]:
 
 
 def figure(ablation: str, name: str, seed: int) -> float:
-    """One figure of one seed without this rule."""
+    """Return one figure of one seed, with the rule disabled."""
     logging.disable(logging.CRITICAL)
     with _without(ablation):
         return FIGURES[name](seed)
@@ -153,7 +154,7 @@ def main(
     only: Annotated[str, typer.Option(help="Ablations whose name matches this expression.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Measure and print a table: the median, and the worst of several seeds."""
+    """Measure, and print a table with the median and the maximum over several seeds."""
     print(f"| | {' | '.join(FIGURES)} |", "|---|" + "---|" * len(FIGURES), sep="\n", flush=True)
     with processes(jobs) as pool:
         asked = {

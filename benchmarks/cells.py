@@ -1,10 +1,10 @@
-"""Whether 100,000 leases and 5,000 workers can be divided into cells: what a worker pays, and how even they are.
+"""Measures a division of 100,000 leases and 5,000 workers into cells: the cost for each worker, and the balance.
 
     python benchmarks/cells.py [--leases 100000] [--workers 5000] [--cells 20]
 
-The proposal is specs/cells.md. Each worker comes to the cell that a digest of its name draws; then `plan` divides them,
-one level up: a cell stands for an owner, and a worker for a lease. All cells plan from one reading, and what they plan
-is done. Milliseconds are of the processor, the least of four.
+The proposal is in specs/cells.md. A digest of its name assigns each worker to a cell. Then `plan` balances the cells,
+with each cell in the role of an owner, and each worker in that of a lease. All cells plan from the same read of the
+table, and their plans are carried out. Times are the minimum processor time of four measurements.
 """
 
 import argparse
@@ -26,17 +26,17 @@ from leasehold_lab.simulator.scenario import Capacity
 
 CONFIG = Config()
 UNIT_BYTES = 8_192
-"""Read for one unit of DynamoDB at eventual consistency."""
+"""The number of bytes that DynamoDB reads for one unit, with eventual consistency."""
 
 
 def divided(workers: list[str], cells: list[str]) -> dict[str, str]:
-    """The cell of each worker, drawn by digest."""
+    """Return the cell of each worker, determined by a digest."""
     order = digest_under("cells")
     return {worker: cells[int.from_bytes(order(worker)) % len(cells)] for worker in workers}
 
 
 def evened(cell_of: dict[str, str], cells: list[str]) -> tuple[dict[str, str], int]:
-    """The cells once each has taken what `plan` tells it to take, and how many workers have moved."""
+    """Let each cell take the workers that `plan` chooses. Return the cell of each worker, and the number of moves."""
     table = tuple(Lease(worker, owner=cell, idle=1.0) for worker, cell in cell_of.items())
     plans = {cell: plan(table, None, Me(cell), CONFIG) for cell in cells}
     moves = {
@@ -46,7 +46,7 @@ def evened(cell_of: dict[str, str], cells: list[str]) -> tuple[dict[str, str], i
 
 
 def look_seconds(leases: int, workers: int) -> tuple[float, float]:
-    """Seconds of processor of a reading of the whole table, planned, and of one of a single row."""
+    """Return the processor seconds of a read of the whole table with a plan, and of a read of a single row."""
     table = tuple(
         Lease(f"s-{place:06}", owner=(name := f"w-{place % workers}"), annotations=(("process", f"p/{name}"),))
         for place in range(leases)
@@ -67,7 +67,7 @@ def look_seconds(leases: int, workers: int) -> tuple[float, float]:
     least = []
     for rows, asked in ((table, None), (table[:1], (table[0].key,))):
         spent: list[float] = []
-        for _ in range(4):  # the first of a single row indexes the table, once for all that follow
+        for _ in range(4):  # the first read of a single row indexes the table for all later ones
             look(rows, asked)
         least.append(min(spent))
     return least[0], least[1]
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _shares(leases: int, workers: Counter[str], cells: list[str]) -> None:
-    """Leases of a worker, where keys come to cells by digest, and where each cell has as many as any other."""
+    """Print the leases per worker if a digest assigns leases to cells, and if all cells have equally many leases."""
     drawn = Counter(divided([f"s-{place:06}" for place in range(leases)], cells).values())
     for how, by_cell in (("by digest", drawn), ("in equal parts", Counter(dict.fromkeys(cells, leases // len(cells))))):
         least = min(by_cell[cell] // workers[cell] for cell in cells)

@@ -1,6 +1,6 @@
-"""What checkpoints cost: writes a second for each lease, and the month's bill, of a fleet whose shards never rest.
+"""Measures the cost of checkpoints: writes per second and lease, and the monthly bill, with constantly busy shards.
 
-`python benchmarks/checkpoint_writes.py` prints the table of docs/from-java-kcl.md.
+`python benchmarks/checkpoint_writes.py` prints the table in docs/from-java-kcl.md.
 """
 
 import os
@@ -19,11 +19,11 @@ from leasehold_lab.simulator.run import run, traffic
 from leasehold_lab.simulator.scenario import Network
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
-"""Shards and workers."""
+"""The numbers of shards and workers."""
 READ_SECONDS = 0.2
-"""Between two batches of a shard: as often as ours ask while records flow."""
+"""The time between two batches of a shard, which is that of our workers while there are records."""
 KCL_READ_SECONDS = 1.5
-"""What KCL waits by default between two batches, each of which its usual processor checkpoints."""
+"""The KCL's default time between two batches. Typical record processors checkpoint each batch."""
 WARM_SECONDS = 20.0
 MONTH = 730 * 3600
 MILLION = 1_000_000
@@ -31,18 +31,21 @@ MILLION = 1_000_000
 
 @frozen
 class TableCost:
-    """Read and write units of a whole table in a second."""
+    """The read and write units of a whole table per second."""
 
     writes: float
     reads: float
 
     def bill(self, write_price: float, read_price: float) -> float:
-        """Of a month, at these prices of a million units."""
+        """Return the monthly price, from prices per million units."""
         return MONTH * (self.writes * write_price + self.reads * read_price) / MILLION
 
 
 def measured(shards: int, workers: int, checkpoints: float, seconds: float) -> TableCost:
-    """Of `seconds` of a fleet that only reads, less those of its beginning, when everybody lists to find the others."""
+    """Simulate a fleet at rest for `seconds`, and return its cost without that of the start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     question = SimulationQuestion(shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints)
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0))
     warm, whole = (
@@ -54,12 +57,15 @@ def measured(shards: int, workers: int, checkpoints: float, seconds: float) -> T
 
 
 def of_sessions(shards: int, workers: int, seconds: float) -> TableCost:
-    """The same in layout `sessions`, once a second."""
+    """Return the cost in layout `sessions`, with one checkpoint per second."""
     return TableCost(*bills(shards, workers, requested(shards, workers, CHECKPOINT_SECONDS, seconds))[0])
 
 
 def of_kcl(shards: int, workers: int) -> TableCost:
-    """Of KCL 2.x by its defaults, computed: it renews, checkpoints every batch, and every worker scans the table."""
+    """Compute the cost of KCL 2.x with default settings.
+
+    Each worker renews its leases, checkpoints every batch, and scans the table.
+    """
     config = Config(Kcl())
     writes = shards * (1 / config.renew_seconds + 1 / KCL_READ_SECONDS)
     return TableCost(writes, workers * max(0.5, shards * 360 / 4096 / 2) / config.cycle_seconds)

@@ -1,4 +1,4 @@
-"""The hot files as a wheel carries them, compiled to a passing directory, beside the plain ones."""
+"""Compiles the performance-critical modules as a wheel does, into a temporary folder, to measure them."""
 
 import importlib
 import shutil
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-# Last: before it, the path of a process may begin with a folder of compiled packages.
+# Appended at the end, because the path of a process may start with a folder of compiled packages.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from hatch_build import HOT, IN_C, CannotCompile, compile_to
@@ -36,7 +36,7 @@ def _imported() -> dict[str, ModuleType]:
 
 @contextmanager
 def _given_back() -> Iterator[None]:
-    """Whoever comes next in this process finds the modules that were there."""
+    """Restore the imported modules at the end of the block."""
     before = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
     try:
         yield
@@ -49,7 +49,10 @@ def _given_back() -> Iterator[None]:
 
 @contextmanager
 def as_installed() -> Iterator[Path]:
-    """All packages with the hot files compiled, for the path of new processes; said, where there is no compiler."""
+    """Yield a folder with all packages, compiled as in a wheel, for the import path of new processes.
+
+    Without a compiler, a message is printed, and the packages are not compiled.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(_ROOT / "leasehold", Path(scratch) / "leasehold")
         try:
@@ -61,7 +64,10 @@ def as_installed() -> Iterator[Path]:
 
 @contextmanager
 def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
-    """Both forms of every module of the codec; the plain one alone, and it is said, where there is no compiler."""
+    """Yield the codec's modules in both forms, plain and compiled.
+
+    Without a compiler, a message is printed, and only the plain form is yielded.
+    """
     with tempfile.TemporaryDirectory() as scratch, _given_back():
         forms = {"plain": _imported()}
         try:

@@ -1,10 +1,10 @@
-"""How fast one worker process drains a stream, beside a bare GetRecords loop on the same local stream in the same run.
+"""Compares how fast a worker process and a plain GetRecords loop read the same local stream.
 
-Eight shards; once with records of 1 KB, once with aggregates of 100-byte user records, which only ours takes
-apart. Each side is a process of its own, from before its first iterator to its last record, in bytes of Kinesis
-records; the bare loop goes round the shards without waiting or looking at what it reads. Ours is a worker that
-comes back to its eight leases, on a table on disk, and checkpoints each batch.
-With `--minutes`, one worker reads for so long what is written meanwhile, and its memory is watched.
+The stream has eight shards. It contains records of 1 KB in one run, and aggregates of 100-byte user records in another.
+Only the worker deaggregates. Each side runs in a separate process, and is measured from its first GetShardIterator
+request to its last record, in bytes of Kinesis records. The loop reads the shards in turn, without waiting and without
+decoding records. The worker already owns the eight leases, in a table on disk, and checkpoints each batch.
+With `--minutes`, one worker reads a growing stream for that time, and its memory is recorded.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SAMPLE_SECONDS = 5
 
 @frozen
 class Run:
-    """What one side took, from before its first request to its last record."""
+    """The time that one side took, from its first request to its last record."""
 
     seconds: float
     processor_seconds: float
@@ -55,7 +55,7 @@ class Run:
 
 @frozen
 class Stream:
-    """A filled stream: its address, and what is in it."""
+    """A stream with records: its endpoint and name, and the amount of data in it."""
 
     endpoint: str
     name: str
@@ -65,7 +65,7 @@ class Stream:
 
 @define
 class Tally:
-    """Counts user records until all have come; the clock runs from the first reader opened."""
+    """Counts user records until all have arrived. The clock starts when the first shard is initialized."""
 
     wanted: int
     got: int = 0
@@ -75,13 +75,13 @@ class Tally:
     lock: Lock = field(factory=Lock)
 
     def happened(self, happening: str, _holding: object) -> None:
-        """Start the clock."""
+        """Start the clock when the first shard is initialized."""
         with self.lock:
             if happening == "initialize" and not self.began:
                 self.began, self.worked = time.perf_counter(), time.process_time()
 
     def handle(self, delivery: Delivery) -> None:
-        """Count a batch."""
+        """Count the records of a batch."""
         with self.lock:
             self.got += len(delivery.records)
         if self.got >= self.wanted:
@@ -89,12 +89,12 @@ class Tally:
 
 
 def client_of(endpoint: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
-    """A client as boto3 makes it."""
+    """Return a boto3 client with default settings."""
     return boto3.client("kinesis", region_name=REGION, endpoint_url=endpoint)
 
 
 def bare(stream: Stream, _users: int) -> Run:
-    """GetRecords, one shard after the other."""
+    """Read all shards in turn with GetRecords."""
     client = client_of(stream.endpoint)
     began, worked = time.perf_counter(), time.process_time()
     iterators = [
@@ -112,7 +112,7 @@ def bare(stream: Stream, _users: int) -> Run:
 
 
 def joined(stream: Stream, folder: str, tally: Tally) -> Runner:
-    """A worker that comes back to its leases."""
+    """Return the runner of a worker that already owns all leases."""
     store = open_store(f"sqlite:///{folder}/leases.db", create=True)
     source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
     for shard in source.shards():
@@ -122,7 +122,7 @@ def joined(stream: Stream, folder: str, tally: Tally) -> Runner:
 
 
 def ours(stream: Stream, users: int) -> Run:
-    """A whole worker: it takes its leases up, renews them, hands over, and checkpoints."""
+    """Read the stream with a worker, which renews its leases, dispatches batches and writes checkpoints."""
     tally = Tally(users)
     with tempfile.TemporaryDirectory() as folder:
         runner = joined(stream, folder, tally)
@@ -137,7 +137,7 @@ def ours(stream: Stream, users: int) -> Run:
 
 
 def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
-    """A stream whose shards hold these rows, each at its place in the hash key space."""
+    """Create a stream with these rows, each of which has an explicit hash key."""
     client = client_of(endpoint)
     client.create_stream(StreamName=name, ShardCount=SHARDS)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
@@ -152,18 +152,21 @@ def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
 
 
 def middle(shard: int) -> int:
-    """A hash key of this shard."""
+    """Return the middle of the shard's hash key range."""
     return (2 * shard + 1) * (HASH_KEYS[1] + 1) // (2 * SHARDS)
 
 
 def plain_rows(megabytes: int) -> list[tuple[int, bytes]]:
-    """Records of 1 KB, as many in every shard."""
+    """Return records of 1 KB, the same number for each shard, with their hash keys."""
     count = megabytes * 1_000_000 // PLAIN_BYTES
     return [(middle(number % SHARDS), b"%010d" % number * (PLAIN_BYTES // 10)) for number in range(count)]
 
 
 def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Aggregates, as many in every shard, under keys that belong there; and how many user records they hold."""
+    """Return aggregates with their hash keys, the same number for each shard, and the number of user records.
+
+    The keys of the user records in an aggregate belong to its shard.
+    """
     keys: list[list[str]] = [[] for _ in range(SHARDS)]
     for number in range(100 * SHARDS):
         keys[hash_of(f"key-{number}") * SHARDS // (HASH_KEYS[1] + 1)].append(f"key-{number}")
@@ -177,13 +180,13 @@ def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
 
 
 def measured(side: Callable[[Stream, int], Run], stream: Stream, users: int) -> Run:
-    """One run in a process of its own."""
+    """Run one side in a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(side, stream, users).result()
 
 
 def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) -> bool:
-    """Add both sides' medians to the table; whether ours is good enough."""
+    """Add both sides' medians to the table, and return whether the worker is fast enough."""
     runs: dict[str, list[Run]] = {"bare": [], "ours": []}
     for _ in range(rounds):
         for name, side in (("bare", bare), ("ours", ours)):
@@ -202,7 +205,7 @@ def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) ->
 
 
 def speed(megabytes: int, rounds: int) -> bool:
-    """Both kinds of streams."""
+    """Compare both sides on both kinds of streams, and print a table."""
     table = Table(title=f"{megabytes} MB in {SHARDS} shards, {rounds} rounds, load {os.getloadavg()[0]:.1f}")
     table.add_column("records, reader")
     for name in ("MB/s", "from-to", "CPU ms/MB", "of bare", "at least", "verdict"):
@@ -218,7 +221,7 @@ def speed(megabytes: int, rounds: int) -> bool:
 
 
 def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
-    """A worker that reads for so long: how many records, and its memory every five seconds."""
+    """Run a worker for this time, and return the number of records and a sample of its memory every five seconds."""
     tally = Tally(sys.maxsize)
     with tempfile.TemporaryDirectory() as folder:
         runner = joined(stream, folder, tally)
@@ -234,7 +237,7 @@ def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
 
 
 def memory(minutes: float) -> bool:
-    """Whether a worker's memory stands still while half a megabyte is written each second."""
+    """Return whether a worker's memory stays constant while half a megabyte is written to the stream per second."""
     rows = plain_rows(1)[:500]
     with kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         stream = filled(service.url, "memory", rows)
@@ -249,7 +252,7 @@ def memory(minutes: float) -> bool:
 
 
 def told(got: int, samples: list[float]) -> bool:
-    """Print the memory of each minute; whether it stood still from the second quarter on."""
+    """Print the memory of each minute, and return whether it stayed constant from the second quarter on."""
     quarter, most = len(samples) // 4, max(samples)
     early, late = max(samples[quarter : 2 * quarter]), max(samples[-quarter:])
     good = late - early <= GROWTH_MB
@@ -269,13 +272,13 @@ def told(got: int, samples: list[float]) -> bool:
 
 
 def resident_mb() -> float:
-    """Memory of this process now."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def main() -> None:
-    """Measure, and end with 1 where a bar is not met."""
+    """Measure. The exit status is 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,7 @@
-"""How soon and at what cost each rule set balances a fleet: minimal beside its peers, same scenarios, same seeds.
+"""Measures how fast, and with how many moves, each rule set balances a fleet in the same scenarios.
 
-`python benchmarks/convergence.py --write` runs every row, most under 20 seeds, and writes benchmarks/results;
-this takes hours, and `--keep FILE` lets it go on where it was cut short.
+`python benchmarks/convergence.py --write` runs all rows, most of them with 20 seeds, and writes benchmarks/results.
+This takes hours. With `--keep FILE`, an interrupted run can be continued.
 """
 
 import json
@@ -43,18 +43,21 @@ SHOWN = ("cycles", "moves", "moves_minimum", "failed_writes", "taken_back", "cla
 
 @frozen
 class Line:
-    """One row under one rule set: the figures of each seed."""
+    """The figures of one row with one rule set, for each seed."""
 
     row: Row
     rules: str
     told: tuple[Figures, ...]
 
     def cells(self, against: "Line | None") -> tuple[str, ...]:
-        """As the table shows it: median, and the worst where it differs. `against` is what it must be no worse than."""
+        """Return the cells of the table: medians, and worst values if they differ.
+
+        If `against` is given, the verdict requires that this line is no worse than that one.
+        """
         return (self.row.name, self.rules, str(len(self.told)), *map(self._cell, SHOWN), self._verdict(against))
 
     def median(self, figure: str) -> float:
-        """Of all seeds."""
+        """Return the median of a figure over all seeds."""
         return median(each[figure] for each in self.told)
 
     def _cell(self, figure: str) -> str:
@@ -73,20 +76,20 @@ class Line:
         return f"misses {'; '.join(missed)}" if missed else "pass"
 
     def _worse(self, against: "Line", figure: str) -> bool:
-        # Of the same seeds, however many the other line has.
+        # Compare only the seeds that both lines have.
         seeds = min(len(self.told), len(against.told))
         mine, its = (median(each[figure] for each in told[:seeds]) for told in (self.told, against.told))
         return mine > its
 
 
 def figures_of(question: SimulationQuestion, told: dict[str, object]) -> Figures:
-    """An outcome in numbers, some of them by the lease."""
+    """Return the numeric figures of an outcome, with some derived ones that are relative to the number of leases."""
     figures = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
     groups = told["groups"]
     assert isinstance(groups, dict)
     total = sum(groups.values())
     shares = [question.leases * size / sum(question.workers) for size in question.workers]
-    # Where leases were split or workers ended, the groups' shares are others, and no row asks for them.
+    # These shares are wrong if leases were split or workers ended, but no row with such an event uses them.
     off = max(abs(held - share) for held, share in zip(groups.values(), shares, strict=False))
     return {
         **figures,
@@ -100,7 +103,7 @@ def figures_of(question: SimulationQuestion, told: dict[str, object]) -> Figures
 
 @frozen
 class Kept:
-    """What was measured before, one JSON line each; None: nothing is kept."""
+    """The results of earlier runs, in a file with one line of JSON for each. If `path` is None, none are kept."""
 
     path: Path | None
     told: dict[tuple[str, str, int], Figures] = field(init=False)
@@ -111,7 +114,7 @@ class Kept:
         return {(name, rules, seed): figures for name, rules, seed, figures in map(json.loads, lines)}
 
     def add(self, name: str, rules: str, seed: int, figures: Figures) -> None:
-        """Also on disk, so that a run of hours can be cut short and go on."""
+        """Add a result, and append it to the file, so that an interrupted run can be continued."""
         self.told[name, rules, seed] = figures
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
@@ -119,7 +122,7 @@ class Kept:
 
 
 def measured(row: Row, rules: str, seeds: int, jobs: int, kept: Kept) -> Line:
-    """One line of the table."""
+    """Run the missing seeds of a row with one rule set, and return the line of the table."""
     official = rules in STRATEGIES
     question = evolve(row.question, rules="python" if official else rules)
     if rules != row.question.rules:
@@ -132,7 +135,7 @@ def measured(row: Row, rules: str, seeds: int, jobs: int, kept: Kept) -> Line:
 
 
 def recalled(wanted: Iterable[Row], kept: Kept) -> Iterator[Line]:
-    """As much as is kept, and nothing asked."""
+    """Yield the lines whose results are in the file, without running anything."""
     for row in wanted:
         for rules in (row.question.rules, *row.others):
             seeds = sorted(seed for name, whose, seed in kept.told if (name, whose) == (row.name, rules))
@@ -141,7 +144,7 @@ def recalled(wanted: Iterable[Row], kept: Kept) -> Iterator[Line]:
 
 
 def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: Kept) -> Iterator[Line]:
-    """Ours first, then the peers."""
+    """Yield the lines of each row, first the one with our rules, then those of the peers."""
     for row in wanted:
         mine, peers = row.seeds(seeds, peer_seeds)
         yield measured(row, row.question.rules, mine, jobs, kept)
@@ -150,7 +153,7 @@ def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: K
 
 
 def celled(done: Iterable[Line]) -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """Each line, and in words; a row of a mixed fleet is held against its peer's own."""
+    """Yield each line with its cells. A row of a mixed fleet is compared with the line of its peer."""
     seen: dict[tuple[str, str], Line] = {}
     for line in done:
         seen[line.row.name, line.rules] = line
@@ -168,7 +171,7 @@ def main(
     keep: Annotated[Path | None, typer.Option(help="Append each outcome here, and ask for none that is here.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write benchmarks/results/convergence.md.")] = False,
 ) -> None:
-    """Measure, print, and say which bars are not reached."""
+    """Measure, and print the table with the limits that are not met."""
     wanted, kept = [row for row in rows() if re.search(only, row.name)], Kept(keep)
     found = lines(wanted, seeds, peer_seeds, jobs, kept) if seeds else recalled(wanted, kept)
     cells = [HEADS, ("---",) * len(HEADS)]

@@ -1,4 +1,4 @@
-"""Pictures of two clusters that come to share 500 leases: by worker, by cluster, and the moves it took.
+"""Draws how 500 leases are divided when a second cluster joins: by worker, by cluster, and the number of moves.
 
 `python benchmarks/convergence_pictures.py` writes benchmarks/results/*.svg.
 """
@@ -30,7 +30,7 @@ STEP_SECONDS = 1.0
 
 @frozen
 class Story:
-    """One run, sampled each second since the second cluster began to start."""
+    """One run, sampled every second from the start of the second cluster."""
 
     rules: str
     seconds: tuple[float, ...]
@@ -42,7 +42,7 @@ class Story:
 
 
 def story(rules: str) -> Story:
-    """What became of the fleet under these rules."""
+    """Simulate the fleet with these rules, and return the samples."""
     question = evolve(ASKED, rules=rules)
     fleet = fleet_of(question)
     history = run(fleet.scenario)
@@ -67,7 +67,7 @@ def story(rules: str) -> Story:
 
 
 def by_worker(figure: Figure, told: Sequence[Story]) -> Axes:
-    """The leases of the emptiest and of the fullest worker, each rule set by itself."""
+    """Draw the smallest and the largest number of leases of a worker, separately for each rule set."""
     rows = figure.subplots(len(told), sharex=True, sharey=True)
     for axes, each in zip(rows, told, strict=True):
         colour = RULES[each.rules]
@@ -78,7 +78,7 @@ def by_worker(figure: Figure, told: Sequence[Story]) -> Axes:
 
 
 def by_cluster(figure: Figure, told: Sequence[Story]) -> Axes:
-    """The leases of the cluster that was there."""
+    """Draw the number of leases of the first cluster."""
     axes = figure.subplots()
     for each in told:
         axes.step(each.seconds, each.first_cluster, where="post", color=RULES[each.rules], label=each.rules)
@@ -89,9 +89,10 @@ def by_cluster(figure: Figure, told: Sequence[Story]) -> Axes:
 
 
 def by_moves(figure: Figure, told: Sequence[Story]) -> Axes:
-    """The moves made, against the least that even clusters need; a gift that was taken back is none.
+    """Draw the number of moves, and the least number that is necessary to balance the clusters.
 
-    Fewer moves are no merit where the clusters stay uneven, so each line says how it ends.
+    Hand-offs that were taken back do not count. Each label contains the final division, because fewer moves are no
+    advantage if the clusters remain uneven.
     """
     axes = figure.subplots()
     for each in told:
@@ -106,9 +107,9 @@ def by_moves(figure: Figure, told: Sequence[Story]) -> Axes:
 
 
 def main() -> None:
-    """Draw."""
-    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost answers are part of the story
-    mpl.rcParams["svg.hashsalt"] = "leasehold"  # the same picture has the same bytes
+    """Simulate the fleets, and draw the pictures."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost responses are expected
+    mpl.rcParams["svg.hashsalt"] = "leasehold"  # so that equal pictures have equal bytes
     mpl.rcParams["svg.fonttype"] = "none"
     told = [story(rules) for rules in RULES]
     RESULTS.mkdir(exist_ok=True)
@@ -117,7 +118,7 @@ def main() -> None:
         draw(figure, told).set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, 120))
         drawn = StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
-        text = drawn.getvalue().replace("#000000", "currentColor")  # a dark page has light ink
+        text = drawn.getvalue().replace("#000000", "currentColor")  # a page in dark mode has light text
         text = text.replace("<text ", '<text fill="currentColor" ').replace("*{stroke", ".drawn *{stroke")
         (RESULTS / f"convergence_{name}.svg").write_text(text, encoding="utf-8")
         print(RESULTS.name, f"convergence_{name}.svg")

@@ -1,11 +1,11 @@
-"""What an event costs a receiver on Qpid Proton's engine in C, beside the official client: for a decision.
+"""Measures the cost of receiving an event with Qpid Proton's engine in C, to decide whether to use it.
 
     python benchmarks/event_hubs_engine.py [--rounds N] [--events N]
 
-The hub, the events and the official client's two faces are those of `event_hubs_receive`, and so is our reader. The
-receiver on Proton does the least that can be compared: it opens a link for each partition, keeps 1,000 credits, and
-takes of each event what a consumer that checkpoints needs. It does not sign in, has no epoch, and answers no fault.
-What counts is processor time of the process.
+The hub, the events, our reader and the two versions of the official client are those of `event_hubs_receive`. The
+receiver with Proton does the minimum for a comparison. It opens a link for each partition, keeps 1,000 credits, and
+reads the fields of each event that a checkpointing consumer needs. It has no authentication, no epoch and no error
+handling. The result is the processor time of the process.
 """
 
 import argparse
@@ -25,20 +25,20 @@ NUMBER, OFFSET, KEY = "x-opt-sequence-number", "x-opt-offset", "x-opt-partition-
 
 
 class Taker(MessagingHandler):
-    """Receives from every partition until the clock has all."""
+    """Receives from all partitions until all events have arrived."""
 
     def __init__(self, address: str, partitions: int, clock: Clock, prefetch: int) -> None:
         super().__init__(prefetch=prefetch, auto_accept=True)
         self._address, self._partitions, self._clock = address, partitions, clock
 
     def on_start(self, event: Event) -> None:
-        """Open the links."""
+        """Open a link for each partition."""
         self._connection = event.container.connect(self._address, allowed_mechs="ANONYMOUS PLAIN", reconnect=False)
         for number in range(self._partitions):
             event.container.create_receiver(self._connection, f"{HUB}/ConsumerGroups/$Default/Partitions/{number}")
 
     def on_message(self, event: Event) -> None:
-        """One event."""
+        """Read the fields of an event, and count it."""
         noted = event.message.annotations
         assert bytes(event.message.body)
         assert noted[NUMBER] is not None
@@ -49,7 +49,7 @@ class Taker(MessagingHandler):
 
 
 def engine(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """The receiver on Proton."""
+    """Receive all events with Proton."""
     Container(Taker(f"amqp://{hubs.namespace}", partitions, clock, prefetch)).run()
 
 
@@ -62,7 +62,7 @@ SIDES: dict[str, Callable[[LocalHubs, int, Clock, int], None]] = {
 
 
 def main() -> None:
-    """Each side in turn, several times over; medians."""
+    """Measure all sides in turn, and print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=40_000)
     parser.add_argument("--partitions", type=int, default=4)

@@ -1,13 +1,13 @@
-"""How fast our partition reader receives, beside the official client on the same local hub in the same run.
+"""Compares the speed of our partition reader with that of the official client, on the same local hub.
 
-Every side takes of each event what a consumer that checkpoints needs: body, number, offset and key; the
-client makes them only when asked, and ours has asked by the time a handler sees a record.
-Exits with 1 where ours is below 0.9 of the client's asynchronous face, on which it stands. The blocking
-face spends less on each event under a backlog; `docs/event-hubs.md` says why it is not used.
+All sides read the fields of each event that a checkpointing consumer needs: body, sequence number, offset and key. The
+client decodes these only when they are accessed, and our reader accesses them before it calls the handler. The exit
+status is 1 if our reader is slower than 0.9 of the speed of the client's asynchronous version, which it is based on.
+The blocking version needs less time per event under a backlog. `docs/event-hubs.md` explains why it is not used.
 
-`--parts` measures ours two times more in the same run, each time without one part: without the task that
-`asyncio.wait_for` makes for each frame that the client reads, and without the records that we make of the events.
-What is missing there is what the part costs. Neither could be used: the client's time-outs are gone in the one.
+`--parts` also measures our reader without one of its parts, to find the cost of that part: without the task that
+`asyncio.wait_for` creates for each frame, and without the conversion of events to records. These variants are only for
+the measurement. Without `wait_for`, for example, the client has no timeouts.
 """
 
 import argparse
@@ -41,9 +41,10 @@ LEAST = 0.9
 
 
 class Clock:
-    """Time for all but the first quarter: opening links, and what they bring before anybody looks, is not receiving.
+    """Measures the time of all events except the first quarter.
 
-    Processor time is told too: on a busy machine it is the steadier of the two.
+    The first quarter is left out because it includes opening the links, and events that have been prefetched. Processor
+    time is measured, too, because it is less affected by other load on the machine.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -51,7 +52,7 @@ class Clock:
         self.worked = 0.0
 
     def count(self, events: int) -> bool:
-        """Whether all have come."""
+        """Count events, and return whether all have arrived."""
         self.got += events
         if not self.began and 4 * self.got >= self.wanted:
             self.before, self.began, self.worked = self.got, time.perf_counter(), -time.process_time()
@@ -62,17 +63,17 @@ class Clock:
 
     @property
     def rate(self) -> float:
-        """Events a second."""
+        """The number of events per second."""
         return (self.got - self.before) / (self.ended - self.began)
 
     @property
     def microseconds(self) -> float:
-        """Processor time an event."""
+        """The processor time per event."""
         return 1e6 * self.worked / (self.got - self.before)
 
 
 def taken(events: list[EventData]) -> int:
-    """How many there are, each looked at."""
+    """Return the number of events, after reading the fields of each one."""
     for event in events:
         assert b"".join(cast("Iterable[bytes]", event.body))
         assert event.sequence_number is not None
@@ -82,7 +83,7 @@ def taken(events: list[EventData]) -> int:
 
 
 def fill(hubs: LocalHubs, partitions: int, each: int, size: int) -> None:
-    """As many events into every partition."""
+    """Put the same number of events into each partition."""
     with EventHubProducerClient.from_connection_string(hubs.connection_string(HUB)) as producer:
         for partition in range(partitions):
             for _ in range(each // BATCH):
@@ -93,7 +94,7 @@ def fill(hubs: LocalHubs, partitions: int, each: int, size: int) -> None:
 
 
 def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Our readers, one after another in one thread, each called again when it asked to be."""
+    """Read all partitions in turn with our readers, in one thread."""
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(partitions)]
     due = [0.0] * partitions
@@ -109,17 +110,17 @@ def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
 
 
 def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Ours, where the client awaits each frame as it is: without its time-out, and the task which that takes."""
+    """Read with our readers, but let the client await each frame without a timeout, which would need a task."""
 
     class Bare(ModuleType):
-        """`asyncio` as the client's transport sees it."""
+        """A replacement of the module `asyncio` in the client's transport."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(asyncio, name)
 
         @staticmethod
         async def wait_for(awaited: Awaitable[object], timeout: float | None) -> object:  # noqa: ARG004, ASYNC109
-            """Its answer, whenever it comes."""
+            """Await the result without a timeout."""
             return await awaited
 
     kept, frames.asyncio = frames.asyncio, Bare("asyncio")  # type: ignore[attr-defined]
@@ -130,13 +131,13 @@ def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int)
 
 
 def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Our receivers alone, which hand over the client's events as they come."""
+    """Read with our receivers alone, which return the client's events without conversion."""
     kept, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     try:
         receivers = [
             PartitionReceiver(
-                source._background,  # noqa: SLF001  what the source has for all of its readers
+                source._background,  # noqa: SLF001  shared by all readers of the source
                 source.access,
                 str(number),
                 EventPosition(BEGINNING),
@@ -157,7 +158,7 @@ def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: in
 
 
 def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """The client's asynchronous face, one `receive_batch` a partition."""
+    """Read with the client's asynchronous version, with one `receive_batch` per partition."""
 
     async def receive() -> None:
         done = asyncio.Event()
@@ -189,7 +190,7 @@ def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int
 
 
 def official(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
-    """The client's blocking face, all partitions in its one thread."""
+    """Read with the client's blocking version, which reads all partitions in one thread."""
     client = EventHubConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
 
     def arrived(_context: object, events: list[EventData]) -> None:
@@ -200,7 +201,7 @@ def official(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> 
 
 
 def main() -> int:
-    """Each side in turn, several times over; the median of each, and ours as a ratio to theirs."""
+    """Measure all sides in turn, and print medians and ratios. Return 1 if our reader is too slow."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--idle", type=int, default=0, help="partitions besides, with nothing in them")

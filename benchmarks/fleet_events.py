@@ -1,14 +1,14 @@
-"""What one event costs a fleet: listings of the whole table above rest, and seconds until all is owned and even.
+"""Measures the effects of one event on a fleet: additional listings, and the time until all leases are owned and even.
 
     python benchmarks/fleet_events.py [--workers 10,20,40,80] [--each 20] [--only PATTERN] [--json]
 
-Twenty leases a worker, unless --each says more or fewer, in the simulator, our workers; virtual time, so that the
-figures are the same on each machine.
-All but who joins were there before the run began, and know the table (`Member.present`).
-*above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it;
---at and --after have a large fleet simulated for less than 30 s before the event and 60 s after it.
-The rolling replacement stands beside KCL 2.x, whose workers list once per 20 s each.
-*virtual seconds* are simulated in one second of processor time: this figure alone depends on the machine.
+The fleet has twenty leases per worker, or as many as --each says. It runs in the simulator under virtual time, so the
+figures are the same on all machines, except the number of virtual seconds simulated in one second of processor time.
+All workers except those that join were running before the run began, and know the table (`Member.present`).
+
+"above rest" is the number of listings in the minute after the event, minus those in the same minute of the same fleet
+without the event. With --at and --after, a large fleet can be simulated for less than 30 s before the event and 60 s
+after it. The rolling replacement is compared with KCL 2.x, whose workers list the table every 20 s.
 """
 
 import argparse
@@ -43,14 +43,22 @@ EACH, AT, AFTER = 20, 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())
 
 Change = Callable[[list[Member], tuple[str, ...], float], list[Member]]
-"""What an event makes of the members at this time; the workers come in order of rank, the lookout first."""
+"""Applies an event to the members. The arguments are the members, the workers in order of rank, and the time.
+
+The worker with the first rank is the lookout.
+"""
 
 
 @frozen
 class Told:
-    """What one run told: listings and rows read in the minute, seconds until all is owned, the last change, moves.
+    """The figures of one run.
 
-    together  the most listings at a time
+    listings  the listings after the event
+    rows      the rows that these listings returned
+    unowned   the longest time in seconds that a lease had no owner
+    even      the seconds until the last change of owner
+    moves     the number of changes of owner
+    together  the maximum number of simultaneous listings
     speed     virtual seconds simulated in one second of processor time
     """
 
@@ -97,7 +105,7 @@ def told(
     at: float = AT,
     after: float = AFTER,
 ) -> Told:
-    """The figures of one run."""
+    """Simulate a fleet with this event, and return its figures."""
     logging.disable(logging.CRITICAL)
     names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
     ranks = lookout_ranks(
@@ -113,7 +121,7 @@ def told(
 
 
 def slow(seconds: float, share: float, seed: int) -> Told:
-    """The figures of 20 workers whose listing takes so long, and of which this share dies."""
+    """Return the figures of 20 workers whose listings take `seconds`, and of which the fraction `share` dies."""
     leases, workers = 200, 20
     capacity = Capacity(bytes_per_second=leases * Capacity().row_bytes / seconds, page_bytes=8 * Capacity().row_bytes)
     gone = slice(-round(share * workers), None) if share else slice(0, 0)
@@ -139,7 +147,7 @@ def _figures(scenario: Scenario, since: float) -> Told:
 
 
 def replaced(workers: int, rules: Config, seed: int) -> Told:
-    """The figures of a rolling replacement: each worker in turn, one per 10 s."""
+    """Return the figures of a rolling replacement of all workers, one every 10 s."""
     logging.disable(logging.CRITICAL)
     fleet = rolling(EACH * workers, group_of(0, workers), rules, gap=10.0, seed=seed, cycles=3.0)
     return _figures(evolve(fleet.scenario, scan_per_cycle=rules is KCL), fleet.since)

@@ -1,13 +1,15 @@
-"""How the cost of a worker's decisions grows with the fleet: exponents of calls counted and of processor time.
+"""Measures how the cost of a worker's decisions grows with its fleet, as exponents of function calls and of time.
 
     python benchmarks/growth.py [--json] [--check]
 
-Leases and workers double together from step to step, ten leases a worker; where a row says so, workers stay as they
-are. An exponent of 1 means that twice the fleet costs twice as much, one of 2 that it costs four times as much. Calls
-are counted by the interpreter, so they are the same in each run and on each machine; what a built-in function does
-inside is seen by the processor time only, which is the least of three. The last rows stand beside azure-eventhub's
-`_balance_ownership`, the function itself, called with the same table. --check is the small form that `make check`
-runs: it counts calls alone, of smaller fleets, and ends with 1 where an exponent is above 1.1.
+There are ten leases per worker in fleets of increasing size, except in rows with a fixed number of workers. An exponent
+of 1 means that a fleet of twice the size has twice the cost, and an exponent of 2 means four times the cost. The
+interpreter counts function calls, so their number is the same in each run and on each machine. The work inside built-in
+functions shows only in the processor time, which is the minimum of three runs. The last rows compare our planner with
+azure-eventhub's `_balance_ownership`, which gets the same table.
+
+`make check` runs this with --check: only calls are counted, in smaller fleets, and the exit status is 1 if an exponent
+is above 1.1.
 """
 
 import argparse
@@ -47,10 +49,10 @@ from leasehold_lab.simulator.run import without_gc
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
-"""Workers; the small form has fewer."""
+"""The numbers of workers, and those with --check."""
 
 MOST = 1.1
-"""The exponent that the small form allows."""
+"""The largest exponent that --check allows."""
 
 PAGE_ROWS = 2_000
 
@@ -62,7 +64,7 @@ Work = Callable[[], object]
 
 @frozen
 class Growth:
-    """The cost of one thing that a worker does, by the number of workers."""
+    """The cost of an operation, by the number of workers in the fleet."""
 
     what: str
     calls: dict[int, int] = field(factory=dict)
@@ -70,12 +72,12 @@ class Growth:
 
     @property
     def exponent(self) -> float:
-        """By calls; 0 where the cost stays as it is."""
+        """The exponent of the number of calls, which is 0 if the cost is constant."""
         return _exponent(self.calls)
 
 
 def main() -> None:
-    """Measure, print, and judge."""
+    """Measure, and print the results. With --check, the exit status is 1 if an exponent is too large."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_argument("--check", action="store_true", help="count calls in small fleets only, and judge")
@@ -96,7 +98,7 @@ def main() -> None:
 
 
 def works(workers: int) -> dict[str, Work]:
-    """What a worker of so large a fleet does, each ready to be done."""
+    """Return the operations of a worker in a fleet of this size, by name."""
     leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
     joined = tuple(evolve(each, owner="w-1") if each.owner == ME.worker else each for each in leases)
     dead = tuple(evolve(each, idle=60.0) if each.owner == "w-1" else each for each in leases)
@@ -125,7 +127,7 @@ def works(workers: int) -> dict[str, Work]:
     hearing, _ = Watch(bulletins=BulletinTracker()).look(signed, 0.0, 0.5)
     hearing, known = hearing.look(signed[:1], 1.0, 1.1, [signed[0].key])
     row = lookout_ranks(known, CONFIG).row or signed[0]
-    lookout_ranks(known, CONFIG), plan(known, None, ME, CONFIG)  # indexed now, once for each reading of the whole table
+    lookout_ranks(known, CONFIG), plan(known, None, ME, CONFIG)  # builds the index, once per read of the whole table
 
     def reader() -> object:
         now = float(next(clock))
@@ -170,7 +172,7 @@ def works(workers: int) -> dict[str, Work]:
 
 
 def beside(workers: int) -> dict[str, Work]:
-    """The same decision as azure-eventhub makes it, its own function called, and ours beside it."""
+    """Return the same decisions as made by azure-eventhub's function and by our planner."""
     leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
     gone = {f"w-{number}" for number in range(1, workers, 10)}
     dead = tuple(evolve(each, idle=60.0) if each.owner in gone else each for each in leases)
@@ -178,7 +180,7 @@ def beside(workers: int) -> dict[str, Work]:
     now, ids = time.time(), [each.key for each in leases]
 
     def theirs(rows: tuple[Lease, ...]) -> Work:
-        # It writes its choice into what it is given: one row in each call, of ten thousand.
+        # The function changes its argument, but only one row of ten thousand in each call.
         owned = [
             {
                 "partition_id": each.key,
@@ -206,7 +208,7 @@ def _lease(place: int, workers: int) -> Lease:
 
 
 def _pages(items: list[Item], counter: str) -> list[bytes]:
-    """Answers of DynamoDB with these rows, all of them renewed; it gives some 2,000 rows in one."""
+    """Return DynamoDB's responses with these rows, all of them renewed. Each response has about 2,000 rows."""
     rows = [{**item, "leaseCounter": {"N": counter}} for item in items]
     parts = [rows[place : place + PAGE_ROWS] for place in range(0, len(rows), PAGE_ROWS)]
     return [orjson.dumps({"Count": len(part), "Items": part, "ScannedCount": len(part)}) for part in parts]

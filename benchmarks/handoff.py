@@ -1,11 +1,11 @@
-"""What planned moves between our workers cost: records handed over twice or never, overlap, and pause.
+"""Measures the cost of hand-offs between workers: repeated and lost records, overlaps and pauses.
 
     python benchmarks/handoff.py [--store dynalite|azurite] [--checkpoint-seconds N] [--lease-seconds N]
 
-One worker holds every lease; another joins, is given its half, leaves, and joins again, each in a process of its
-own. The records are made up as time passes, so that nothing but leases and workers is measured. A pause is the
-time from the giver's last record to the taker's first. Then takers and givers die in the middle of moves, and
-replies are lost.
+One worker, the giver, owns all leases. Another worker, the taker, joins, gets half of them, leaves and joins again.
+Each runs in a separate process. The records are generated at a constant rate, so only leases and workers are measured.
+A pause is the time from the giver's last record to the taker's first. Further measurements are made with takers and
+givers that die during a hand-off, and with lost responses.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PAUSE_BAR, PAUSE_99_BAR, TAKER_BAR, GIVER_BAR, CRASH_BAR = 0.25, 0.6, 2.5, 1.0, 
 
 @frozen
 class Cost:
-    """What the moves of a fleet cost, in records and seconds."""
+    """The cost of the hand-offs in a fleet, in records and seconds."""
 
     moves: int
     duplicates: int
@@ -48,7 +48,7 @@ class Cost:
 
 
 def cost(told: list[ReadingEvent]) -> Cost:
-    """Judge what was told. Of the changes of owner, those away from the giver are the planned moves."""
+    """Compute the cost from the events. The hand-offs are the changes of owner away from the giver."""
     shards = by_shard(reading_of(RunHistory(events=told)).tenures)
     numbers = [[record.place[0] for tenure in readers for record in tenure.records] for readers in shards.values()]
     moves = [
@@ -67,7 +67,7 @@ def cost(told: list[ReadingEvent]) -> Cost:
 
 
 def silence(told: list[ReadingEvent], shards: Collection[str] | None = None) -> float:
-    """The longest time for which one of these shards, or of all, had no record handed over."""
+    """Return the longest time without a dispatched record in one of these shards, by default of all shards."""
     times: dict[str, list[float]] = {}
     for event in told:
         if event.event == "record" and (shards is None or event.shard in shards):
@@ -76,7 +76,7 @@ def silence(told: list[ReadingEvent], shards: Collection[str] | None = None) -> 
 
 
 def planned(place: Place, faults: Faults | None = None) -> Cost:
-    """Moves without end: a taker joins, is given half, and leaves."""
+    """Let a taker join, get half of the leases and leave, repeatedly, and return the cost of the hand-offs."""
     with fleet(place, faults) as found:
         for round_ in range(MOVES // (LEASES // 2)):
             taker = f"taker-{round_}"
@@ -90,7 +90,7 @@ def planned(place: Place, faults: Faults | None = None) -> Cost:
 
 
 def taker_killed(place: Place) -> float:
-    """The longest silence when a taker dies just after its request was written."""
+    """Return the longest silence if a taker dies immediately after its request was written."""
     with fleet(place) as found:
         taker = found.join("taker", Faults(dies_after=RequestLease))
         found.until(lambda: not taker.process.is_alive(), 30, "a request")
@@ -99,7 +99,7 @@ def taker_killed(place: Place) -> float:
 
 
 def giver_killed(place: Place) -> tuple[float, float]:
-    """The longest silence of what was asked for when the giver dies, and of all it held."""
+    """Return the longest silence after the giver's death, of the requested shards and of all its shards."""
     with fleet(place) as found:
         taker = found.join("taker")
         found.until(lambda: len(taker.asked) >= LEASES // 2, 30, "requests")
@@ -112,13 +112,13 @@ def giver_killed(place: Place) -> tuple[float, float]:
 
 
 def say(what: str, figure: str, *, good: bool) -> bool:
-    """One line of the table."""
+    """Print a line of the table."""
     print(f"{'pass' if good else 'FAIL'}  {what:58} {figure}")
     return good
 
 
 def measure(name: str, place: Place) -> bool:
-    """Everything on one store; whether all bars hold."""
+    """Run all measurements on one store, and return whether all limits are met."""
     print(f"-- {name}: {LEASES} leases, lease_seconds {place.lease_seconds:g}, {RATE} records/s each")
     done, forgetful = planned(place), planned(place, Faults(forgets=frozenset({RequestLease, GiveLease})))
     p99 = done.pauses[min(len(done.pauses) - 1, int(0.99 * len(done.pauses)))]
@@ -147,7 +147,7 @@ def measure(name: str, place: Place) -> bool:
 
 
 def main() -> int:
-    """Measure on the store named, by default on a table."""
+    """Measure on the chosen store, and return 1 if a limit is not met."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--store", choices=("dynalite", "azurite"), default="dynalite")
     options.add_argument("--checkpoint-seconds", type=float, default=0.0, help="0: after every batch (%(default)s)")
@@ -155,7 +155,7 @@ def main() -> int:
     given = options.parse_args()
     store = given.store
     os.environ.update(ENVIRONMENT)
-    logging.disable(logging.CRITICAL)  # of the faults made here each would be told
+    logging.disable(logging.CRITICAL)  # otherwise each injected fault would be logged
     with ExitStack() as stack:
         if store == "dynalite":
             url = f"dynamodb://{{name}}?endpoint={stack.enter_context(dynalite()).url}"

@@ -1,4 +1,4 @@
-"""The workers of `handoff`, each in a process of its own, and what they tell of each lease."""
+"""Runs the workers of the benchmark `handoff` in separate processes, and collects their events."""
 
 import logging
 import multiprocessing
@@ -42,7 +42,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 
 @frozen
 class Place:
-    """A store to measure on: its URL with room for a name, the least time between two checkpoints, and the leases'."""
+    """A store to measure on: a template of its URL, the time between checkpoints, and the lease duration."""
 
     url: str
     checkpoint_seconds: float
@@ -51,7 +51,7 @@ class Place:
 
 @frozen
 class Table:
-    """One fleet's own: its URL, what kind of place it is, and when its shards began to grow."""
+    """The lease table of one fleet. `began` is the time when its shards started to grow."""
 
     url: str
     place: Place
@@ -60,24 +60,24 @@ class Table:
 
 @frozen
 class Faults:
-    """What goes wrong in one process."""
+    """The faults of one process: the write after which it dies, and the writes whose responses it may lose."""
 
     dies_after: type[Write] | None = None
     forgets: frozenset[type[Write]] = frozenset()
 
 
 class Faulty:
-    """A store as one process sees it: it dies after some write; forgetful, every second of some replies is lost."""
+    """A store with faults. The process dies after a given write, or loses every second response to some writes."""
 
     def __init__(self, store: Store, told: Callable[[str], None], faults: Faults) -> None:
         self._store, self._told, self._faults = store, told, faults
         self._writes: Counter[type[Write]] = Counter()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever else the store has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the store
         return getattr(self._store, name)
 
     def write(self, write: Write) -> Outcome:
-        """Write it, and go wrong as asked."""
+        """Write to the store, and apply the faults."""
         answer, kind = self._store.write(write), type(write)
         self._writes[kind] += 1
         if kind is RequestLease:
@@ -90,7 +90,7 @@ class Faulty:
 
 
 def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
-    """One worker in a process of its own: tells what happens, and leaves when it is told anything."""
+    """Run a worker, send its events through the pipe, and drain when anything is received."""
     logging.disable(logging.CRITICAL)
     place, telling = table.place, threading.Lock()
 
@@ -121,7 +121,7 @@ def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
 
 @define
 class Member:
-    """A worker's process, and what it told."""
+    """A worker's process, with the leases that it reads and those that it has requested."""
 
     process: "Process"
     pipe: "Connection"
@@ -132,7 +132,7 @@ class Member:
 
 @define
 class Fleet:
-    """Workers, each in a process of its own, and what they told of each lease."""
+    """Workers in separate processes, and the events that they reported."""
 
     table: Table
     told: list[ReadingEvent] = field(factory=list)
@@ -163,7 +163,7 @@ class Fleet:
                     (found.held.add if word.event == "initialize" else found.held.discard)(word.shard)
 
     def leave(self, name: str) -> None:
-        """Drain it; nothing where it is dead."""
+        """Make a worker drain, unless its process is dead."""
         found = self.members[name]
         with suppress(OSError):
             found.pipe.send("leave")
@@ -171,11 +171,14 @@ class Fleet:
         found.ear.join(30)
 
     def freeze(self, name: str) -> None:
-        """As good as dead; killed, it would break a connection half-way, and that ends dynalite."""
+        """Stop a worker's process by SIGSTOP, which has the same effect on the fleet as a kill.
+
+        A kill might interrupt a request, which would end dynalite.
+        """
         os.kill(cast("int", self.members[name].process.pid), signal.SIGSTOP)
 
     def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something; a benchmark that does not get there has failed."""
+        """Wait until `holds` returns True, or exit with an error message after `seconds`."""
         deadline = NOW() + seconds
         while not holds():
             if NOW() > deadline:
@@ -184,13 +187,13 @@ class Fleet:
             time.sleep(0.02)
 
     def holds(self, name: str, count: int) -> Callable[[], bool]:
-        """Whether a worker reads so many."""
+        """Return a function that returns whether a worker reads `count` leases."""
         return lambda: len(self.members[name].held) == count
 
 
 @contextmanager
 def fleet(place: Place, faults: Faults | None = None) -> Iterator[Fleet]:
-    """A table of its own, and one worker that holds everything."""
+    """Yield a fleet with a new table, in which one worker owns all leases."""
     found = Fleet(Table(place.url.format(name=f"handoff-{uuid4().hex[:8]}"), place, NOW()))
     try:
         found.join("giver", faults)

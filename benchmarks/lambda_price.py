@@ -1,7 +1,8 @@
-"""What a month of a Lambda function costs behind an event source mapping, and under leasehold in containers.
+"""Compares the monthly price of a Lambda function with an event source mapping, and of leasehold in containers.
 
-`python benchmarks/lambda_price.py` prints what docs/from-lambda.md shows; every price and size is an option. The lease
-table's requests are those of `store_price.py`. The stream costs the same for both and is left out.
+`python benchmarks/lambda_price.py` prints the table in docs/from-lambda.md. All prices and sizes are options. The
+requests to the lease table are computed as in `store_price.py`. The price of the stream is the same for both, and is
+not included.
 """
 
 from math import ceil
@@ -13,7 +14,7 @@ from store_price import DYNAMODB, counted, dynamodb
 from leasehold.adapters.ops.doctor.examination import MILLION, MONTH
 
 BUSY = 0.5
-"""The part of its time for which a worker calls the function; the rest is left for bursts and a worker that dies."""
+"""The fraction of time in which a worker calls the function. The rest is a reserve for bursts and dead workers."""
 
 
 def main(
@@ -30,7 +31,7 @@ def main(
     vcpu_hour: Annotated[float, typer.Option(help="Fargate: US$ for an hour of a vCPU.")] = 0.04048,
     gb_hour: Annotated[float, typer.Option(help="Fargate: US$ for an hour of a GB.")] = 0.004445,
 ) -> None:
-    """Count and print."""
+    """Compute the prices, and print a table."""
     print(
         f"{'shards':<8}{'calls/s':>8}{'Lambda':>12}{'workers':>9}{'containers':>12}{'lease table':>13}{'leasehold':>12}"
     )

@@ -1,18 +1,20 @@
-"""Load and size: many shards, many leases, large answers, a busy processor and a whole day, each told in figures.
+"""Measures a worker under load: with many shards, many leases, large responses, a busy processor, and for a whole day.
 
     python benchmarks/load.py [PART ...] [--minutes 20] [--write]
 
-Parts, each in a process of its own:
+Each part runs in a separate process:
 
-shards    one worker of 1,000 shards on a real store: seconds until all are held, threads, memory, oldest confirmation
-listings  10,000 leases (2,000 on azurite), listed by each store: seconds, and seconds of the processor
-answers   30 shards whose readings bring 10 MiB each, at once: the most memory
-busy      100 shards on dynalite, every core kept busy for nine tenths of the time: memory by the hour, open files and
-          sockets, renewals that were missed
-day       24 hours in virtual time: 3 workers, 6 leases, requests that stall, workers that stand still
+shards    one worker with 1,000 shards on a real store: the time until all leases are held, threads, memory, and the
+          oldest confirmation
+listings  10,000 leases (2,000 on azurite), listed from each store: elapsed time and processor time
+answers   30 shards, each read of which returns 10 MiB: the peak memory
+busy      100 shards on dynalite, with other processes using every core for nine tenths of the time: memory growth per
+          hour, open files and sockets, and missed renewals
+day       24 hours of virtual time with 3 workers and 6 leases, stalled requests and paused workers
 
-An oldest confirmation is the age of the renewal that a held lease last had, the worst that any look found; a lease
-lasts 10 s. Memory is the resident set beyond what the process had before. `--write` writes benchmarks/results/load.md.
+The oldest confirmation is the longest time that a held lease was without a successful renewal, in any of the samples. A
+lease lasts 10 s. Memory is the increase of resident memory over the start of the process. `--write` writes
+benchmarks/results/load.md.
 """
 
 import argparse
@@ -44,7 +46,7 @@ RESULTS = Path(__file__).parent / "results" / "load.md"
 LEASE_SECONDS = 10.0
 MIB = 1 << 20
 STORES = {"memory": 10_000, "sqlite": 10_000, "dynalite": 10_000, "azurite": 2_000}
-"""Leases to list; azurite takes a minute to make more."""
+"""The number of leases to list, by store. azurite would take minutes to create more."""
 
 ABOUT = (
     "# Load and size",
@@ -60,12 +62,12 @@ Figures = dict[str, str]
 
 @frozen
 class EndlessReader:
-    """Brings a batch of so many records of 1 KiB at each reading."""
+    """A reader that returns this number of records of 1 KiB at each read."""
 
     records: int
 
     def read(self) -> Batch:
-        """Each with bytes of its own, as from a connection."""
+        """Return records that don't share memory, as if they came from a connection."""
         at = time.time_ns()
         batch = tuple(Record(os.urandom(1024), str(at + number)) for number in range(self.records))
         return Batch(batch, batch[-1].position, 0.0, wait_seconds=1.0)
@@ -76,7 +78,7 @@ class EndlessReader:
 
 @frozen
 class Endless:
-    """A stream of so many shards."""
+    """A stream with this number of shards, which always have records."""
 
     count: int
     records: int = 1
@@ -104,7 +106,7 @@ class Endless:
 
 @contextmanager
 def store_url(kind: str) -> Iterator[str]:
-    """A new and empty store of this kind."""
+    """Yield the URL of a new, empty store of this kind."""
     with ExitStack() as opened:
         match kind:
             case "sqlite":
@@ -120,14 +122,14 @@ def store_url(kind: str) -> Iterator[str]:
 
 
 def memory(name: str = "VmRSS") -> float:
-    """MiB of this process: now, or the most so far (`VmHWM`)."""
+    """Return the resident memory of this process in MiB: the current size, or the peak (`VmHWM`)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 @frozen
 class Sample:
-    """What one look found."""
+    """The state of a worker at one moment."""
 
     t: float
     held: int
@@ -138,7 +140,7 @@ class Sample:
 
 
 def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
-    """A worker of its own, run for so long, and looked at each second."""
+    """Run a worker for this number of seconds, and return a sample of its state for each second."""
     store = open_store(url)
     config = Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON)
     worker = Worker(store=store, source=source, me="loaded-1", config=config)
@@ -162,7 +164,7 @@ def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
 
 
 def shards(kind: str, count: int = 1000, seconds: float = 240.0) -> Figures:
-    """One worker of many shards."""
+    """Run one worker with many shards, and return its figures."""
     before = memory()
     with store_url(kind) as url:
         samples = watched(url, Endless(count), seconds)
@@ -178,7 +180,7 @@ def shards(kind: str, count: int = 1000, seconds: float = 240.0) -> Figures:
 
 
 def listings(kind: str, count: int) -> Figures:
-    """List so many leases five times; the median."""
+    """List this number of leases five times, and return the median times."""
     with store_url(kind) as url:
         store = open_store(url)
         with ThreadPoolExecutor(1 if kind == "sqlite" else 16) as pool:
@@ -194,7 +196,7 @@ def listings(kind: str, count: int) -> Figures:
 
 
 def answers(count: int = 30, seconds: float = 30.0) -> Figures:
-    """All readings bring 10 MiB at once, again and again."""
+    """Run a worker whose reads all return 10 MiB at the same time, repeatedly."""
     before = memory()
     samples = watched("memory://leases", Endless(count, 10 * 1024), seconds)
     return {
@@ -214,7 +216,7 @@ def spin(share: float) -> None:
 
 
 def busy(minutes: float, count: int = 100) -> Figures:
-    """A worker beside processes that keep every core busy."""
+    """Run a worker while other processes keep every core busy."""
     burners = [multiprocessing.Process(target=spin, args=(0.9,), daemon=True) for _ in range(os.cpu_count() or 1)]
     for burner in burners:
         burner.start()
@@ -237,7 +239,7 @@ def busy(minutes: float, count: int = 100) -> Figures:
 
 
 def slope(samples: list[Sample]) -> float:
-    """MiB an hour, by least squares."""
+    """Return the growth of memory in MiB per hour, by least squares."""
     t, mib = [sample.t for sample in samples], [sample.mib for sample in samples]
     mean_t, mean = sum(t) / len(t), sum(mib) / len(mib)
     spread = sum((each - mean_t) ** 2 for each in t)
@@ -245,7 +247,7 @@ def slope(samples: list[Sample]) -> float:
 
 
 def day(hours: float) -> Figures:
-    """A small fleet at rest, for so long."""
+    """Simulate a small fleet at rest for this number of hours."""
     question = SimulationQuestion(6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0)
     cycles = hours * 3600 / config_of(question).cycle_seconds
     question = SimulationQuestion(
@@ -262,7 +264,7 @@ def day(hours: float) -> Figures:
 
 
 def parts(minutes: float, hours: float) -> dict[str, dict[str, tuple[Callable[..., Figures], tuple[object, ...]]]]:
-    """What there is to measure: by part and by line."""
+    """Return the measurements, by part and by name of the line."""
     return {
         "shards": {f"1,000 shards on {kind}": (shards, (kind,)) for kind in ("sqlite", "dynalite")},
         "listings": {kind: (listings, (kind, count)) for kind, count in STORES.items()},
@@ -273,13 +275,13 @@ def parts(minutes: float, hours: float) -> dict[str, dict[str, tuple[Callable[..
 
 
 def alone(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figures:
-    """Its figures, from a process of its own."""
+    """Run a measurement in a separate process, and return its figures."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=logging.disable) as pool:
         return pool.submit(work, *arguments).result()
 
 
 def main() -> None:
-    """Measure, print, and perhaps write the page."""
+    """Measure, print the figures, and write the page if requested."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("parts", nargs="*", help="parts, or names of single lines [all]")
     asked.add_argument("--minutes", type=float, default=20.0, help="of a busy processor")
@@ -300,7 +302,7 @@ def main() -> None:
 
 
 def write(lines: list[str]) -> None:
-    """Put these lines into the page, in place of those of the same parts and names."""
+    """Write these lines to the page. They replace the lines of the same parts and names."""
     before = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
     rows = {row.split("|")[2]: row for row in [*before, *lines] if row.startswith("| ")}
     rows.pop(HEAD[0].split("|")[2], None)

@@ -1,4 +1,4 @@
-"""A moving picture of one run of the simulator: a worker is killed, its leases move, and another worker comes.
+"""Draws an animation of a simulated run in which a worker is killed, its leases move, and another worker joins.
 
 `python benchmarks/moving_picture.py` writes benchmarks/results/kill.svg, which the home page of docs/ shows.
 """
@@ -17,9 +17,9 @@ from leasehold_lab.simulator.scenario import Member
 RESULTS = Path(__file__).resolve().parent / "results"
 ASKED = SimulationQuestion(12, (4,), kind="crash", pace="own", checkpoints=1.0, cycles=3.0, seed=1)
 KILLED, COMES, ENDS = 3.0, 24.0, 40.0
-"""Seconds of the picture at which the worker is killed, another one comes, and all begins anew."""
+"""The times in the run when the worker is killed, when another one joins, and when the animation ends."""
 SPEED = 2.5
-"""Seconds of the run in one of the picture."""
+"""The number of seconds of the run that one second of the animation shows."""
 NEW = "a-004"
 COLUMN, TOP, SIZE, GAP = 124, 56, 26, 8
 WIDTH, HEIGHT = 5 * COLUMN + 20, 245
@@ -43,7 +43,7 @@ COLOURS = ("#0f766e", "#1d5fa8", "#8a4b08", "#7c3aa0", "#4d6b1e")
 
 @frozen
 class Step:
-    """From this second of the picture on, these declarations of CSS hold."""
+    """CSS declarations that apply from this time on."""
 
     at: float
     style: str
@@ -51,7 +51,12 @@ class Step:
 
 @frozen
 class Story:
-    """What happened, in seconds of the picture: who was killed, who held what at first, and who came to hold it."""
+    """The events of the run.
+
+    killed  the id of the killed worker
+    owners  the initial owner of each lease
+    passed  the changes of owners, each as the time, the lease and the new owner
+    """
 
     killed: str
     owners: Mapping[str, str]
@@ -59,13 +64,13 @@ class Story:
 
     @property
     def freed(self) -> tuple[float, float]:
-        """When the first lease of the killed worker was taken, and the last."""
+        """The times when the first and the last lease of the killed worker were taken."""
         taken = [at for at, _, owner in self.passed if owner and at < COMES]
         return min(taken), max(taken)
 
 
 def story() -> Story:
-    """One run: the fleet at rest, the kill, and a worker that comes later."""
+    """Simulate a fleet at rest, the kill, and a worker that joins later, and return the events."""
     fleet = fleet_of(ASKED)
     comes = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
     history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, comes)))
@@ -81,7 +86,7 @@ def story() -> Story:
 
 
 def moving(name: str, steps: Iterable[Step]) -> str:
-    """The keyframes of what jumps from step to step."""
+    """Return the CSS keyframes of an element that moves from step to step."""
     frames: list[str] = []
     style = ""
     for step in steps:
@@ -94,14 +99,14 @@ def moving(name: str, steps: Iterable[Step]) -> str:
 
 
 def places(told: Story, workers: list[str]) -> dict[str, list[Step]]:
-    """Where each lease lies: in the lowest slot of its owner's that is free, or between owners, where nobody has it."""
+    """Return the positions of each lease over time. A lease is in the first free slot of its owner's box."""
     slots: dict[str, dict[int, str]] = {worker: {} for worker in workers}
     steps: dict[str, list[Step]] = {}
     at: dict[str, tuple[str, int]] = {}
     begun = [(0.0, key, owner) for key, owner in sorted(told.owners.items())]
     for second, key, owner in [*begun, *told.passed]:
         if owner is None:
-            continue  # it stays where it was until somebody takes it
+            continue  # a free lease stays where it was until a worker takes it
         if key in at:
             del slots[at[key][0]][at[key][1]]
         slot = next(free for free in range(12) if free not in slots[owner])
@@ -113,12 +118,12 @@ def places(told: Story, workers: list[str]) -> dict[str, list[Step]]:
 
 
 def shown(name: str, steps: list[Step], still: str, words: str) -> tuple[str, str]:
-    """The keyframes of an element, and the element; `still` is how it looks to whoever wants no motion."""
+    """Return the keyframes of an element, and the element. `still` is its style for readers who disabled animations."""
     return moving(name, steps), f'<g class="moving" style="{still}; animation-name: kill-{name}">{words}</g>'
 
 
 def drawn(told: Story) -> str:
-    """The picture."""
+    """Return the animation as SVG."""
     workers = [*sorted(set(told.owners.values())), NEW]
     names = {worker: f"worker-{place}" for place, worker in enumerate(workers, 1)}
     first, last = told.freed
@@ -170,8 +175,8 @@ def drawn(told: Story) -> str:
 
 
 def main() -> None:
-    """Draw."""
-    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost answers are part of the story
+    """Simulate the run, and write the animation."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost responses are expected
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "kill.svg").write_text(drawn(story()), encoding="utf-8")
     print(RESULTS.name, "kill.svg")

@@ -1,15 +1,16 @@
-"""What a MultiLangDaemon takes in memory and processor time, beside KCL's own on a JVM, and with 500 shards.
+"""Measures the memory and processor time of our MultiLangDaemon, beside the KCL's daemon on a JVM, or with 500 shards.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/multilang.py [--records N] [--shards 500]
 
-The stream is kinesis-local's; leases are in DynamoDB Local, each daemon's in a table of its own, and both read the same
-`.properties` file but for that. The children are the same Python program, which decodes each record and
-checkpoints each message. What is printed is of the daemon's process alone, as Linux counts it: its processor time from
-its start to its first record, its processor time for each record after that, and its memory at the first and the last
-one. Seconds are not printed: they depend on what else runs here.
+The stream is in kinesis-local. The leases are in DynamoDB Local, in a separate table for each daemon. Apart from the
+table, both daemons have the same `.properties` file. The children run the same Python program, which decodes each
+record and checkpoints each message. The figures are those of the daemon's process alone, as counted by Linux: its
+processor time from its start to its first record, its processor time per record after that, and its memory at the first
+and the last record. Elapsed time is not printed, because it depends on other load on the machine.
 
-Bars: at most half of the JVM's memory, at most its processor time for a record, and at most a third of it until the
-first record. With `--shards`, ours alone holds so many, each with a child. It ends with 1 where a bar is not met.
+The limits are half of the JVM's memory, the JVM's processor time per record, and a third of its processor time until
+the first record. With `--shards`, only our daemon runs, with that many shards and a child for each. The exit status is
+1 if a limit is not met.
 """
 
 import argparse
@@ -78,12 +79,12 @@ while read -r line; do
   echo "{\\"action\\":\\"status\\",\\"responseFor\\":\\"$action\\"}"
 done
 """
-"""A shell of a MiB: hundreds of Pythons would measure the machine."""
+"""A child that needs only one MiB of memory. Hundreds of Python children would measure the machine instead."""
 
 
 @frozen
 class Filled:
-    """A stream, into each shard of which the same number of records is put."""
+    """A stream whose shards all get the same number of records."""
 
     client: "KinesisClient"
     name: str
@@ -91,7 +92,7 @@ class Filled:
 
     @classmethod
     def made(cls, client: "KinesisClient", shards: int) -> "Filled":
-        """With one record in each shard."""
+        """Create a stream with one record in each shard."""
         made = cls(client, f"multilang-{uuid4().hex[:8]}", shards)
         client.create_stream(StreamName=made.name, ShardCount=shards)
         client.get_waiter("stream_exists").wait(StreamName=made.name, WaiterConfig={"Delay": 1})
@@ -99,7 +100,7 @@ class Filled:
         return made
 
     def put(self, records: int) -> None:
-        """So many more in each shard."""
+        """Put this many records into each shard."""
         width = HASH_KEYS[1] // self.shards
         keys = [str(shard * width + width // 2) for shard in range(self.shards)]
         rows: list[Any] = [
@@ -114,14 +115,14 @@ class Filled:
 
 @frozen
 class Taken:
-    """What a daemon took until some moment."""
+    """The processor time that a daemon has used so far, and its current memory."""
 
     processor_seconds: float
     memory_bytes: int
 
 
 def taken(pid: int) -> Taken:
-    """By this process so far, without its children."""
+    """Return the resources of a process, without those of its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     memory = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
@@ -129,12 +130,12 @@ def taken(pid: int) -> Taken:
 
 
 def counts(folder: Path) -> list[int]:
-    """The records that each child was given."""
+    """Return the number of records that each child has received."""
     return [int(file.read_text()) for file in folder.iterdir() if not file.suffix]
 
 
 def awaited(process: "subprocess.Popen[bytes]", log: Path, holds: Callable[[], bool]) -> None:
-    """Wait for it; end with the daemon's last words where it does not come."""
+    """Wait until `holds` returns True. If it doesn't in time, exit with the daemon's last output."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -144,7 +145,7 @@ def awaited(process: "subprocess.Popen[bytes]", log: Path, holds: Callable[[], b
 
 @contextmanager
 def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A daemon with this file, ended in good order."""
+    """Run a daemon with these properties, and stop it by SIGTERM at the end of the block."""
     file, told = folder / "app.properties", folder / "counts"
     told.mkdir(parents=True)
     file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
@@ -164,7 +165,7 @@ def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> 
 def measured(
     command: Sequence[str], folder: Path, properties: dict[str, str], stream: Filled, records: int
 ) -> list[Taken]:
-    """What was taken at the first record of each shard, and at the last."""
+    """Return the daemon's resources when each shard has a record, and when all records have been processed."""
     told = folder / "counts"
     with daemon(command, folder, properties | {"streamName": stream.name, "applicationName": stream.name}) as process:
         awaited(process, folder / "log", lambda: len(counts(told)) == stream.shards)
@@ -175,7 +176,7 @@ def measured(
 
 
 def main() -> None:
-    """Print a table; end with 1 where a bar is not met."""
+    """Print a table. The exit status is 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--records", type=int, default=1_500, help="of each of four shards")
     parser.add_argument("--shards", type=int, help="hold so many by one of ours, and nothing else")
@@ -213,7 +214,7 @@ def main() -> None:
 
 
 def report(found: dict[str, list[Taken]], shards: int, records: int) -> bool:
-    """Print what was found; whether the bars are met."""
+    """Print the table, and return whether the limits are met."""
     print(f"{shards} shards, {records} records of {SIZE} bytes in each\n")
     print("| | " + " | ".join(found) + " | bar |\n|---|" + "---|" * (len(found) + 1))
     rows: list[tuple[str, Callable[[list[Taken]], float], float]] = [

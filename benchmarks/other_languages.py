@@ -1,4 +1,4 @@
-"""Readers of Kinesis in Java, Rust and Go, and Python's by Java's daemon: built once, of versions that are pinned."""
+"""Builds Kinesis readers in Java, Rust and Go, and one in Python under the KCL's daemon, in pinned versions."""
 
 import hashlib
 import os
@@ -25,19 +25,21 @@ from leasehold.adapters.toolchain import ServiceError, filled
 PROGRAMS = Path(__file__).with_name("peer_programs")
 KCL = "3.5.1"
 JVM = ("-Xmx300m", "-XX:+UseSerialGC")
-"""By default it takes a quarter of the machine's memory."""
+"""Options of the JVM, which would otherwise use up to a quarter of the machine's memory."""
 KCL_PAUSE = 1500
-"""Milliseconds between two readings of a shard, where nothing is set."""
+"""The KCL's default time between two reads of a shard, in milliseconds."""
 
 
 @frozen
 class Peer:
-    """What is measured.
+    """A reader to measure.
 
-    words       its command; {url} is the server's address, {proxy} the same for who speaks HTTP/2 in clear, {dynamodb}
-                that of a DynamoDB, {table} a name that is new, and {folder} one with `files`
-    files       by name, with the same words in them
-    settling    polls before the first mark, which is 3 seconds behind the first poll at least
+    words        the command line. {url} is replaced by the server's URL, {proxy} by that of a proxy for HTTP/2 without
+                 TLS, {dynamodb} by that of a DynamoDB, {table} by an unused table name, and {folder} by a folder with
+                 `files`
+    files        the contents of files by name, with the same placeholders
+    environment  additional environment variables
+    settling     the number of polls before the measurement, which starts at least 3 seconds after the first poll
     """
 
     words: Sequence[str]
@@ -47,7 +49,7 @@ class Peer:
 
 
 JIT_POLLS = 300
-"""After which a JVM has compiled most of what a poll runs; it still becomes quicker by a few percent a minute."""
+"""The number of polls after which a JVM has compiled most of its code. It still gets slightly faster after that."""
 
 KCLPY = """
 import time
@@ -80,9 +82,10 @@ kcl.KCLProcess(Counting()).run()
 
 
 def peers(pause: float | None) -> dict[str, Callable[[], Peer]]:
-    """Each by its name, made when called, which raises ServiceError with what is missing here.
+    """Return functions that build the readers, by name. They raise ServiceError if a tool is missing.
 
-    Where it can be set, a shard is asked once in so many seconds; None: as by default.
+    Args:
+        pause: The seconds between two reads of a shard, for readers with such a setting. None means their default.
     """
     milliseconds = KCL_PAUSE if pause is None else round(1000 * pause)
     return {
@@ -129,7 +132,7 @@ def _kclpy(pause: int) -> Peer:
 
 @contextmanager
 def proxy(url: str) -> Iterator[str]:
-    """An address that takes HTTP/2 in clear for the server at this one. Raises ServiceError."""
+    """Run a proxy that accepts HTTP/2 without TLS for the server at `url`, and yield its URL. Raises ServiceError."""
     command = (str(_go() / "proxy"), url)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:  # noqa: S603  ours
         try:
@@ -146,7 +149,7 @@ def _filled(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _go() -> Path:
-    """The folder with the loop and the proxy."""
+    """Build the loop and the proxy in Go, and return their folder."""
     build = ("build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o")
     return _filled(
         "go", lambda folder: print(run_go("the loop", PROGRAMS / "go", *build, f"{folder}/", "./..."), end="")
@@ -154,7 +157,7 @@ def _go() -> Path:
 
 
 def _rust() -> Path:
-    """The loop."""
+    """Build the loop in Rust, and return its path."""
     home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
     cargo = shutil.which("cargo") or shutil.which("cargo", path=str(home / "bin"))
     if cargo is None:

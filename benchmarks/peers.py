@@ -1,22 +1,27 @@
-"""What a row, a small poll and a start cost a whole process tree, ours beside what else reads Kinesis.
+"""Measures the processor time per row, per poll and for the start of leasehold and of other Kinesis readers.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--without NAME]
         [--also NAME=COMMAND] [--parts]
 
-One canned server, a process of its own, answers every question for a shard at once and counts what it has told. Each
-contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
-marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start,
-where the bytecode of what it imports is there already, as pip leaves it. Medians over rounds in turn, in one run.
+A local server in a separate process responds to all requests immediately, and counts the polls. Each reader runs as a
+process tree. The cost of a poll is the processor time of the tree between two moments after its first poll, divided by
+the number of polls that the server counted. The cost of the start is the processor time until the first poll, with the
+bytecode already compiled, as after an installation by pip. The results are medians of several rounds, in which the
+readers take turns.
 
-Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel, whose handler takes the data of each record;
-boto3, Rust and Go are bare loops without leases; async-kinesis, in an environment of its own, hands out one record
-after the other. Java's KCL takes the data of each record, too, checkpoints once a second like ours, and keeps its
-leases in DynamoDB Local, which is not counted; so does KCL's daemon under amazon_kclpy, whose HTTP/2 a proxy, not
-counted either, takes to the server. What is not here (Java and Maven, cargo,
-go) is said and left out. `--also` adds any other as a command, in which `{url}` is the server's address: the stream is
-`canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how many times as much
-each of the others takes; at the end, what they took in one table. `--parts` measures ours alone, and says how much of a
-poll its threads take, by their names and by the kernel's count.
+- "ours" is `leasehold consume` with a table in SQLite, compiled as in a wheel. Its handler reads the data of each
+  record.
+- boto3, Rust and Go are plain loops without leases.
+- async-kinesis returns one record after another. It is installed in a separate environment.
+- The Java KCL reads the data of each record, checkpoints once per second like ours, and has its leases in DynamoDB
+  Local, which is not counted.
+- The KCL's daemon with amazon_kclpy does the same. A proxy, which is not counted, translates its HTTP/2.
+
+Readers whose tools are missing (Java and Maven, cargo, go) are left out, with a message. `--also` adds another reader
+as a command, in which `{url}` is replaced by the URL of the server. The stream is `canned`, and any credentials work.
+
+Below each table, the output shows whether ours meets its limits, and the relative cost of the other readers. A summary
+table follows at the end. `--parts` measures only ours, and prints the processor time of a poll by thread name.
 """
 
 import argparse
@@ -51,15 +56,15 @@ from leasehold_lab.demo.child import ENVIRONMENT
 SETTLING_SECONDS = 3.0
 TICKS = os.sysconf("SC_CLK_TCK")
 CHILDREN = 20
-"""So many shards at most, where each has a process."""
+"""The maximum number of shards for a reader that has a process for each shard."""
 
 
 @frozen
 class Case:
-    """What is served: to so many shards answers of so many records; to those of a quiet stream nothing comes.
+    """A stream to serve: the number of shards, and the number and size of the records in a response.
 
-    bars  what ours is to take at most, by the name of a column
-    pace  seconds between two questions of ours for a shard; None: as set by default
+    bars  the limits for ours, by the name of a column
+    pace  the seconds between two requests of ours for a shard; None means the default
     """
 
     name: str
@@ -81,33 +86,33 @@ CASES = (
 
 
 class Counting(Handler):
-    """One connection; counts what has been told."""
+    """A connection. Counts the polls of all connections."""
 
     case: ClassVar[Case]
     polls: ClassVar[int] = 0
 
     def handle(self) -> None:
-        """Serve one connection, which may end at any time."""
+        """Serve the connection, which the client may close at any time."""
         with suppress(ConnectionError):
             super().handle()
 
-    def do_GET(self) -> None:  # noqa: N802  as the server looks it up
-        """What has been told so far."""
+    def do_GET(self) -> None:  # noqa: N802  http.server requires this name
+        """Return the number of polls so far."""
         self._say("application/json", json.dumps({"polls": Counting.polls}).encode())
 
     def do_POST(self) -> None:  # noqa: N802  likewise
-        """One question."""
+        """Respond to a request, and count it if it is a poll."""
         if self.headers["X-Amz-Target"].endswith("GetRecords"):
-            Counting.polls += 1  # lost additions of threads side by side are few, and the same for all
+            Counting.polls += 1  # not atomic, but threads seldom collide, and equally for all readers
         super().do_POST()
 
     def _records(self, form: str) -> bytes:
-        # Sequence numbers rise: KCL would drop what is not beyond its checkpoint.
+        # Sequence numbers increase, because the KCL drops records that are not after its checkpoint.
         return self.answers[form].replace(b"%d" % FIRST, b"%d" % (FIRST + Counting.polls))
 
     def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
         whole = {"StreamName": "canned", "StreamARN": ARN, "StreamStatus": "ACTIVE"}
-        if wanted == "DescribeStream":  # as async-kinesis asks
+        if wanted == "DescribeStream":  # used by async-kinesis
             shards = self._told("ListShards", asked)
             return {"StreamDescription": {**whole, "HasMoreShards": False, **shards}}
         if wanted == "DescribeStreamSummary":
@@ -129,7 +134,7 @@ class Counting(Handler):
 
 
 def serve(case: Case, ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve requests until the process is terminated."""
     Counting.case = case
     rows = rows_of(Load(case.name, case.records, case.size))
     told = {"Records": rows, "MillisBehindLatest": 60_000 if rows else 0, "NextShardIterator": NEXT}
@@ -158,7 +163,7 @@ def tell():
 
 threading.Thread(target=tell, name="measuring", daemon=True).start()
 """
-"""A handler's module that writes down, twice a second, the nanoseconds that the threads of each name have had."""
+"""Code for the handler's module that writes the processor time of threads, by name, to a file twice a second."""
 BOTO3 = """
 import sys, boto3
 client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=sys.argv[1])
@@ -189,7 +194,7 @@ asyncio.run(main())
 
 
 def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
-    """Each by its name; what cannot be had is said."""
+    """Return the readers by name, and print those that are left out."""
     consume = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume"]
     pace = "" if case.pace is None else f"&poll_seconds={case.pace}"
     stream = f"kinesis://canned?region=eu-west-1{pace}&endpoint={{url}}"
@@ -200,7 +205,7 @@ def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
         "ours, wire=boto3": Peer([*consume, f"{stream}&wire=boto3", *rest], files),
         "boto3": Peer([sys.executable, "-c", BOTO3, "{url}"]),
     }
-    if case.records:  # it ends its loop where nothing comes
+    if case.records:  # its loop ends if there are no records
         found["async-kinesis"] = Peer([str(peer_python()), "-c", ASYNC_KINESIS, "{url}"])
     for name, made in peers(case.pace).items():
         if case.shards > CHILDREN and "kclpy" in name:
@@ -215,7 +220,14 @@ def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
 
 @frozen
 class Cost:
-    """Processor seconds up to the first poll; of a poll; and a share of a core; threads, and MiB of memory."""
+    """The costs of a reader.
+
+    start    processor seconds until the first poll
+    poll     processor seconds per poll
+    core     the fraction of a core
+    threads  the number of threads
+    memory   memory in MiB
+    """
 
     start: float
     poll: float
@@ -238,7 +250,7 @@ def _tree(root: int) -> list[int]:
 
 
 def _used(root: int) -> tuple[float, int, float]:
-    """Processor seconds, threads and MiB of a process and all that it started."""
+    """Return the processor seconds, the number of threads and the memory (MiB) of a process tree."""
     ticks, threads, kilobytes = 0, 0, 0
     for each in _tree(root):
         with suppress(OSError, IndexError):
@@ -257,7 +269,10 @@ def _polls(url: str) -> int:
 
 @contextmanager
 def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[tuple[str, int]]:
-    """One contestant at its first poll, until the block ends: the server's address, and its process."""
+    """Start a reader, and yield the URL of its server and its process id after the first poll.
+
+    The reader is killed at the end of the block.
+    """
     with ExitStack() as stack:
         url = stack.enter_context(_served(serve, case))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -280,7 +295,7 @@ def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[
             **peer.environment,
         }
         log = stack.enter_context(Path(folder, "log").open("w+"))
-        process = subprocess.Popen(  # noqa: S603  commands of our own, or our user's
+        process = subprocess.Popen(  # noqa: S603  a command of this file, or of its user
             [filled(word) for word in peer.words], cwd=folder, env=there, stdout=log, stderr=log
         )
         try:
@@ -296,7 +311,7 @@ def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[
 
 
 def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) -> Cost:
-    """One contestant, from its start to the second mark."""
+    """Run a reader, and return its costs."""
     with started(peer, case, installed, dynamodb) as (url, process):
         start = _used(process)[0]
         time.sleep(SETTLING_SECONDS)
@@ -311,7 +326,7 @@ def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) 
 
 
 def medians(case: Case, found: Sequence[Cost]) -> dict[str, float]:
-    """What a contestant took, by the name of a column."""
+    """Return the median costs of a reader, by the name of a column."""
     start, poll, core, threads, memory = (
         statistics.median(each)
         for each in zip(*((c.start, c.poll, c.core, c.threads, c.memory) for c in found), strict=True)
@@ -321,7 +336,7 @@ def medians(case: Case, found: Sequence[Cost]) -> dict[str, float]:
 
 
 def parts(case: Case, seconds: float, installed: Path) -> None:
-    """Print how much of a poll each kind of ours' threads takes."""
+    """Print the processor time of a poll for each kind of thread of our worker."""
     ours = contestants(case, {})["ours"]
     watched = Peer(ours.words, {"handler.py": HANDLER + TELLING})
     with started(watched, case, installed, "") as (url, process):
@@ -337,7 +352,7 @@ def parts(case: Case, seconds: float, installed: Path) -> None:
 
 
 def told(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a table, the bars, and ours beside each of the others."""
+    """Print a table, the limits, and the costs of the other readers relative to ours."""
     ours, columns = rows["ours"], list(rows["ours"])
     print(f"\n{case.name}\n| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", sep="\n")
     for name, row in rows.items():
@@ -350,7 +365,7 @@ def told(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def summed_up(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Print, of each contestant, the first column of each case, and of the first case the rest."""
+    """Print a summary: for each reader the first column of each case, and the other columns of the first case."""
     first, *others = found
     columns = [(case.name, next(iter(found[case.name]["ours"]))) for case in CASES if case.name in found]
     rest = [(first, column) for column in (THREADS, MEMORY, START)]
@@ -397,7 +412,7 @@ def main() -> None:
             costs: dict[str, list[Cost]] = {name: [] for name in chosen}
             for peer in () if found else chosen.values():
                 with started(peer, case, installed, dynamodb):
-                    pass  # it leaves the bytecode of what it imports
+                    pass  # this compiles the bytecode of all imported modules
             for _ in range(options.rounds):
                 for name, peer in chosen.items():
                     costs[name].append(run(peer, case, options.seconds, installed, dynamodb))

@@ -1,7 +1,8 @@
-"""What a record costs a producer of processor time: ours in CBOR, ours in JSON, and boto3's plain put_records.
+"""Measures the processor time of a producer per record, with CBOR, with JSON, and with boto3's put_records.
 
-A server in a process of its own answers at once on loopback, and each contender runs in a process of its own, in turn;
-medians over rounds. The codec is compiled, as in a wheel. `producer_speed.py` prints it.
+A local server in a separate process responds immediately. The contenders also run in separate processes, and take
+turns. The results are medians of several rounds. The codec is compiled as in a wheel. `producer_speed.py` prints the
+results.
 """
 
 import os
@@ -22,20 +23,23 @@ from leasehold.adapters.sources.kinesis.producer import producer as ours
 from leasehold.adapters.sources.kinesis.producer.core import Settings, Unit, UnitWritten
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
-UNBOUNDED = 1000.0  # as much of a shard's rate; aggregates grow to 1 MiB then
+UNBOUNDED = 1000.0  # a share of the shard's rate limit at which aggregates grow to 1 MiB
 SECONDS = 2.0
 Cost = tuple[float, float]  # microseconds of processor time for a record, and records a second
 
 
 @frozen
 class Shape:
-    """What is sent: records of so many bytes, in so many rows of a request where no producer aggregates them."""
+    """The records to send: their size in bytes, whether they are aggregated, and otherwise the number per request.
+
+    `bar` is the minimum speed, relative to the contender `peer`.
+    """
 
     name: str
     size: int
     count: int = 500
     aggregated: bool = False
-    bar: float = 0.0  # of the peer
+    bar: float = 0.0
     peer: str = "ours, wire=json"
 
 
@@ -50,7 +54,7 @@ SHAPES = (
 
 
 def timed(step: Callable[[], int]) -> Cost:
-    """Steps for some time; the first is not counted."""
+    """Call `step` repeatedly, and return the cost of a record. The first call is not counted."""
     rates: list[float] = []
 
     def counted() -> int:
@@ -63,14 +67,14 @@ def timed(step: Callable[[], int]) -> Cost:
 
 
 def by_boto3(url: str, shape: Shape) -> Cost:
-    """A loop of put_records."""
+    """Measure a loop over boto3's put_records."""
     client, data = client_of(url), os.urandom(shape.size)
     rows = [{"Data": data, "PartitionKey": f"key-{n:04d}"} for n in range(shape.count)]
     return timed(lambda: len(client.put_records(StreamName=STREAM, Records=rows)["Records"]))
 
 
 def by_ours(url: str, shape: Shape, wire: WireFormat) -> Cost:
-    """A producer, or its requests alone."""
+    """Measure our producer or, if records are not aggregated, only its client."""
     client = ours.client_of(REGION, url, 4, wire)
     if shape.aggregated:
         return timed(partial(produced, client, shape))
@@ -88,7 +92,7 @@ def by_ours(url: str, shape: Shape, wire: WireFormat) -> Cost:
 
 
 def produced(client: KinesisClient, shape: Shape) -> int:
-    """So many records of 1,000 keys through a producer; how many."""
+    """Send 20 MB of records with 1,000 keys through a producer, and return the number of records."""
     count = 20_000_000 // shape.size
     datas = [(b"%010d" % place) * (shape.size // 10) for place in range(1000)]
     with Producer(client, STREAM, Settings(share=UNBOUNDED)) as producer:
@@ -106,10 +110,10 @@ CONTENDERS: dict[str, Callable[[str, Shape], Cost]] = {
 
 
 def costs_told(rounds: int) -> bool:
-    """Measure, and print a table; whether the bars are met."""
+    """Measure, print a table, and return whether the limits are met."""
     good = True
     with as_installed() as installed, served(Load("one row", 1, 100)) as url:
-        sys.path.insert(0, str(installed))  # new processes take over this path, whatever PYTHONPATH says
+        sys.path.insert(0, str(installed))  # new processes inherit this path, regardless of PYTHONPATH
         codec = "compiled" if alone(codec_compiled) else "NOT compiled"
         print(
             f"\nus of processor time for a record, and records a second; load {os.getloadavg()[0]:.1f}, codec {codec}"

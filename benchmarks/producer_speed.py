@@ -1,12 +1,15 @@
-"""Rows a second and CPU per million rows: our producer beside its peers, on the same local stream.
+"""Compares rows per second and processor time of our producer with those of others, on the same local stream.
 
-Rows of 100 bytes over 1,000 keys. Plain put_records sends 500 rows a request, one request after the other,
-and repeats what was refused; it keeps no order and checks no shard. async-kinesis, whose libraries do not
-live with ours, runs in an environment of its own, made once from its lock, and its start counts as its CPU. It
-aggregates as the KPL does, but under keys by which KCL drops most of what it wrote, so its rows are counted
-without that filter. Each figure is a median over interleaved rounds. Before it stands what a record costs against
-a server that answers at once, in CBOR and in JSON (`producer_cost.py`). `make harness` runs it; it ends with 1
-where a bar is not met.
+The rows have 100 bytes and 1,000 keys. Each figure is a median of several rounds, in which the producers take turns.
+
+- Plain put_records sends 500 rows per request, one request after another, and retries rejected rows. It keeps no order,
+  and does not check shards.
+- async-kinesis is installed in a separate environment, because its dependencies conflict with ours. The processor time
+  of its start is counted. It aggregates like the KPL, but with keys for which the KCL drops most of the rows, so rows
+  are counted without the KCL's filter.
+
+First, the cost of a record is measured with a server that responds immediately, in CBOR and in JSON
+(`producer_cost.py`). `make harness` runs this benchmark. The exit status is 1 if a limit is not met.
 """
 
 import argparse
@@ -55,19 +58,19 @@ KEYS = 1000
 
 
 def rows(count: int) -> list[tuple[str, bytes]]:
-    """Key and data of each row."""
+    """Return `count` rows, each as a key and data."""
     return [(f"key-{place % KEYS:04d}", f"{place:010d}".encode() * 10) for place in range(count)]
 
 
 def ours(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]], share: float) -> None:
-    """Aggregated, ordered."""
+    """Send all rows with our producer, which aggregates them and keeps their order."""
     with Producer(client, stream, Settings(share=share)) as producer:
         for key, data in sent:
             producer.put(data, key)
 
 
 def plain(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]]) -> None:
-    """500 rows a request."""
+    """Send all rows with put_records, 500 per request."""
     for begin in range(0, len(sent), 500):
         batch: list[PutRecordsRequestEntryTypeDef] = [
             {"Data": data, "PartitionKey": key} for key, data in sent[begin : begin + 500]
@@ -78,7 +81,7 @@ def plain(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]]) -> 
 
 
 def read(client: KinesisClient, stream: str) -> int:
-    """How many user records the stream holds."""
+    """Return the number of user records in the stream."""
     count = 0
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
@@ -91,7 +94,10 @@ def read(client: KinesisClient, stream: str) -> int:
 
 
 def measured(client: KinesisClient, shards: int, count: int, write: Callable[[str], object]) -> tuple[float, float]:
-    """Rows a second, and seconds of our own CPU per million rows; the rows are counted afterwards."""
+    """Return the rows per second, and the processor seconds per million rows.
+
+    Afterwards the rows in the stream are counted, to check that none was lost.
+    """
     stream = f"speed-{uuid.uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards)
     client.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
@@ -104,13 +110,13 @@ def measured(client: KinesisClient, shards: int, count: int, write: Callable[[st
 
 
 def _cpu() -> float:
-    """Seconds of this process and of those it has waited for."""
+    """Return the processor seconds of this process and of its finished child processes."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def peer_python() -> Path:
-    """A Python that has async-kinesis; the first call makes its environment."""
+    """Return a Python interpreter with async-kinesis. The first call creates its environment."""
 
     def fill(folder: Path) -> None:
         uv = str(Path(sys.executable).with_name("uv"))
@@ -134,7 +140,7 @@ def peer_python() -> Path:
 
 
 def told(medians: dict[str, tuple[float, ...]], about: str) -> Table:
-    """The table, with the verdict beside ours."""
+    """Return the table of results, with the verdict for our producer."""
     table = Table(title=about)
     table.add_column("producer")
     for name in ("rows/s", "CPU s per M rows", "of plain", "at least", "verdict"):
@@ -147,7 +153,7 @@ def told(medians: dict[str, tuple[float, ...]], about: str) -> Table:
 
 
 def main() -> None:
-    """All in turn, several times; medians."""
+    """Measure all producers in turn, and print medians. The exit status is 1 if a limit is not met."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rows", type=int, default=50_000)
     asked.add_argument("--shards", type=int, default=8)
@@ -161,7 +167,7 @@ def main() -> None:
     if options.cost_only:
         sys.exit(not cheap)
     with kinesis_local() as service:
-        # A busy machine lets 500 single records wait long; that is to be measured, not to fail.
+        # On a busy machine, a request with 500 records may take long. It must not time out.
         patient = ClientConfig(read_timeout=300)
         client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=service.url, config=patient)
         peer, tail = [str(peer_python()), "-c", ASYNC_KINESIS], [service.url, str(options.rows), str(options.share)]

@@ -1,4 +1,4 @@
-"""What a fleet in layout `sessions` asks of its table, counted in the simulator, and how services bill that."""
+"""Counts the requests of a simulated fleet to a table in layout `sessions`, and computes how services bill them."""
 
 import random
 from math import ceil
@@ -17,19 +17,23 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WARM_SECONDS = 20.0
 DIGITS = 56
-"""Of a sequence number of Kinesis."""
+"""The number of digits of a Kinesis sequence number."""
 
 
 @frozen
 class Rows:
-    """Bytes of the rows of a session with so many leases, as DynamoDB counts them."""
+    """The sizes of the two rows of a session, in bytes as DynamoDB counts them."""
 
     session: int
     told: int
 
 
 def row_bytes(leases: int) -> Rows:
-    """With names, sequence numbers and notes as long as real ones; digits are drawn, for they do not get smaller."""
+    """Return the sizes of the rows of a session with this many leases.
+
+    Names, sequence numbers and annotations are as long as real ones. Digits are random, so that they compress as badly
+    as real ones.
+    """
     draw = random.Random(leases)  # noqa: S311  a seed is the point
     worker = "ip-10-0-1-23.eu-west-1.compute.internal-12345"
     keys = [f"shardId-{draw.randrange(10**6):012}" for _ in range(leases)]
@@ -74,7 +78,7 @@ def row_bytes(leases: int) -> Rows:
 
 @frozen
 class Requested:
-    """Of a fleet at rest that reads, in a second; `changed` are rows that a listing shows changed."""
+    """The requests per second of a fleet at rest that reads. `changed` counts rows that changed between listings."""
 
     sessions: float
     told: float
@@ -85,7 +89,10 @@ class Requested:
 
 
 def requested(shards: int, workers: int, checkpoints: float, seconds: float) -> Requested:
-    """Of `seconds`, less those of the beginning, when everybody looks for the others."""
+    """Simulate a fleet for `seconds`, and return its requests without those of the start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     question = SimulationQuestion(
         shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, sessions=True
     )
@@ -104,7 +111,10 @@ def _figures(history: SimulatedHistory) -> tuple[float, ...]:
 
 
 def bills(shards: int, workers: int, found: Requested) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Writes and reads in a second, as DynamoDB and S3 bill them; listings of objects are priced as writes."""
+    """Return the writes and reads per second that DynamoDB bills, and those that S3 bills.
+
+    S3 bills listings as writes.
+    """
     rows = row_bytes(ceil(shards / workers))
     units = ceil(rows.session / WRITE_BYTES) * found.sessions + ceil(rows.told / WRITE_BYTES) * found.told
     table = shards * ROW_BYTES + workers * (rows.session + rows.told)

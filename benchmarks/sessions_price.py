@@ -1,6 +1,6 @@
-"""Layout `sessions` beside the usual layouts and KCL 2.x: what a month costs, and what a death and a move cost.
+"""Compares layout `sessions` with the other layouts and with KCL 2.x: monthly prices, and the effects of events.
 
-`python benchmarks/sessions_price.py` prints the tables of docs/sessions.md.
+`python benchmarks/sessions_price.py` prints the tables in docs/sessions.md.
 """
 
 import os
@@ -19,17 +19,17 @@ from leasehold_lab.simulator.question import Kind, SimulationQuestion, answer, f
 from leasehold_lab.simulator.run import run
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
-"""Shards and workers."""
+"""The numbers of shards and workers."""
 
 
 def month(service: str, writes: float, reads: float) -> float:
-    """US$ of 730 hours by the list prices that doctor has."""
+    """Return the price of 730 hours in US$, by the list prices that `leasehold doctor` uses."""
     prices = LIST_PRICES[service]
     return MONTH * (writes * prices.write + reads * prices.read) / MILLION
 
 
 def priced(shards: int, workers: int, checkpoints: float, seconds: float) -> list[str]:
-    """The lines of one fleet."""
+    """Return the lines of the table for one fleet."""
     kcl = of_kcl(shards, workers)
     usual = counted(shards, workers, checkpoints, seconds, dated=False)
     objects = counted(shards, workers, checkpoints, seconds, dated=True)
@@ -54,7 +54,7 @@ EVENTS: tuple[Kind, ...] = ("crash", "leave", "scale-out")
 
 
 def event(kind: Kind, seed: int, *, sessions: bool) -> dict[str, float]:
-    """What becomes of a fleet of 60 leases and 6 workers; one dies or leaves, or two join."""
+    """Simulate a fleet of 60 leases and 6 workers in which one worker ends or two join, and return its figures."""
     workers = (4, 2) if kind == "scale-out" else (6,)
     question = SimulationQuestion(60, workers, kind=kind, pace="own", seed=seed, cycles=6, sessions=sessions)
     found = answer(question)
@@ -68,7 +68,7 @@ def event(kind: Kind, seed: int, *, sessions: bool) -> dict[str, float]:
 
 
 def _again(question: SimulationQuestion) -> float:
-    """Records that were handed over more than once, where one comes every 0.2 s."""
+    """Return the number of repeated dispatches, if each shard gets a record every 0.2 s."""
     scenario = fleet_of(question).scenario
     history = run(evolve(scenario, full=True, read_seconds=0.2))
     seen = Counter((one.shard, one.place) for one in history.events if one.event == "record")
@@ -83,7 +83,7 @@ def main(
     only: Annotated[str, typer.Option(help="One fleet, as in 1000x50.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Count and print."""
+    """Run all simulations, and print the tables."""
     with processes(jobs) as pool:
         sizes = [size for size in SIZES if only in {"", f"{size[0]}x{size[1]}"}]
         fleets = [pool.submit(priced, *size, checkpoint_seconds, seconds) for size in sizes]

@@ -1,4 +1,4 @@
-"""Where a query's processor time goes: by process and, within Java, by the names of its threads."""
+"""Divides the processor time of a Spark query among its processes and, within Java, among its threads by name."""
 
 import os
 from collections import Counter
@@ -22,10 +22,10 @@ RUNNER, WORKER, JAVA = b"python_streaming_source_runner", b"pyspark.daemon", b"j
 
 
 def spent() -> Mapping[str, float]:
-    """Processor seconds of all processes below this one so far, those included that have ended."""
+    """Return the processor seconds used so far by all child processes, including those that have ended, by part."""
     found: Counter[str] = Counter()
     for process in _below(os.getpid()):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             command = (process / "cmdline").read_bytes()
             itself, ended = _ticks(process / "stat")
             found[PROGRAMS] += ended
@@ -46,7 +46,7 @@ def _part(thread: str) -> str:
 
 
 def _ticks(stat: Path) -> tuple[int, int]:
-    """Of a process or thread, and of those it started that have ended."""
+    """Return the clock ticks of a process or thread, and those of its children that have ended."""
     fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
 

@@ -1,13 +1,16 @@
-"""What a batch of a query costs that holds a thousand shards, most of them quiet: text in its offset, and time to plan.
+"""Measures the size of the offset and the time to plan a batch, for a Spark query with 1,000 mostly quiet shards.
 
     python benchmarks/spark_planning.py
 
-A shard is quiet whose place has not moved. The text is what Spark stores for each batch, in the form that every shard
-has a line of its own (as small offsets still have it), and packed; for numbers as Kinesis composes them, and for
-digits drawn at random, which nothing can make small. Planning is what the reading process does when Spark asks for the
-end of a batch, commits the one before and asks for the tasks; rows have been read ahead by then. Its time is processor
-time, the least of several batches. The loop of leases is the real one on a clock of its own, its table in memory. It
-ends with 1 where a packed offset takes 20 KB or more, or planning more than 5 ms where ten shards bring rows.
+A shard is quiet if its position has not changed. The size is the length of the offset that Spark stores for each batch,
+both in the plain format with an entry for each shard, which small offsets have, and in the packed format. It is
+measured with sequence numbers like those of Kinesis, and with random digits, which cannot be compressed.
+
+The time to plan is the processor time that the reading process needs to return the end of a batch, to commit the
+previous batch, and to return the tasks. The rows have been read ahead at that time. The result is the minimum of
+several batches. The lease loop is the real one, with a simulated clock and a table in memory.
+
+The exit status is 1 if a packed offset has 20 KB or more, or if planning takes more than 5 ms with rows in ten shards.
 """
 
 import json
@@ -40,34 +43,38 @@ DRAW = Random(1)  # noqa: S311  figures of any kind
 
 
 def kinesis_number(shard: int) -> int:
-    """Version, birth of the shard, shard, count, time of the record, shard, version."""
+    """Return a sequence number like those of Kinesis.
+
+    It consists of a version, the creation time of the shard, the shard, a count, the time of the record, the shard and
+    the version.
+    """
     count, at = DRAW.randrange(1 << 34), NOW - DRAW.randrange(DAY)
     return int(f"2{BORN:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16)
 
 
 def key_of(shard: int) -> str:
-    """As Kinesis names it."""
+    """Return a shard id like those of Kinesis."""
     return f"shardId-{shard:012d}"
 
 
 def quiet(number: Callable[[int], int]) -> Offset:
-    """All shards, none of which has moved."""
+    """Return an offset in which no shard has moved."""
     places = {key_of(shard): Position(str(number(shard))) for shard in range(SHARDS)}
     return Offset(7, tuple((key, Range(at, at, 12)) for key, at in places.items()), "kinesis://orders")
 
 
 def size_of(offset: Offset, *, packed: bool) -> int:
-    """Bytes of its text, as Spark has it written."""
+    """Return the number of bytes of the offset in JSON, as Spark stores it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offsets, "PACKED_FROM", 1 if packed else SHARDS + 1)
         return len(json.dumps(encode(offset), separators=(",", ":")))
 
 
 class Orders(Stream):
-    """Records whose numbers are as long as those of Kinesis."""
+    """A stream whose sequence numbers are as long as those of Kinesis."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:
-        """From just after there."""
+        """Return a reader that starts after this position."""
         first = FIRST[lease.shard]
         at = int(start.sequence) - first if start.numbered else 0
         return Shifted(self, lease.shard, at, first=first)
@@ -75,12 +82,12 @@ class Orders(Stream):
 
 @define
 class Shifted(FakeReader):
-    """The same reader, its numbers beginning elsewhere."""
+    """A reader whose sequence numbers start at `first`."""
 
     first: int = 0
 
     def read(self) -> Batch:
-        """A page at most."""
+        """Return the next page of records."""
         batch = super().read()
         if not batch.records:
             return batch
@@ -93,7 +100,7 @@ FIRST = {key_of(shard): kinesis_number(shard) for shard in range(SHARDS)}
 
 @frozen
 class Planned:
-    """What one batch took, in ms of processor time."""
+    """The processor time for one batch, in ms."""
 
     end: float
     commit: float
@@ -101,12 +108,12 @@ class Planned:
 
     @property
     def all(self) -> float:
-        """Together."""
+        """The total processor time, in ms."""
         return self.end + self.commit + self.tasks
 
 
 class Planner:
-    """A query that has read a record of each shard, whose loop goes on only between its batches."""
+    """A query that has read a record of each shard. Its lease loop runs only between batches."""
 
     def __init__(self) -> None:
         self.stream = Orders({key: ["first"] for key in FIRST})
@@ -122,15 +129,15 @@ class Planner:
         raise AssertionError("not all shards were read in time")
 
     def batch(self, end: dict[str, object]) -> None:
-        """Have it done."""
+        """Commit the previous batch, and plan the batch up to this end."""
         if end != self.offset:
             self.reader.commit(self.offset)
             self.reader.partitions(self.offset, end)
             self.offset = end
 
     def planned(self, moved: int) -> Planned:
-        """Bring a record to so many shards, have them read, and plan."""
-        assert self.reader._run is not None  # noqa: SLF001  which Spark does not see
+        """Put a record into `moved` shards, let the loop read the records, and plan a batch."""
+        assert self.reader._run is not None  # noqa: SLF001  internal state
         loop = self.reader._run._loop  # noqa: SLF001  as above
         assert isinstance(loop, Stepped)
         for key in DRAW.sample(sorted(FIRST), moved):
@@ -152,14 +159,14 @@ class Planner:
 
 
 def spent(work: Callable[[], object]) -> float:
-    """Processor time in ms."""
+    """Return the processor time of `work`, in ms."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1000
 
 
 def main() -> int:
-    """Print both; 1 where a bar is not met."""
+    """Print both tables, and return 1 if a limit is not met."""
     good = True
     print(f"{SHARDS} quiet shards: bytes of an offset  {'a line each':>12}{'packed':>9}")
     for name, number in (

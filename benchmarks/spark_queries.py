@@ -1,14 +1,15 @@
-"""Two queries on one lease table: what each spends on a row, and that every row is in exactly one of them.
+"""Measures two Spark queries that share a lease table: their cost per row, and that each row is read exactly once.
 
     python benchmarks/spark_queries.py [costs|rows]
 
-First come the processes that read. Each is called as Spark calls it, as in `spark_runner.py`, over a server that
-answers at once. It is measured alone, and then two share the same eight shards. Processor time per row does not depend
-on what else runs here, so if it stays as it is alone, two queries read twice as much.
+First, it measures the processes that read for a query. They are called as Spark would call them, as in
+`spark_runner.py`, and read from a local server that responds immediately. One such process reads alone, and then two
+share the same eight shards. The processor time per row does not depend on other load on the machine. If it is the same
+in both cases, two queries can read twice as many rows.
 
-Then two applications write Parquet files from a stream of eight shards, to which rows are put all the time. The second
-starts in the middle, and takes half of the shards. The rows of all finished batches are compared with those that were
-sent. It ends with 1 if a row is lost or is there twice, or if a query read nothing.
+Then, two applications write Parquet files from a stream of eight shards to which rows are put continuously. The second
+application starts later, and takes half of the shards. The rows in all finished batches are compared with the rows that
+were sent. The exit status is 1 if a row is lost or duplicated, or if a query has read nothing.
 """
 
 import json
@@ -36,13 +37,13 @@ from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, client, services
 
 SETTLE_SECONDS = 20.0
-"""How long two queries have to share the shards before they are measured."""
+"""The time that two queries have to divide the shards before the measurement starts."""
 SHARDS, PUTS, PUT_ROWS, ROW_BYTES = 8, 300, 100, 100
 PAUSE_SECONDS, WAIT_SECONDS = 0.2, 900.0
 
 
 def settled(work: Callable[[], int]) -> Spent:
-    """Work until the shards are shared, and then measure."""
+    """Run `work` until the shards are divided, and then measure it."""
     began = time.monotonic()
     while time.monotonic() - began < SETTLE_SECONDS:
         work()
@@ -50,14 +51,14 @@ def settled(work: Callable[[], int]) -> Spent:
 
 
 def read(endpoint: str, folder: str) -> None:
-    """Be the process that reads for one query, and print what was spent."""
+    """Run the process that reads for one query, and print its cost."""
     os.environ.update(ENVIRONMENT)
     spent = carried(endpoint, Path(folder), "fetch", settled)
     print(json.dumps([spent.rows, spent.processor_seconds, spent.seconds]))
 
 
 def shared(count: int) -> list[Spent]:
-    """Return what each of so many queries spends that share the shards."""
+    """Return the cost of each of `count` queries that share the shards."""
     with as_installed() as path, served(LOADS[0]) as endpoint, tempfile.TemporaryDirectory() as folder:
         command = (sys.executable, __file__, "--read", endpoint, folder)
         env = os.environ | {"PYTHONPATH": str(path)}
@@ -66,7 +67,7 @@ def shared(count: int) -> list[Spent]:
 
 
 def application(stream: str, endpoint: str, folder: str, name: str) -> None:
-    """Be an application that writes the rows of its shards into files."""
+    """Run an application that writes the rows of its shards to files."""
     options = {
         "kinesis.streamName": stream,
         "kinesis.endpointUrl": endpoint,
@@ -84,7 +85,7 @@ def written(folder: Path, name: str) -> list[str]:
     """Return the rows in the finished batches of an application, without their padding."""
     lines = set[str]()
     for log in folder.glob(f"{name}/_spark_metadata/[0-9]*"):
-        with suppress(FileNotFoundError):  # a later log has its lines, too
+        with suppress(FileNotFoundError):  # a later log contains the lines of this one, too
             lines.update(log.read_text().splitlines()[1:])
     paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
     tables = [pq.read_table(path, columns=["data"]) for path in paths]
@@ -92,7 +93,7 @@ def written(folder: Path, name: str) -> list[str]:
 
 
 def judged() -> tuple[int, list[int], int, int]:
-    """Return how many rows were sent, how many each query has, and how many are lost and are there twice."""
+    """Return the number of rows sent, those read by each query, the number lost, and the number of duplicates."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kinesis, _ = stack.enter_context(services())
@@ -103,7 +104,7 @@ def judged() -> tuple[int, list[int], int, int]:
             stack.callback(child.kill)
             return child
 
-        # Aggregate rows: the stand-in's work for a record grows with what its shard holds.
+        # Rows are aggregated, because the stand-in's cost of a record grows with the number of records in the shard.
         to = stack.enter_context(closing(client(kinesis)))
         producer = stack.enter_context(Producer(to, stream.name, Settings(share=16.0, linger_seconds=0.2)))
         children, sent, writings = [begin("one")], list[str](), list[RecordFuture]()
@@ -129,7 +130,7 @@ def judged() -> tuple[int, list[int], int, int]:
 
 
 def main() -> int:
-    """Print both tables; 1 if a row is lost or twice."""
+    """Print both tables, and return 1 if a row is lost or duplicated."""
     os.environ.update(ENVIRONMENT)
     wanted = sys.argv[1:] or ["costs", "rows"]
     for count in (1, 2) if "costs" in wanted else ():

@@ -1,15 +1,17 @@
-"""How many rows the one process that reads for a Spark query can carry, by what it spends on each.
+"""Measures the processor time per row in the process that reads for a Spark query, which limits its rate of rows.
 
     python benchmarks/spark_runner.py
 
-A server in another process answers GetRecords at once with as much as one request may bring; the reader is
-called as Spark calls it, for eight shards, without the pause between requests that the service asks for; where it
-subscribes (enhanced fan-out), the server sends events as large as those answers, one after the other. What
-counts is processor time per row: of how many rows a second it is enough for depends on the processor alone, and
-not on what else runs here. The peer is a bare loop of the same client's GetRecords in the same run. The codec is
-compiled, as in a wheel. It ends with 1 where a row of 1 KB costs more than 5 us, less than 200 MB/s for a processor.
-Last comes a stream of 1,000 shards on which nothing is put, at the usual pace: how long it takes to open them, and the
-share of a processor that they take from then on, that of the threads which ask beside it.
+A local server in another process responds to GetRecords immediately, with the maximum amount of data. The reader is
+called as Spark would call it, for eight shards, and without the pauses between requests that the service requires. With
+enhanced fan-out, the server sends events of the same size without pauses.
+
+The result is the processor time per row. The possible number of rows per second depends only on this time and not on
+other load on the machine. A loop over GetRecords with the same client is measured for comparison. The codec is compiled
+as in a wheel. The exit status is 1 if a row of 1 KB costs more than 5 µs, which means less than 200 MB/s per core.
+
+Finally, a stream with 1,000 empty shards is read at the usual pace. The results are the time to open all shards, the
+fraction of a core that is used after that, and the part of this fraction that the polling threads use.
 """
 
 import json
@@ -59,10 +61,7 @@ FAN_OUT = {
 
 @frozen
 class Load:
-    """What one answer holds.
-
-    rows   user records, of `size` bytes each; `in_one` of them in one Kinesis record
-    """
+    """The contents of a response: `rows` user records of `size` bytes, with `in_one` of them in each Kinesis record."""
 
     name: str
     rows: int
@@ -70,9 +69,11 @@ class Load:
     in_one: int = 1
 
     def bodies(self, **next_one: str) -> dict[str, bytes]:
-        """The body of an answer or an event in both forms, with the place of the number's variable part marked.
+        """Return the body of a response or an event, in CBOR and in JSON.
 
-        next_one  how reading goes on: an answer names an iterator, an event a number
+        It contains a placeholder for the part of sequence numbers that changes.
+
+        next_one  the field with the next position: an iterator in a response, or a sequence number in an event
         """
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()
@@ -96,7 +97,7 @@ LOADS = (
 
 
 def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve requests until the process is terminated."""
     bodies = load.bodies(NextShardIterator=f"shard {PLACE.decode()}")
     events = load.bodies(ContinuationSequenceNumber=f"1{PLACE.decode()}9999")
     begins = [2**128 * number // shard_count for number in range(shard_count + 1)]
@@ -123,7 +124,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                 self._say(form, self._answer(wanted, asked, form))
 
         def _send(self, form: str, body: bytes) -> None:
-            """Events until the reader goes; of a reader that takes none, as many as its connection holds."""
+            """Send events until the client closes the connection. If it does not read, this blocks."""
             self.send_response(200)
             self.send_header("Content-Type", "application/vnd.amazon.eventstream")
             self.send_header("Transfer-Encoding", "chunked")
@@ -140,7 +141,8 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                 number = int(asked["ShardIterator"].rpartition(" ")[2])
                 return bodies[form].replace(PLACE, b"%010d" % (number + 1))
             if wanted == "GetShardIterator":
-                # A number is 1, an answer in ten digits, and a record of it. An iterator begins with that answer.
+                # A sequence number consists of a 1, ten digits for the response, and the record's number in it. The
+                # iterator starts with that response.
                 number = asked.get("StartingSequenceNumber", "")
                 begins = int(number[1:11]) - 1 if number else 0
                 return json.dumps({"ShardIterator": f"shard {begins}"}).encode()
@@ -154,7 +156,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -164,7 +166,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
 
 @frozen
 class Spent:
-    """What a number of rows took: processor time of this process, and time by the clock."""
+    """The processor time of this process, and the elapsed time, for a number of rows."""
 
     rows: int
     processor_seconds: float
@@ -172,12 +174,12 @@ class Spent:
 
     @property
     def micros(self) -> float:
-        """Microseconds of processor time for a row."""
+        """The processor time per row, in microseconds."""
         return self.processor_seconds / self.rows * 1e6
 
 
 def measured(work: Callable[[], int]) -> Spent:
-    """Do it until the time is over."""
+    """Call `work` repeatedly for some seconds, and return its cost."""
     rows, began, spent = 0, time.monotonic(), time.process_time()
     while time.monotonic() - began < SECONDS:
         rows += work()
@@ -185,7 +187,7 @@ def measured(work: Callable[[], int]) -> Spent:
 
 
 def bare(endpoint: str, load: Load) -> Spent:
-    """The AWS client alone: records are received, and nothing is made of them."""
+    """Measure the AWS client alone, which receives records without further processing."""
     client = reading_client("eu-west-1", endpoint)
     at = ["shard 0"]
 
@@ -199,7 +201,7 @@ def bare(endpoint: str, load: Load) -> Spent:
 
 
 def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
-    """What Spark makes of these options."""
+    """Return the reader that Spark would create with these options."""
     reader = KinesisLeased(
         {
             "kinesis.streamName": "s",
@@ -216,8 +218,8 @@ def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
 
 
 def at_rest(endpoint: str, folder: Path) -> str:
-    """What a query takes of whose shards none has anything: to open all, and then of a processor."""
-    # Longer leases than by default: on a busy machine one file could not have 1,000 of them confirmed in time.
+    """Measure a query whose shards have no records, and describe the time to open them and the later processor time."""
+    # Leases are longer than by default, because a busy machine may not renew 1,000 of them in one file in time.
     reader = reader_of(endpoint, f"sqlite:///{folder}/rest.db", **{"lease.durationMs": "60000"})
     start, begun = reader.initialOffset(), time.monotonic()
 
@@ -235,7 +237,7 @@ def at_rest(endpoint: str, folder: Path) -> str:
     try:
         look()
         opened = time.monotonic()
-        look(opened + QUIET_SECONDS)  # the pauses between two requests grow to their longest
+        look(opened + QUIET_SECONDS)  # until the pauses between requests have reached their maximum
         began, spent, asked = time.monotonic(), time.process_time(), asking()
         look(began + QUIET_SECONDS)
         passed = time.monotonic() - began
@@ -253,7 +255,10 @@ def carried(
     *,
     more: Mapping[str, str] = POLLING,
 ) -> T:
-    """A reader as Spark calls it: plan, make tasks, have another process fetch their rows, commit."""
+    """Measure a reader by the calls that Spark makes: it plans a batch, creates tasks, and commits the batch.
+
+    Another process fetches the rows of the tasks.
+    """
     store = f"sqlite:///{folder}/{transport}-{len(more)}.db"
     reader = reader_of(endpoint, store, **{"lease.transport": transport, **more})
     reader._source_spec = evolve(reader._source_spec, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
@@ -269,7 +274,7 @@ def carried(
             return 0
         if start["n"]:
             reader.commit(start)
-        assert reader._run is not None  # noqa: SLF001  only there does it stand before the executors read it
+        assert reader._run is not None  # noqa: SLF001  only internal state has rows that no executor has read
         rows = reader._run._plans[end["n"]].rows.values()  # noqa: SLF001
         parts = reader.partitions(start, end)
         if transport == "fetch":
@@ -288,7 +293,7 @@ def carried(
 
 
 def execute(asked: Any, done: Any) -> None:  # noqa: ANN401  queues
-    """Read the rows of tasks and drop them."""
+    """Fetch the rows of tasks, and drop them."""
     while True:
         for part in asked.get():
             for _ in read(part):
@@ -297,7 +302,7 @@ def execute(asked: Any, done: Any) -> None:  # noqa: ANN401  queues
 
 
 def main() -> int:
-    """Measure in a process of its own, which finds the packages as a wheel carries them."""
+    """Measure in a separate process, with the packages compiled as in a wheel."""
     if sys.argv[1:] == ["--here"]:
         return measured_here()
     with as_installed() as path:
@@ -306,8 +311,8 @@ def main() -> int:
 
 
 def measured_here() -> int:
-    """Print a table; 1 where the bar is not met."""
-    # A reader ends this process when it hears of a SIGTERM, and by a fork it would hear of those of others.
+    """Print a table, and return 1 if the limit is not met."""
+    # A reader ends its process on SIGTERM. With fork, it would also notice the SIGTERM of a child process.
     multiprocessing.set_start_method("spawn")
     os.environ.update(ENVIRONMENT)
     good = True
@@ -329,7 +334,7 @@ def measured_here() -> int:
 
 @contextmanager
 def served(load: Load, shard_count: int = SHARDS) -> Iterator[str]:
-    """The address of a server of its own, while this lasts."""
+    """Serve a stream in a separate process until the block ends, and yield its URL."""
     ports: multiprocessing.Queue[int] = multiprocessing.Queue()
     server = multiprocessing.Process(target=serve, args=(load, ports, shard_count), daemon=True)
     server.start()
@@ -341,7 +346,7 @@ def served(load: Load, shard_count: int = SHARDS) -> Iterator[str]:
 
 
 def say(load: Load, how: str, spent: Spent) -> None:
-    """One line; wall time is left out, since whoever else runs here has a part in it."""
+    """Print a line of the table. Elapsed time is left out, because it depends on other load on the machine."""
     each = spent.processor_seconds / spent.rows
     print(f"{load.name + ', ' + how:44}{each * 1e6:6.1f}{1 / each:12,.0f}{load.size / each / 1e6:8.1f}")
 

@@ -1,13 +1,13 @@
-"""What a query leaves of a cluster to others: the cores that a second application gets, or a job in another pool.
+"""Measures how many cores of a Spark cluster a streaming query leaves to a second application, or to a job in a pool.
 
     python benchmarks/spark_sharing.py [WORDS OF A CASE]
 
-A master and two workers of three cores each on this machine, and a stream of four shards in kinesis-local. A query
-reads it with the settings of a row; once it has done a batch and its executors have stood as they are for a while, six
-tasks are started by another application, or by the same one in a pool of its own (`FAIR`). A task that has begun waits,
-so that those which have begun are the cores that the second gets: they are counted, and nothing is timed. Rows come
-twenty a second ("rows all the time"), or have ended ("quiet"). Executors that are idle are given back after five
-seconds, where Spark's default is sixty.
+A master and two workers with three cores each run on this machine, and kinesis-local has a stream with four shards. A
+query reads the stream with the settings of a row of the table. When it has finished a batch, and the number of its
+executors has been constant for a while, six tasks are started, either by another application, or by the same one in a
+separate pool (`FAIR`). Each task waits after it has started, so the number of started tasks is the number of cores that
+the second application gets. No times are measured. There are either twenty rows per second ("rows all the time"), or no
+more rows ("quiet"). Idle executors are released after five seconds instead of Spark's default of sixty.
 """
 
 import json
@@ -37,18 +37,18 @@ WORKERS, CORES, SHARDS = 2, 3, 4
 ALL = WORKERS * CORES
 UNKNOWN = -1
 STANDS_SECONDS, NOTHING_SECONDS, WAIT_SECONDS = 30.0, 120.0, 400.0
-"""How long a count must stand; how long nothing must have begun until nothing is said to begin; for a first count."""
+"""How long a count must be constant, how long to wait for a first task to start, and how long for a first batch."""
 DYNAMIC = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.executorIdleTimeout": "5s"}
 FAIR = {"spark.scheduler.mode": "FAIR"}
 
 
 @frozen
 class Case:
-    """How the first application is set.
+    """The settings of the first application.
 
-    executor  cores of each of its executors
-    rows      whether they come all the time
-    pool      whether the second is a job of the same application
+    executor  the number of cores of each executor
+    rows      whether there are rows all the time
+    pool      whether the second application is a job of the first one
     """
 
     name: str
@@ -73,7 +73,7 @@ CASES = (
 
 
 def holding(place: str) -> Callable[[int], None]:
-    """Make the task that says it has begun, and waits until it may end."""
+    """Return the function of a task, which records its start and waits until it may end."""
 
     def hold(number: int) -> None:
         folder = Path(place)
@@ -85,15 +85,15 @@ def holding(place: str) -> Callable[[int], None]:
 
 
 def second(spark: SparkSession, folder: Path) -> None:
-    """Six tasks, in a pool of their own."""
+    """Run six tasks in a separate pool."""
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "second")
     spark.sparkContext.parallelize(range(ALL), ALL).foreach(holding(str(folder)))
 
 
 def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
-    """Read until killed; once a batch had rows, says each second how many executors there are.
+    """Run the query until it is killed. After the first batch with rows, print the number of executors each second.
 
-    It starts the six tasks, too, once there is a file "go".
+    If a file "go" appears, also start the six tasks.
     """
 
     def start() -> StreamingQuery:
@@ -104,8 +104,8 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
     while query.isActive:
         batches += any(each["numInputRows"] for each in query.recentProgress)
         if batches:
-            java = spark.sparkContext._jsc  # noqa: SLF001  Python's side has no name for it
-            sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # one is the driver
+            java = spark.sparkContext._jsc  # noqa: SLF001  there is no public name in Python
+            sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # without the driver
             sys.stdout.flush()
         if job.ident is None and (folder / "go").exists():
             job.start()
@@ -115,7 +115,7 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
 
 
 def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
-    """The cores that the first holds, and those that the second gets."""
+    """Return the number of cores of the first application, and the number that the second gets."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stream = stack.enter_context(closing(Stream(kinesis, folder.name, SHARDS)))
@@ -125,7 +125,7 @@ def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
             "kinesis.region": ENVIRONMENT["AWS_DEFAULT_REGION"],
             "kinesis.startingPosition": "TRIM_HORIZON",
             "lease.store": f"sqlite:///{folder}/leases.db",
-            "lease.cores": str(ALL),  # of dynamic allocation there is nothing to count when a query starts
+            "lease.cores": str(ALL),  # with dynamic allocation, there are no cores to count when a query starts
         }
         stack.enter_context(fed(kinesis, stream.name, on=case.rows))
         given = {"settings": {"spark.executor.cores": str(case.executor), **case.settings}, "options": options}
@@ -146,7 +146,7 @@ def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
 
 
 def stood(look: Callable[[], int], reads: Child, *, most: int | None = None) -> int:
-    """What is seen once it is known and has stood for long enough, or is the most there can be."""
+    """Return the result of `look` when it has been constant for long enough, or has reached its maximum."""
     began, seen, since = time.monotonic(), look(), time.monotonic()
     long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if most else STANDS_SECONDS}
     while seen != most and time.monotonic() - since < long_enough.get(seen, STANDS_SECONDS):
@@ -162,7 +162,7 @@ def stood(look: Callable[[], int], reads: Child, *, most: int | None = None) -> 
 
 @contextmanager
 def child(role: str, master: str, folder: Path, given: Mapping[str, Any]) -> Iterator[Child]:
-    """This file as an application, killed in the end."""
+    """Run this file as an application, and kill it at the end of the block."""
     found = Child(role, (__file__, role, master, str(folder), json.dumps(given)), folder)
     try:
         yield found
@@ -172,7 +172,7 @@ def child(role: str, master: str, folder: Path, given: Mapping[str, Any]) -> Ite
 
 @contextmanager
 def fed(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
-    """Twenty rows, and where it goes `on` as many each second."""
+    """Put twenty rows, and if `on`, as many each second until the end of the block."""
     ended = Event()
     rows = [(str(number), b"row") for number in range(20)]
 
@@ -192,7 +192,7 @@ def fed(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
 
 
 def application(role: str, master: str, place: str, given: str) -> None:
-    """Be one of the two."""
+    """Run one of the two applications."""
     told = json.loads(given)
     settings = {"spark.executor.memory": "512m", **told["settings"]}
     with spark_session(java=SOON, master=master, settings=settings) as spark:
@@ -203,7 +203,7 @@ def application(role: str, master: str, place: str, given: str) -> None:
 
 
 def main() -> int:
-    """Print a row for each case."""
+    """Measure each case, and print a row for it."""
     if sys.argv[1:2] in (["first"], ["second"]):
         application(*sys.argv[1:])
         return 0

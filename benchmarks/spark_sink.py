@@ -1,11 +1,11 @@
-"""What writing a frame into Kinesis costs: our sink beside `foreachPartition` with boto3's put_records.
+"""Compares the cost of writing a DataFrame to Kinesis with our sink and with boto3's put_records in each partition.
 
     python benchmarks/spark_sink.py [--rounds 3]
 
-One session of Spark on two cores of this machine, the packages as in a wheel; a server in a process of its own answers
-at once on loopback, and takes as much as comes. Both write the same frame, in turn, of records of 100 B and of 1 KB.
-Judged is processor time of all of Spark's and Python's processes, without the server's and without Java's time for
-compiling itself. The sink of awslabs is not here: no option of it names an endpoint, so it writes to Amazon's alone.
+Spark runs on two cores of this machine, with the packages compiled as in a wheel. A local server in a separate process
+responds immediately and accepts all records. Both sides take turns to write the same DataFrame, with records of 100 B
+and of 1 KB. The result is the processor time of all Spark and Python processes, without that of the server and without
+Java's JIT compilation. The sink of awslabs is not measured, because it has no option for an endpoint.
 """
 
 import argparse
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 MEGABYTES = 40
 SIZES = {"100 B": 100, "1 KB": 1000}
 REQUEST_ROWS = 500
-"""As many as one request of PutRecords takes."""
+"""The maximum number of records in a PutRecords request."""
 
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": REGION}
 
 
 def by_boto3(frame: "DataFrame", url: str) -> None:
-    """What is written where there is no sink."""
+    """Write the DataFrame with boto3, as one would without a sink."""
 
     def put(rows: Iterable["Row"]) -> None:
         import boto3  # noqa: PLC0415  in the task's process
@@ -58,7 +58,7 @@ def by_boto3(frame: "DataFrame", url: str) -> None:
 
 
 def by_ours(frame: "DataFrame", url: str) -> None:
-    """Our sink, at ten times the rate of a shard, as much as it may be told."""
+    """Write the DataFrame with our sink, at ten times the rate limit of a shard, which is the maximum setting."""
     options = {"streamName": STREAM, "region": REGION, "endpointUrl": url, "sharePercent": "1000"}
     told = {f"kinesis.{name}": value for name, value in options.items()}
     frame.write.format("kinesis-leased").options(**told).mode("append").save()
@@ -68,7 +68,7 @@ CONTENDERS: dict[str, Callable[["DataFrame", str], None]] = {"boto3": by_boto3, 
 
 
 def processor_seconds(work: Callable[[], None]) -> float:
-    """Of Spark's and Python's processes, while this is done."""
+    """Return the processor time of the Spark and Python processes during `work`."""
     before = _seconds()
     work()
     return _seconds() - before
@@ -77,7 +77,7 @@ def processor_seconds(work: Callable[[], None]) -> float:
 def _seconds() -> float:
     served_seconds = 0.0
     for server in multiprocessing.active_children():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
             served_seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return sum(seconds for part, seconds in spent().items() if part != COMPILING) - served_seconds
@@ -90,7 +90,7 @@ def main() -> None:
     rounds: int = asked.parse_args().rounds
     os.environ |= ACCOUNT
     with as_installed() as installed, served(Load("one row", 1, 100)) as url:
-        os.environ["PYTHONPATH"] = str(installed)  # of Spark's workers
+        os.environ["PYTHONPATH"] = str(installed)  # for Spark's workers
         with spark_session() as spark:
             print(f"MB a second of processor time; load {os.getloadavg()[0]:.1f}, medians of {rounds} rounds in turn")
             print(f"| records of | {' | '.join(CONTENDERS)} | of boto3 |\n|{'---|' * (2 + len(CONTENDERS))}")

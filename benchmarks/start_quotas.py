@@ -1,10 +1,11 @@
-"""How long a fleet that starts at one moment waits for Kinesis's quotas, before it reads its shards.
+"""Measures how long a fleet whose workers all start at the same time is delayed by the quotas of Kinesis.
 
     python benchmarks/start_quotas.py [--workers 10,100,1000] [--each 10] [--seed 1]
 
-Virtual time, so that the figures are the same on each machine. The source is the real one, with the waits of a worker
-(C15), of a reading that fails, and of botocore's one repetition. The service refuses what exceeds
-its quotas: 20 requests a second of DescribeStreamSummary for an account, 1,000 of ListShards for a stream.
+The benchmark runs under virtual time, so its results are the same on all machines. The source is the real one. Workers
+wait as rule C15 requires, and after failed reads, and botocore retries each request once. The simulated service rejects
+requests above its quotas, which are 20 requests per second for DescribeStreamSummary per account, and 1,000 requests
+per second for ListShards per stream.
 """
 
 import argparse
@@ -40,7 +41,7 @@ SUMMARY = {
 
 @define
 class Quota:
-    """So many requests a second, and at one moment no more than that."""
+    """A quota of requests per second, which is also the largest possible burst."""
 
     per_second: float
     left: float = field(init=False)
@@ -51,7 +52,7 @@ class Quota:
         return self.per_second
 
     def takes(self, now: float) -> bool:
-        """Whether one more is served."""
+        """Count a request, and return whether it is within the quota."""
         self.left = min(self.per_second, self.left + (now - self.at) * self.per_second)
         self.at = now
         served = self.left >= 1
@@ -61,7 +62,7 @@ class Quota:
 
 @define
 class Service:
-    """The account's Kinesis: what it was asked, and what it refused."""
+    """The simulated Kinesis of an account, with its numbers of requests and rejections."""
 
     tasks: Tasks
     draw: random.Random
@@ -73,12 +74,12 @@ class Service:
     refused: Counter[str] = field(factory=Counter)
 
     def describe_stream_summary(self, **_question: object) -> Any:  # noqa: ANN401  as boto3's
-        """The summary."""
+        """Return the summary of the stream."""
         self._served("DescribeStreamSummary")
         return SUMMARY
 
     def list_shards(self, **question: object) -> Any:  # noqa: ANN401  likewise
-        """A page of a listing of no shards: only its requests count."""
+        """Return a page of a listing. It contains no shards, because only the number of requests matters."""
         self._served("ListShards")
         page = int(str(question.get("NextToken", 0))) + 1
         more = {"NextToken": str(page)} if page * PAGE_SIZE < self.shards else {}
@@ -97,14 +98,17 @@ class Service:
 
 
 def worker(tasks: Tasks, service: Service, name: str, each: int, opened: list[float]) -> None:
-    """One worker: it lists, says which stream it is, and opens its shards; `opened` gets the time of each."""
+    """Simulate a worker that lists the shards, identifies the stream, and opens its shards.
+
+    The time when each shard was opened is added to `opened`.
+    """
     tasks.sleep(start_seconds(name, Config()))
     source = KinesisSource(service, "orders", clock=lambda: tasks.now)  # type: ignore[arg-type]  # it stands in for one
     try:
         source.shards()
         source.incarnation()
     except SourceUnavailable:
-        pass  # asked again at its next listing; its leases are taken, and opened, meanwhile
+        pass  # retried at its next listing; meanwhile it takes its leases and opens their shards
     for number in range(each):
         tasks.start(partial(_opens, tasks, service, source, Lease(f"{name}-{number}"), opened))
 
@@ -122,7 +126,7 @@ def _opens(tasks: Tasks, service: Service, source: KinesisSource, lease: Lease, 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print a line for each size of the fleet."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--workers", default="10,100,1000", help="sizes of the fleet, with commas between them")
     options.add_argument("--each", type=int, default=10, help="shards of a worker")

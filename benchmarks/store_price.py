@@ -1,6 +1,6 @@
-"""What a store of leases costs in a month: the simulator's requests of a fleet whose shards never rest, times prices.
+"""Computes the monthly price of a lease store, from the requests of a simulated fleet whose shards are always busy.
 
-`python benchmarks/store_price.py` prints what docs/choosing-a-store.md shows; every price and size is an option.
+`python benchmarks/store_price.py` prints the table in docs/choosing-a-store.md. All prices and sizes are options.
 """
 
 from math import ceil
@@ -22,49 +22,57 @@ DYNAMODB, S3, GCS = (LIST_PRICES[scheme] for scheme in ("dynamodb", "s3", "gcs")
 
 @frozen
 class Bill:
-    """Requests a second, by what they are billed as."""
+    """The number of requests per second, by the category in which they are billed."""
 
     writes: float
     lists: float
     reads: float
 
     def month(self, write_price: float, read_price: float) -> float:
-        """US$ of 730 hours, at prices of a million; listings of objects are priced as writes."""
+        """Return the price of 730 hours in US$, from prices per million. Listings of objects are billed as writes."""
         return MONTH * ((self.writes + self.lists) * write_price + self.reads * read_price) / MILLION
 
 
 def dynamodb(requests: "Requests") -> Bill:
-    """Units: a write is one for a row, a listing half a unit for 4 KB, a row by its key one."""
+    """Return the capacity units: one per write, half a unit per 4 KB of a listing, and one per row read by key."""
     units = requests.scanned * ROW_BYTES / UNIT_BYTES / 2 + requests.fetched
     return Bill(requests.writes + requests.checkpoints, 0, units)
 
 
 def s3(requests: "Requests") -> Bill:
-    """A checkpoint is two objects; a look is three listings of 1,000 objects, and a read of each that changed."""
+    """Return the requests to S3.
+
+    A checkpoint writes two objects. A read of the table is three listings, with 1,000 objects per page, and a read of
+    each object that has changed.
+    """
     looks = requests.lists * 3 * ceil(requests.leases / 1000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.scanned + requests.fetched)
 
 
 def azure(requests: "Requests") -> Bill:
-    """A checkpoint is two blobs; a look is three listings of 5,000 blobs, which bring all that was noted."""
+    """Return the requests to Azure Blob Storage.
+
+    A checkpoint writes two blobs. A read of the table is three listings, with 5,000 blobs per page. They contain the
+    metadata, so changed blobs need not be read.
+    """
     looks = requests.lists * 3 * ceil(requests.leases / 5000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
 
 
 def google(requests: "Requests") -> Bill:
-    """Likewise, with listings of 1,000 objects."""
+    """Return the requests to Google Cloud Storage. They are like those to Azure, but with 1,000 objects per page."""
     looks = requests.lists * 3 * ceil(requests.leases / 1000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
 
 
 def postgres(requests: "Requests") -> Bill:
-    """A statement each; none is billed, but the server that answers them."""
+    """Return the statements to PostgreSQL. They are not billed, but the server is."""
     return Bill(requests.writes + requests.checkpoints, requests.lists, requests.fetched)
 
 
 @frozen
 class Requests:
-    """Of a whole fleet in a second: rows scanned by listings and rows fetched by key are counted by themselves."""
+    """The requests of a whole fleet per second. `scanned` counts rows in listings, and `fetched` rows read by key."""
 
     leases: int
     writes: float
@@ -75,7 +83,10 @@ class Requests:
 
 
 def counted(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
-    """Of `seconds` of a fleet at rest that reads, less those of its beginning, when everybody looks for the others."""
+    """Return the requests of a fleet at rest that reads its shards, without those of its start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     question = SimulationQuestion(
         leases, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, dated=dated
     )
@@ -122,7 +133,7 @@ def main(
     azure_read: Annotated[float | None, typer.Option(help="US$ for a million reads.")] = None,
     seconds: Annotated[float, typer.Option(min=10, help="How long each fleet is watched, in virtual time.")] = 40.0,
 ) -> None:
-    """Count and print."""
+    """Count the requests, and print the table of prices."""
     sizes = {size: _sized(size) for size in fleet or ["4x2", "100x10"]}
     print(f"{'shards x workers':<18}{'store':<10}{'writes/s':>10}{'listings/s':>12}{'reads/s':>10}{'US$ a month':>13}")
     for size, (leases, workers) in sizes.items():

@@ -1,11 +1,12 @@
-"""How long a shard goes unread when its worker is killed or stopped: ours, and the Java KCL's, on the same settings.
+"""Measures how long a shard is unread after its worker was killed or stopped, with leasehold and with the Java KCL.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/takeover.py [--lease-seconds N] [--stop] [--runs N] [FLEET ...]
 
-The workers of a fleet, as `ours,ours` or `3.5.1,ours`, share four shards that are written to all the time; the last
-one is killed (SIGKILL), or told to stop (SIGTERM). A KCL's version with -2x is in its 2.x-compatible mode. Told are
-seconds from the signal on, of each shard that was the lost worker's: until its lease was `free` of that owner, was
-`owned` by another, and until another was handed a record of it (`read`): least, median, most.
+The workers of a fleet, such as `ours,ours` or `3.5.1,ours`, share four shards to which records are put continuously.
+All have the same lease duration. The last worker is killed (SIGKILL) or stopped (SIGTERM). A KCL version with the
+suffix -2x runs in its 2.x-compatible mode. For each shard of the lost worker, three times after the signal are
+measured: until its lease no longer had that owner (`free`), until it had another owner (`owned`), and until another
+worker dispatched a record (`read`). The minimum, median and maximum are printed.
 """
 
 import argparse
@@ -32,11 +33,11 @@ from leasehold_lab.standins.services import kinesis_local
 FLEETS = ("ours,ours", "2.7.2,2.7.2", "3.5.1,3.5.1", "ours,2.7.2", "2.7.2,ours", "ours,3.5.1", "3.5.1,ours")
 
 Spans = dict[str, list[float]]
-"""Seconds by what was waited for."""
+"""The measured times in seconds, by event."""
 
 
 def join(fleet: Mixed, kind: str, number: int) -> str:
-    """Start a worker of this kind and wait until it has its share; its name."""
+    """Start a worker of this kind, wait until it has its share of the leases, and return its name."""
     name = f"{kind}-{number}"
     if kind == "ours":
         fleet.stage.join(name)
@@ -49,7 +50,7 @@ def join(fleet: Mixed, kind: str, number: int) -> str:
 
 
 def lose(fleet: Mixed, lost: str, spans: Spans, *, stop: bool) -> None:
-    """Kill or stop it, and wait until others read its shards."""
+    """Kill or stop a worker, and wait until other workers read its shards."""
     stage = fleet.stage
     shards = {lease.shard for lease in stage.leases if lease.owner == lost and not lease.ended}
     going: Child | None = None
@@ -72,7 +73,7 @@ def lose(fleet: Mixed, lost: str, spans: Spans, *, stop: bool) -> None:
 
 
 def note(stage: Stage, lost: str, seen: dict[str, dict[str, float]]) -> None:
-    """What the table and the others have said since, by shard."""
+    """Record, for each shard, the times at which the table and other workers showed an event."""
 
     def first(name: str, shard: str, t: float) -> None:
         if shard in seen[name]:
@@ -89,23 +90,23 @@ def note(stage: Stage, lost: str, seen: dict[str, dict[str, float]]) -> None:
 
 
 def run(fleet: Mixed, kinds: list[str], spans: Spans, *, stop: bool) -> None:
-    """One run, on leases that are there already: how a table comes to be is another matter."""
+    """Run a fleet once. Its leases exist from the start, so that their creation is not measured."""
     for shard in fleet.stage.stream.shards():
         fleet.stage.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     names = [join(fleet, kind, number) for number, kind in enumerate(kinds)]
-    fleet.stage.pause(2 + time.time() % 4)  # wherever in its rounds everybody happens to be
+    fleet.stage.pause(2 + time.time() % 4)  # so that the signal comes at a random time in the workers' cycles
     lose(fleet, names[-1], spans, stop=stop)
 
 
 def told(spans: Spans) -> str:
-    """Least, median and most of each."""
+    """Format the minimum, median and maximum of each time."""
     return "".join(
         f"   {name} {min(values):4.1f} {median(values):4.1f} {max(values):4.1f}" for name, values in spans.items()
     )
 
 
 def main() -> int:
-    """Run each fleet, and print a line of it."""
+    """Run each fleet, and print a line for it."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--lease-seconds", type=int, default=3, help="Java's failoverTimeMillis too (%(default)s)")
     options.add_argument("--stop", action="store_true", help="SIGTERM in place of SIGKILL")

@@ -1,4 +1,4 @@
-"""A Kinesis that says the same to every question, at once and in the form asked for; a table of DynamoDB likewise."""
+"""Local servers in place of Kinesis and DynamoDB, which return prepared responses immediately."""
 
 import base64
 import json
@@ -20,16 +20,16 @@ from leasehold.balancer.model import HASH_KEYS
 CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/canned"
 FIRST = 49680464258228814498658494596102438859221974134693
-"""The first digits of each sequence number of an answer."""
+"""The first digits of the sequence numbers in a response."""
 NEXT = "n" * 200  # about as long as a real iterator
 
 
 @frozen
 class Load:
-    """What one answer holds.
+    """The contents of a response.
 
-    records  Kinesis records, of `size` bytes each
-    users    user records of 100 bytes in each of them; 0: they are no aggregates
+    records  the number of Kinesis records, of `size` bytes each
+    users    the number of user records of 100 bytes in each, or 0 if they are not aggregates
     """
 
     name: str
@@ -39,12 +39,12 @@ class Load:
 
     @property
     def rows(self) -> int:
-        """User records of an answer."""
+        """The number of user records in a response."""
         return self.records * (self.users or 1)
 
 
 def rows_of(load: Load) -> list[dict[str, Any]]:
-    """The records of an answer, in the form of CBOR."""
+    """Return the records of a response, with values as in CBOR."""
     data = b""
     if load.users:
         aggregate = Aggregate(load.size)
@@ -64,7 +64,7 @@ def rows_of(load: Load) -> list[dict[str, Any]]:
 
 
 def forms_of(told: dict[str, Any]) -> dict[str, bytes]:
-    """The same in both forms."""
+    """Return the response encoded as CBOR and as JSON."""
     rows = [
         {
             **row,
@@ -77,7 +77,7 @@ def forms_of(told: dict[str, Any]) -> dict[str, bytes]:
 
 
 def frame(event: str, content_type: str, payload: bytes) -> bytes:
-    """One message of an event stream."""
+    """Return an encoded message of an event stream."""
     fields = {":message-type": "event", ":event-type": event, ":content-type": content_type}
     headers = b"".join(
         pack(">B", len(each)) + each.encode() + pack(">BH", 7, len(text)) + text.encode()
@@ -89,7 +89,7 @@ def frame(event: str, content_type: str, payload: bytes) -> bytes:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """A connection to the Kinesis server."""
 
     protocol_version = "HTTP/1.1"
     answers: dict[str, bytes]
@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def _send(self, form: str) -> None:
-        """Events without end."""
+        """Send events until the client closes the connection."""
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.amazon.eventstream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -160,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve a Kinesis stream until the process is terminated."""
     told: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
     Handler.answers = forms_of({**told, "NextShardIterator": NEXT, "ChildShards": None})
     Handler.events = forms_of({**told, "ContinuationSequenceNumber": told["Records"][-1]["SequenceNumber"]})
@@ -175,7 +175,7 @@ def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa:
 
 
 def served(load: Load) -> AbstractContextManager[str]:
-    """The address of a stream, until the block ends."""
+    """Serve a stream in a separate process until the block ends, and yield its URL."""
     return _served(serve, load)
 
 
@@ -193,7 +193,7 @@ def _served(work: Callable[..., None], told: object) -> Iterator[str]:
 
 
 class TableHandler(BaseHTTPRequestHandler):
-    """One connection to a table that answers each kind of question with the same bytes."""
+    """A connection to the DynamoDB server."""
 
     protocol_version = "HTTP/1.1"
     answers: dict[str, bytes]
@@ -214,11 +214,11 @@ class TableHandler(BaseHTTPRequestHandler):
 
 
 def serve_table(answers: dict[str, bytes], ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve a DynamoDB table until the process is terminated."""
     TableHandler.answers = answers
     _answer(TableHandler, ports)
 
 
 def served_by(answers: dict[str, bytes]) -> AbstractContextManager[str]:
-    """The address of a table, until the block ends."""
+    """Serve a table in a separate process until the block ends, and yield its URL."""
     return _served(serve_table, answers)

@@ -1,14 +1,16 @@
-"""What a row costs a worker from the wire to its handler, beside boto3's own client and beside what cannot be less.
+"""Measures the cost of a row from the socket to the handler, beside boto3's client and beside a lower bound.
 
     python benchmarks/wire_speed.py [--rounds N] [--seconds N] [--only NAME]
 
-A server in another process answers at once on loopback. What counts is processor time of the reading process, medians
-over rounds in turn, so that it does not depend on what else runs here. boto3 is a bare loop of its client as it is
-made by default (for aggregates with `deaggregate` behind it, one record at a time); the limit is a socket and cbor2 and
-nothing else. Ours is a whole worker with one shard, its leases in memory, which hands over and checkpoints every batch;
-the pause between two questions for a shard, which the service asks for, is left out. The codec is compiled, as in a
-wheel, for boto3 as for ours.
-It ends with 1 where a bar is not met.
+A local server in another process responds immediately. The result is the processor time of the reading process, which
+does not depend on other load on the machine: the median of several rounds, in which the contenders take turns.
+
+- "boto3" is a loop over GetRecords of a default client. It deaggregates aggregates one record at a time.
+- "limit" is a socket and cbor2, without anything else.
+- "worker" is a complete worker with one shard and its leases in memory, which dispatches and checkpoints each batch.
+  The pause between two requests for a shard, which the service requires, is left out.
+
+The codec is compiled as in a wheel, for boto3 and for the worker. The exit status is 1 if a limit is not met.
 """
 
 import argparse
@@ -60,7 +62,7 @@ Work = Callable[[str, Load, float], float]
 
 @frozen
 class Contender:
-    """One way of reading: its name, what it does, and the one that it is compared with."""
+    """A way to read a stream. `peer` is the name of the contender that it is compared with."""
 
     name: str
     work: Work
@@ -68,7 +70,7 @@ class Contender:
 
 
 def clocked(step: Callable[[], int], seconds: float) -> float:
-    """Microseconds of processor time for a row; the first answer is not counted."""
+    """Return the processor time per row, in microseconds. The first step is not counted."""
     step()
     rows, until, began = 0, time.monotonic() + seconds, time.process_time()
     while time.monotonic() < until:
@@ -77,12 +79,12 @@ def clocked(step: Callable[[], int], seconds: float) -> float:
 
 
 def client_of(url: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
-    """A client as boto3 makes it."""
+    """Return a boto3 client with default settings."""
     return boto3.client("kinesis", region_name=REGION, endpoint_url=url, config=ClientConfig(read_timeout=30))
 
 
 def opened(row: dict[str, Any]) -> list[Record]:
-    """The user records of a row, made one by one."""
+    """Return the user records of an aggregate as `Record` objects."""
     users = deaggregate(row["Data"], row["PartitionKey"])
     number, arrived = row["SequenceNumber"], row["ApproximateArrivalTimestamp"].timestamp()
     return [
@@ -92,12 +94,12 @@ def opened(row: dict[str, Any]) -> list[Record]:
 
 
 def handled(records: Sequence[Record]) -> int:
-    """How many there are; every one is taken, as a handler takes it."""
+    """Return the number of records, after reading the data of each one as a handler does."""
     return sum(bool(record.data) for record in records)
 
 
 def bare(url: str, load: Load, seconds: float) -> float:
-    """A loop of GetRecords."""
+    """Measure a loop over GetRecords."""
     client = client_of(url)
 
     def step() -> int:
@@ -108,7 +110,7 @@ def bare(url: str, load: Load, seconds: float) -> float:
 
 
 def bare_events(url: str, _load: Load, seconds: float) -> float:
-    """A loop over the events of a subscription."""
+    """Measure a loop over the events of a subscription (enhanced fan-out)."""
     stream = client_of(url).subscribe_to_shard(
         ConsumerARN="arn:aws:kinesis:eu-west-1:000000000000:stream/canned/consumer/c:1",
         ShardId="shardId-0",
@@ -121,7 +123,7 @@ def bare_events(url: str, _load: Load, seconds: float) -> float:
 
 
 def limit(url: str, load: Load, seconds: float) -> float:
-    """A socket and cbor2; the rows stay as they come."""
+    """Measure a socket and cbor2, without any processing of the rows."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"))
     headers = {"Content-Type": CBOR, "X-Amz-Target": "Kinesis_20131202.GetRecords"}
     question = cbor2.dumps({"ShardIterator": NEXT})
@@ -134,7 +136,7 @@ def limit(url: str, load: Load, seconds: float) -> float:
 
 
 def working(url: str, _load: Load, seconds: float, options: dict[str, str]) -> float:
-    """A whole worker."""
+    """Measure a complete worker, with these options in the URL of its source."""
     pace.TIP_SECONDS = pace.BEHIND_SECONDS = 0.0
     begun: list[float] = []
     rows, worked, spent, over = 0, 0.0, 0.0, Event()
@@ -143,7 +145,7 @@ def working(url: str, _load: Load, seconds: float, options: dict[str, str]) -> f
         nonlocal rows, worked, spent
         now = time.monotonic() - (begun or [time.monotonic()])[0]
         begun.append(time.monotonic())
-        if now < STARTING_SECONDS:  # the worker makes itself at home
+        if now < STARTING_SECONDS:  # the start of the worker is not measured
             worked = time.process_time()
         elif not over.is_set():
             rows += handled(delivery.records)
@@ -163,17 +165,17 @@ def working(url: str, _load: Load, seconds: float, options: dict[str, str]) -> f
 
 
 def worker(url: str, load: Load, seconds: float) -> float:
-    """As it is by default."""
+    """Measure a worker with default options."""
     return working(url, load, seconds, {})
 
 
 def worker_json(url: str, load: Load, seconds: float) -> float:
-    """Asked for JSON."""
+    """Measure a worker that reads JSON."""
     return working(url, load, seconds, {"wire": "json"})
 
 
 def fan_out(url: str, load: Load, seconds: float) -> float:
-    """By subscription."""
+    """Measure a worker that reads by enhanced fan-out."""
     return working(url, load, seconds, {"consumer": "c"})
 
 
@@ -187,18 +189,18 @@ EVENTS = (Contender("boto3, events", bare_events), Contender("fan-out", fan_out,
 
 
 def alone(work: Callable[..., T], *args: object) -> T:
-    """What it returns in a process of its own."""
+    """Call the function in a separate process, and return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
 def codec_compiled() -> bool:
-    """Whether it is, in this process."""
+    """Return whether this process has the compiled codec."""
     return wire.COMPILED
 
 
 def measured(load: Load, rounds: int, seconds: float) -> dict[str, float]:
-    """The median of each contender, each run in a process of its own."""
+    """Return the median cost of each contender, with each run in a separate process."""
     contenders = CONTENDERS + (EVENTS if load.size == 1000 else ())
     spent: dict[str, list[float]] = {each.name: [] for each in contenders}
     with served(load) as url:
@@ -209,7 +211,7 @@ def measured(load: Load, rounds: int, seconds: float) -> dict[str, float]:
 
 
 def told(load: Load, micros: dict[str, float]) -> bool:
-    """Print a table; whether the bars are met."""
+    """Print a table, and return whether the limits are met."""
     size = load.size / (load.users or 1)
     print(
         f"\n{load.name}, {load.records} in an answer\n| | us a row | MB/s | of its peer | bar |\n|---|---|---|---|---|"
@@ -226,7 +228,7 @@ def told(load: Load, micros: dict[str, float]) -> bool:
 
 
 def main() -> None:
-    """Measure, and end with 1 where a bar is not met."""
+    """Measure. The exit status is 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -234,7 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     with as_installed() as installed:
-        sys.path.insert(0, str(installed))  # new processes take over this path, whatever PYTHONPATH says
+        sys.path.insert(0, str(installed))  # new processes inherit this path, regardless of PYTHONPATH
         codec = "compiled" if alone(codec_compiled) else "NOT compiled"
         print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, codec {codec}")
         chosen = [load for load in LOADS if load.name.startswith(options.only)]
