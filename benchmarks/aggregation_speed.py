@@ -45,8 +45,8 @@ class Shape:
     def rows(self) -> Rows:
         """Return the user records."""
         data = hashlib.sha256(self.name.encode()).digest() * (self.size // 32 + 1)
-        places = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
-        return [(f"key-{i % self.keys:06d}", places[i], data[: self.size]) for i in range(self.count)]
+        hash_keys = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
+        return [(f"key-{i % self.keys:06d}", hash_keys[i], data[: self.size]) for i in range(self.count)]
 
 
 SHAPES = (
@@ -82,7 +82,7 @@ READ_BARS = (
 WRITE_BARS = (Bar("500 x 100 B", "compiled", 2.5), Bar("50 x 1 KB", "compiled", 1.8))
 
 
-def _packed(encode: ModuleType, rows: Rows) -> bytes:
+def _pack(encode: ModuleType, rows: Rows) -> bytes:
     aggregate = encode.Aggregate(1 << 20)
     for key, hash_key, data in rows:
         aggregate.add(data, key, hash_key)
@@ -90,7 +90,7 @@ def _packed(encode: ModuleType, rows: Rows) -> bytes:
     return sealed
 
 
-def _peer_packed(rows: Rows) -> bytes:
+def _pack_with_peer(rows: Rows) -> bytes:
     aggregate = AggRecord()
     for key, hash_key, data in rows:
         aggregate.add_user_record(key, data, hash_key)
@@ -98,7 +98,7 @@ def _peer_packed(rows: Rows) -> bytes:
     return packed
 
 
-def _peer_read(data: bytes) -> int:
+def _read_with_peer(data: bytes) -> int:
     record = {
         "Data": data,
         "PartitionKey": "a",
@@ -111,7 +111,7 @@ def _peer_read(data: bytes) -> int:
     return count
 
 
-def _viewed(read: Callable[[bytes], Iterable[object]], data: bytes) -> list[object]:
+def _read_typed(read: Callable[[bytes], Iterable[object]], data: bytes) -> list[object]:
     return list(read(data))
 
 
@@ -119,13 +119,13 @@ def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, C
     """Return the functions that read an aggregate, by contender."""
     body = data[MAGIC:-DIGEST]
     contenders: dict[str, Callable[[], Any]] = {
-        "peer": lambda: _peer_read(data),
+        "peer": lambda: _read_with_peer(data),
         "ceiling": lambda: hashlib.md5(body, usedforsecurity=False).digest() == data[-DIGEST:],
     }
     for name, form in forms.items():
         read, arrow = form["decode"].deaggregate, form["arrow"].user_record_batch
         contenders[name] = partial(read, data)
-        contenders[f"{name}, typed view"] = partial(_viewed, read, data)
+        contenders[f"{name}, typed view"] = partial(_read_typed, read, data)
         contenders[f"{name}, KCL's filter"] = partial(read, data, hash_range=SHARD)
         contenders[f"{name}, Arrow"] = partial(arrow, [data] * ARROW_RECORDS)
     return contenders
@@ -133,9 +133,9 @@ def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, C
 
 def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
     """Return the functions that write an aggregate, by contender."""
-    contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _peer_packed(rows)}
+    contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _pack_with_peer(rows)}
     for name, form in forms.items():
-        contenders[name] = partial(_packed, form["encode"], rows)
+        contenders[name] = partial(_pack, form["encode"], rows)
     return contenders
 
 
@@ -149,19 +149,19 @@ def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) 
             for _ in range(repeat):
                 contender()
             seconds[name].append((time.process_time() - began) / repeat / at_once)
-    return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items()}
+    return {name: statistics.median(samples) * 1e6 for name, samples in seconds.items()}
 
 
 def lines(shape: Shape, figures: dict[str, float], bars: Iterable[Bar]) -> Iterator[tuple[str, ...]]:
     """Yield a line of the table for each contender. The last cell is the verdict."""
     for name, micros in figures.items():
-        asked = [bar for bar in bars if (bar.shape, bar.contender) == (shape.name, name)]
-        met = all(figures[bar.of] / micros >= bar.least for bar in asked)
+        shape_bars = [bar for bar in bars if (bar.shape, bar.contender) == (shape.name, name)]
+        meets_limits = all(figures[bar.of] / micros >= bar.least for bar in shape_bars)
         ceiling = f"{figures['ceiling'] / micros:.0%}" if "ceiling" in figures else ""
-        wanted = ", ".join(f"{bar.least:.0%}" if bar.of == "ceiling" else f"{bar.least} x" for bar in asked)
-        verdict = ("pass" if met else "FAIL") if asked else ""
+        limits = ", ".join(f"{bar.least:.0%}" if bar.of == "ceiling" else f"{bar.least} x" for bar in shape_bars)
+        verdict = ("pass" if meets_limits else "FAIL") if shape_bars else ""
         rate, ratio = f"{shape.count / micros:.2f}", f"{figures['peer'] / micros:.2f} x"
-        yield name, f"{micros:.1f}", rate, ratio, ceiling, wanted, verdict
+        yield name, f"{micros:.1f}", rate, ratio, ceiling, limits, verdict
 
 
 def empty_table(rounds: int) -> Table:
@@ -176,10 +176,10 @@ def empty_table(rounds: int) -> Table:
 
 def main() -> None:
     """Compare the results of all contenders, and then their times. The exit status is 1 if a limit is not met."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rounds", type=int, default=25)
-    asked.add_argument("--repeat", type=int, default=20)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--repeat", type=int, default=20)
+    options = parser.parse_args()
     table, verdicts = empty_table(options.rounds), list[str]()
     with plain_and_compiled() as forms:
         for shape in SHAPES:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from attrs import evolve, frozen
-from session_requests import bills, requested
+from session_requests import bills, simulate_requests
 
 from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
 from leasehold.balancer.config import Config
@@ -41,24 +41,24 @@ class TableCost:
         return MONTH * (self.writes * write_price + self.reads * read_price) / MILLION
 
 
-def measured(shards: int, workers: int, checkpoints: float, seconds: float) -> TableCost:
+def measure(shards: int, workers: int, checkpoints: float, seconds: float) -> TableCost:
     """Simulate a fleet at rest for `seconds`, and return its cost without that of the start.
 
     When a fleet starts, its workers make additional listings to find each other.
     """
     question = SimulationQuestion(shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints)
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0))
-    warm, whole = (
+    warm_up, total = (
         traffic(run(evolve(scenario, seconds=length, calm=length, read_seconds=READ_SECONDS)))
         for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
-    writes, reads = whole.write_units - warm.write_units, whole.read_units - warm.read_units
+    writes, reads = total.write_units - warm_up.write_units, total.read_units - warm_up.read_units
     return TableCost(writes / seconds, reads / seconds)
 
 
 def of_sessions(shards: int, workers: int, seconds: float) -> TableCost:
     """Return the cost in layout `sessions`, with one checkpoint per second."""
-    return TableCost(*bills(shards, workers, requested(shards, workers, CHECKPOINT_SECONDS, seconds))[0])
+    return TableCost(*bills(shards, workers, simulate_requests(shards, workers, CHECKPOINT_SECONDS, seconds))[0])
 
 
 def of_kcl(shards: int, workers: int) -> TableCost:
@@ -87,16 +87,16 @@ def main(
         "every 10 s": 10.0,
     }
     with processes(jobs) as pool:
-        asked = {
-            (size, name): pool.submit(measured, *size, pace, seconds) for size in SIZES for name, pace in paces.items()
+        futures = {
+            (size, name): pool.submit(measure, *size, pace, seconds) for size in SIZES for name, pace in paces.items()
         }
-        grouped = {size: pool.submit(of_sessions, *size, seconds) for size in SIZES}
+        session_futures = {size: pool.submit(of_sessions, *size, seconds) for size in SIZES}
         for size in SIZES:
-            found = {name: asked[size, name].result() for name in paces} | {
-                "once a second, layout `sessions`": grouped[size].result(),
+            costs = {name: futures[size, name].result() for name in paces} | {
+                "once a second, layout `sessions`": session_futures[size].result(),
                 "KCL 2.x, computed": of_kcl(*size),
             }
-            for name, cost in found.items():
+            for name, cost in costs.items():
                 figures = f"{cost.writes:.1f} | {cost.writes / size[0]:.2f} | {cost.reads:.1f}"
                 print(f"| {size[0]}, {size[1]} | {name} | {figures} | {cost.bill(write_price, read_price):,.0f} |")
 

@@ -29,22 +29,22 @@ def _forget() -> None:
         sys.modules.pop(name, None)
 
 
-def _imported() -> dict[str, ModuleType]:
+def _import_modules() -> dict[str, ModuleType]:
     _forget()
     return {name.rsplit(".", 1)[1]: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
 
 
 @contextmanager
-def _given_back() -> Iterator[None]:
+def _modules_restored() -> Iterator[None]:
     """Restore the imported modules at the end of the block."""
-    before = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
+    modules = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
     try:
         yield
     finally:
-        for name, module in before.items():
-            package, _, last = name.rpartition(".")
+        for name, module in modules.items():
+            package, _, module_name = name.rpartition(".")
             sys.modules[name] = module
-            setattr(sys.modules[package], last, module)
+            setattr(sys.modules[package], module_name, module)
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
 
     Without a compiler, a message is printed, and only the plain form is yielded.
     """
-    with tempfile.TemporaryDirectory() as scratch, _given_back():
-        forms = {"plain": _imported()}
+    with tempfile.TemporaryDirectory() as scratch, _modules_restored():
+        forms = {"plain": _import_modules()}
         try:
             compile_to(Path(scratch))
         except CannotCompile as error:
@@ -81,7 +81,7 @@ def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
         sys.path.insert(0, scratch)
         for package in packages:
             package.__path__.insert(0, str(Path(scratch).joinpath(*package.__name__.split("."))))
-        forms["compiled"] = {**_imported(), "scan": importlib.import_module(_IN_C)}
+        forms["compiled"] = {**_import_modules(), "scan": importlib.import_module(_IN_C)}
         for package, path in zip(packages, paths, strict=True):
             package.__path__[:] = path
         sys.path.remove(scratch)

@@ -68,24 +68,24 @@ class Tally:
     """Counts user records until all have arrived. The clock starts when the first shard is initialized."""
 
     wanted: int
-    got: int = 0
+    count: int = 0
     began: float = 0.0
-    worked: float = 0.0
-    all_came: Event = field(factory=Event)
+    processor_start: float = 0.0
+    all_arrived: Event = field(factory=Event)
     lock: Lock = field(factory=Lock)
 
-    def happened(self, happening: str, _holding: object) -> None:
+    def on_event(self, happening: str, _holding: object) -> None:
         """Start the clock when the first shard is initialized."""
         with self.lock:
             if happening == "initialize" and not self.began:
-                self.began, self.worked = time.perf_counter(), time.process_time()
+                self.began, self.processor_start = time.perf_counter(), time.process_time()
 
     def handle(self, delivery: Delivery) -> None:
         """Count the records of a batch."""
         with self.lock:
-            self.got += len(delivery.records)
-        if self.got >= self.wanted:
-            self.all_came.set()
+            self.count += len(delivery.records)
+        if self.count >= self.wanted:
+            self.all_arrived.set()
 
 
 def client_of(endpoint: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
@@ -93,50 +93,50 @@ def client_of(endpoint: str) -> Any:  # noqa: ANN401  the service's own type has
     return boto3.client("kinesis", region_name=REGION, endpoint_url=endpoint)
 
 
-def bare(stream: Stream, _users: int) -> Run:
+def read_with_loop(stream: Stream, _users: int) -> Run:
     """Read all shards in turn with GetRecords."""
     client = client_of(stream.endpoint)
-    began, worked = time.perf_counter(), time.process_time()
-    iterators = [
+    began, processor_start = time.perf_counter(), time.process_time()
+    responses = [
         client.get_shard_iterator(StreamName=stream.name, ShardId=row["ShardId"], ShardIteratorType="TRIM_HORIZON")
         for row in client.list_shards(StreamName=stream.name)["Shards"]
     ]
-    places = [answer["ShardIterator"] for answer in iterators]
-    got = 0
-    while got < stream.records:
-        for number, place in enumerate(places):
-            answer = client.get_records(ShardIterator=place)
-            places[number] = answer["NextShardIterator"]
-            got += len(answer["Records"])
-    return Run(time.perf_counter() - began, time.process_time() - worked)
+    iterators = [response["ShardIterator"] for response in responses]
+    count = 0
+    while count < stream.records:
+        for number, iterator in enumerate(iterators):
+            response = client.get_records(ShardIterator=iterator)
+            iterators[number] = response["NextShardIterator"]
+            count += len(response["Records"])
+    return Run(time.perf_counter() - began, time.process_time() - processor_start)
 
 
-def joined(stream: Stream, folder: str, tally: Tally) -> Runner:
+def make_runner(stream: Stream, folder: str, tally: Tally) -> Runner:
     """Return the runner of a worker that already owns all leases."""
     store = open_store(f"sqlite:///{folder}/leases.db", create=True)
     source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
     for shard in source.shards():
         placed(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
-    return Runner(worker, Handling(tally.handle, observer=tally.happened))
+    return Runner(worker, Handling(tally.handle, observer=tally.on_event))
 
 
-def ours(stream: Stream, users: int) -> Run:
+def read_with_worker(stream: Stream, users: int) -> Run:
     """Read the stream with a worker, which renews its leases, dispatches batches and writes checkpoints."""
     tally = Tally(users)
     with tempfile.TemporaryDirectory() as folder:
-        runner = joined(stream, folder, tally)
+        runner = make_runner(stream, folder, tally)
         thread = Thread(target=runner.run)
         thread.start()
-        tally.all_came.wait()
-        run = Run(time.perf_counter() - tally.began, time.process_time() - tally.worked)
+        tally.all_arrived.wait()
+        run = Run(time.perf_counter() - tally.began, time.process_time() - tally.processor_start)
         runner.stop()
         thread.join()
-    assert tally.got == users, (tally.got, users)
+    assert tally.count == users, (tally.count, users)
     return run
 
 
-def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
+def fill_stream(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
     """Create a stream with these rows, each of which has an explicit hash key."""
     client = client_of(endpoint)
     client.create_stream(StreamName=name, ShardCount=SHARDS)
@@ -151,7 +151,7 @@ def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
     return Stream(endpoint, name, len(rows), sum(len(data) for _, data in rows))
 
 
-def middle(shard: int) -> int:
+def middle_hash_key(shard: int) -> int:
     """Return the middle of the shard's hash key range."""
     return (2 * shard + 1) * (HASH_KEYS[1] + 1) // (2 * SHARDS)
 
@@ -159,7 +159,7 @@ def middle(shard: int) -> int:
 def plain_rows(megabytes: int) -> list[tuple[int, bytes]]:
     """Return records of 1 KB, the same number for each shard, with their hash keys."""
     count = megabytes * 1_000_000 // PLAIN_BYTES
-    return [(middle(number % SHARDS), b"%010d" % number * (PLAIN_BYTES // 10)) for number in range(count)]
+    return [(middle_hash_key(number % SHARDS), b"%010d" % number * (PLAIN_BYTES // 10)) for number in range(count)]
 
 
 def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
@@ -175,29 +175,29 @@ def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
         shard, aggregate = number % SHARDS, Aggregate(AGGREGATE_BYTES)
         while aggregate.add(b"%010d" % users * (USER_BYTES // 10), keys[shard][users % len(keys[shard])]):
             users += 1
-        rows.append((middle(shard), aggregate.sealed()))
+        rows.append((middle_hash_key(shard), aggregate.sealed()))
     return rows, users
 
 
-def measured(side: Callable[[Stream, int], Run], stream: Stream, users: int) -> Run:
+def run_in_process(read: Callable[[Stream, int], Run], stream: Stream, users: int) -> Run:
     """Run one side in a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(side, stream, users).result()
+        return pool.submit(read, stream, users).result()
 
 
 def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) -> bool:
     """Add both sides' medians to the table, and return whether the worker is fast enough."""
     runs: dict[str, list[Run]] = {"bare": [], "ours": []}
     for _ in range(rounds):
-        for name, side in (("bare", bare), ("ours", ours)):
-            runs[name].append(measured(side, stream, users))
+        for name, side in (("bare", read_with_loop), ("ours", read_with_worker)):
+            runs[name].append(run_in_process(side, stream, users))
     ratio = statistics.median(
-        theirs.seconds / mine.seconds for theirs, mine in zip(runs["bare"], runs["ours"], strict=True)
+        loop_run.seconds / worker_run.seconds for loop_run, worker_run in zip(runs["bare"], runs["ours"], strict=True)
     )
     good = ratio >= BARS[what]
-    for name, done in runs.items():
-        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in done]
-        work = statistics.median(run.processor_seconds for run in done) / stream.kinesis_bytes * 1e9
+    for name, side_runs in runs.items():
+        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in side_runs]
+        work = statistics.median(run.processor_seconds for run in side_runs) / stream.kinesis_bytes * 1e9
         spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
         verdict = (f"{ratio:.2f}", f"{BARS[what]}", "pass" if good else "FAIL") if name == "ours" else ()
         table.add_row(f"{what}, {name}", f"{statistics.median(speeds):.1f}", spread, f"{work:.1f}", *verdict)
@@ -211,20 +211,20 @@ def speed(megabytes: int, rounds: int) -> bool:
     for name in ("MB/s", "from-to", "CPU ms/MB", "of bare", "at least", "verdict"):
         table.add_column(name, justify="right", no_wrap=True)
     with kinesis_local() as service:
-        plain = filled(service.url, "plain", plain_rows(megabytes))
+        plain = fill_stream(service.url, "plain", plain_rows(megabytes))
         rows, users = aggregate_rows(megabytes)
-        aggregated = filled(service.url, "aggregated", rows)
+        aggregated = fill_stream(service.url, "aggregated", rows)
         first = compare("plain", plain, plain.records, rounds, table)
         second = compare("aggregated", aggregated, users, rounds, table)
     Console(width=100).print(table)
     return first and second
 
 
-def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
+def watch_memory(stream: Stream, seconds: float) -> tuple[int, list[float]]:
     """Run a worker for this time, and return the number of records and a sample of its memory every five seconds."""
     tally = Tally(sys.maxsize)
     with tempfile.TemporaryDirectory() as folder:
-        runner = joined(stream, folder, tally)
+        runner = make_runner(stream, folder, tally)
         thread = Thread(target=runner.run)
         thread.start()
         samples = []
@@ -233,37 +233,37 @@ def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
             samples.append(resident_mb())
         runner.stop()
         thread.join()
-    return tally.got, samples
+    return tally.count, samples
 
 
 def memory(minutes: float) -> bool:
     """Return whether a worker's memory stays constant while half a megabyte is written to the stream per second."""
     rows = plain_rows(1)[:500]
     with kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        stream = filled(service.url, "memory", rows)
+        stream = fill_stream(service.url, "memory", rows)
         client = client_of(service.url)
-        sent = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)} for place, data in rows]
-        watching = pool.submit(watched, stream, 60 * minutes)
+        records = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)} for place, data in rows]
+        watching = pool.submit(watch_memory, stream, 60 * minutes)
         while not watching.done():
-            client.put_records(StreamName=stream.name, Records=sent)
+            client.put_records(StreamName=stream.name, Records=records)
             time.sleep(1)
-        got, samples = watching.result()
-    return told(got, samples)
+        count, samples = watching.result()
+    return print_memory(count, samples)
 
 
-def told(got: int, samples: list[float]) -> bool:
+def print_memory(count: int, samples: list[float]) -> bool:
     """Print the memory of each minute, and return whether it stayed constant from the second quarter on."""
-    quarter, most = len(samples) // 4, max(samples)
+    quarter, peak = len(samples) // 4, max(samples)
     early, late = max(samples[quarter : 2 * quarter]), max(samples[-quarter:])
     good = late - early <= GROWTH_MB
-    table = Table(title=f"{got:,} records read in {len(samples) * SAMPLE_SECONDS / 60:g} minutes")
+    table = Table(title=f"{count:,} records read in {len(samples) * SAMPLE_SECONDS / 60:g} minutes")
     for name in ("minute", "MB, least-most"):
         table.add_column(name, justify="right")
     table.add_column("")
     minute = 60 // SAMPLE_SECONDS
     for start in range(0, len(samples), minute):
         part = samples[start : start + minute]
-        bar = "#" * round(40 * max(part) / most)
+        bar = "#" * round(40 * max(part) / peak)
         table.add_row(str(start // minute + 1), f"{min(part):.1f}-{max(part):.1f}", bar)
     Console(width=100).print(table)
     print(f"{early:.1f} MB at most in the second quarter, {late:.1f} MB in the last, ", end="")

@@ -48,59 +48,73 @@ def story(rules: str) -> Story:
     history = run(fleet.scenario)
     all_lives = lives(history.incidents)
     owners = owners_at(history, fleet.since)
-    least = least_moves(owners, all_workers(question), question.groups)
-    passed = iter([change for change in without_taken_back(changes(history.writes)) if change.t > fleet.since])
-    coming = next(passed, None)
-    moved, samples = 0, []
+    least_number_of_moves = least_moves(owners, all_workers(question), question.groups)
+    owner_changes = iter([change for change in without_taken_back(changes(history.writes)) if change.t > fleet.since])
+    next_change = next(owner_changes, None)
+    moves_so_far, samples = 0, []
     for step in range(int((history.end - fleet.since) / STEP_SECONDS)):
         t = fleet.since + step * STEP_SECONDS
-        while coming is not None and coming.t <= t:
-            moved += coming.before is not None
-            owners[coming.key] = coming.after
-            coming = next(passed, None)
-        held = Counter(owner for owner in owners.values() if owner is not None)
-        counts = [held[worker] for worker in alive_at(all_lives, t)]
-        first = sum(count for owner, count in held.items() if owner.startswith("a-"))
-        samples.append((t - fleet.since, min(counts), max(counts), first, moved))
+        while next_change is not None and next_change.t <= t:
+            moves_so_far += next_change.before is not None
+            owners[next_change.key] = next_change.after
+            next_change = next(owner_changes, None)
+        lease_counts = Counter(owner for owner in owners.values() if owner is not None)
+        counts = [lease_counts[worker] for worker in alive_at(all_lives, t)]
+        first_cluster_leases = sum(count for owner, count in lease_counts.items() if owner.startswith("a-"))
+        samples.append((t - fleet.since, min(counts), max(counts), first_cluster_leases, moves_so_far))
     seconds, fewest, most, first_cluster, moves = zip(*samples, strict=True)
-    return Story(rules, seconds, fewest, most, first_cluster, moves, least)
+    return Story(rules, seconds, fewest, most, first_cluster, moves, least_number_of_moves)
 
 
-def by_worker(figure: Figure, told: Sequence[Story]) -> Axes:
+def by_worker(figure: Figure, stories: Sequence[Story]) -> Axes:
     """Draw the smallest and the largest number of leases of a worker, separately for each rule set."""
-    rows = figure.subplots(len(told), sharex=True, sharey=True)
-    for axes, each in zip(rows, told, strict=True):
-        colour = RULES[each.rules]
-        axes.fill_between(each.seconds, each.fewest, each.most, step="post", alpha=0.35, color=colour, label=each.rules)
+    rows = figure.subplots(len(stories), sharex=True, sharey=True)
+    for axes, story_of_rules in zip(rows, stories, strict=True):
+        colour = RULES[story_of_rules.rules]
+        axes.fill_between(
+            story_of_rules.seconds,
+            story_of_rules.fewest,
+            story_of_rules.most,
+            step="post",
+            alpha=0.35,
+            color=colour,
+            label=story_of_rules.rules,
+        )
         axes.legend(frameon=False, loc="upper right")
     figure.supylabel("fewest and most leases of a worker", fontsize="medium")
     return cast("Axes", rows[-1])
 
 
-def by_cluster(figure: Figure, told: Sequence[Story]) -> Axes:
+def by_cluster(figure: Figure, stories: Sequence[Story]) -> Axes:
     """Draw the number of leases of the first cluster."""
     axes = figure.subplots()
-    for each in told:
-        axes.step(each.seconds, each.first_cluster, where="post", color=RULES[each.rules], label=each.rules)
+    for story_of_rules in stories:
+        axes.step(
+            story_of_rules.seconds,
+            story_of_rules.first_cluster,
+            where="post",
+            color=RULES[story_of_rules.rules],
+            label=story_of_rules.rules,
+        )
     axes.axhline(ASKED.leases / 2, color="grey", linewidth=0.8, linestyle=":")
     axes.set(ylabel="leases of the first cluster", ylim=(0, ASKED.leases))
     axes.legend(frameon=False)
     return axes
 
 
-def by_moves(figure: Figure, told: Sequence[Story]) -> Axes:
+def by_moves(figure: Figure, stories: Sequence[Story]) -> Axes:
     """Draw the number of moves, and the least number that is necessary to balance the clusters.
 
     Hand-offs that were taken back do not count. Each label contains the final division, because fewer moves are no
     advantage if the clusters remain uneven.
     """
     axes = figure.subplots()
-    for each in told:
-        stays = each.first_cluster[-1]
-        label = f"{each.rules}: {each.moves[-1]} moves, and the clusters hold {stays} and {ASKED.leases - stays}"
-        axes.step(each.seconds, each.moves, where="post", color=RULES[each.rules], label=label)
-        if each.rules == "minimal":
-            axes.axhline(each.least, color="grey", linewidth=0.8, linestyle=":")
+    for line in stories:
+        leases = line.first_cluster[-1]
+        label = f"{line.rules}: {line.moves[-1]} moves, and the clusters hold {leases} and {ASKED.leases - leases}"
+        axes.step(line.seconds, line.moves, where="post", color=RULES[line.rules], label=label)
+        if line.rules == "minimal":
+            axes.axhline(line.least, color="grey", linewidth=0.8, linestyle=":")
     axes.set(ylabel="leases moved (dotted: the least)", ylim=(0, 420))
     axes.legend(frameon=False, loc="upper left")
     return axes
@@ -111,14 +125,14 @@ def main() -> None:
     logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost responses are expected
     mpl.rcParams["svg.hashsalt"] = "leasehold"  # so that equal pictures have equal bytes
     mpl.rcParams["svg.fonttype"] = "none"
-    told = [story(rules) for rules in RULES]
+    stories = [story(rules) for rules in RULES]
     RESULTS.mkdir(exist_ok=True)
     for name, draw in {"workers": by_worker, "clusters": by_cluster, "moves": by_moves}.items():
         figure = plt.figure(figsize=(6, 3.2), layout="constrained")
-        draw(figure, told).set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, 120))
-        drawn = StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
-        text = drawn.getvalue().replace("#000000", "currentColor")  # a page in dark mode has light text
+        draw(figure, stories).set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, 120))
+        buffer = StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+        text = buffer.getvalue().replace("#000000", "currentColor")  # a page in dark mode has light text
         text = text.replace("<text ", '<text fill="currentColor" ').replace("*{stroke", ".drawn *{stroke")
         (RESULTS / f"convergence_{name}.svg").write_text(text, encoding="utf-8")
         print(RESULTS.name, f"convergence_{name}.svg")

@@ -13,7 +13,15 @@ import os
 import statistics
 from collections.abc import Callable
 
-from event_hubs_receive import BATCH, HUB, Clock, fill, official, official_async, ours
+from event_hubs_receive import (
+    BATCH,
+    HUB,
+    Clock,
+    fill,
+    read_with_async_client,
+    read_with_blocking_client,
+    read_with_ours,
+)
 from proton import Event
 from proton.handlers import MessagingHandler
 from proton.reactor import Container
@@ -39,11 +47,11 @@ class Taker(MessagingHandler):
 
     def on_message(self, event: Event) -> None:
         """Read the fields of an event, and count it."""
-        noted = event.message.annotations
+        annotations = event.message.annotations
         assert bytes(event.message.body)
-        assert noted[NUMBER] is not None
-        assert noted[OFFSET]
-        assert noted.get(KEY) is None
+        assert annotations[NUMBER] is not None
+        assert annotations[OFFSET]
+        assert annotations.get(KEY) is None
         if self._clock.count(1):
             self._connection.close()
 
@@ -55,9 +63,9 @@ def engine(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> Non
 
 SIDES: dict[str, Callable[[LocalHubs, int, Clock, int], None]] = {
     "Proton's engine": engine,
-    "ours": ours,
-    "official, asynchronous": official_async,
-    "official, blocking": official,
+    "ours": read_with_ours,
+    "official, asynchronous": read_with_async_client,
+    "official, blocking": read_with_blocking_client,
 }
 
 
@@ -70,20 +78,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     costs: dict[str, list[float]] = {name: [] for name in SIDES}
-    each = options.events // options.partitions // BATCH * BATCH
+    events_per_partition = options.events // options.partitions // BATCH * BATCH
     with event_hubs({HUB: options.partitions}) as hubs:
         os.environ[CONNECTION_STRING] = hubs.connection_string()
-        fill(hubs, options.partitions, each, 100)
+        fill(hubs, options.partitions, events_per_partition, 100)
         for _ in range(options.rounds):
             for name, receive in SIDES.items():
-                clock = Clock(each * options.partitions)
+                clock = Clock(events_per_partition * options.partitions)
                 receive(hubs, options.partitions, clock, options.prefetch)
                 costs[name].append(clock.microseconds)
     print(f"load of the machine {os.getloadavg()[0]:.1f}, over {os.cpu_count()} processors")
-    least = statistics.median(costs["Proton's engine"])
-    for name, spent in costs.items():
-        middle = statistics.median(spent)
-        print(f"{name:24} {middle:5.1f} us an event; this / Proton's engine: {middle / least:.1f}")
+    proton_cost = statistics.median(costs["Proton's engine"])
+    for name, cost_samples in costs.items():
+        cost = statistics.median(cost_samples)
+        print(f"{name:24} {cost:5.1f} us an event; this / Proton's engine: {cost / proton_cost:.1f}")
 
 
 if __name__ == "__main__":

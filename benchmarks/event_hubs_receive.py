@@ -72,7 +72,7 @@ class Clock:
         return 1e6 * self.worked / (self.got - self.before)
 
 
-def taken(events: list[EventData]) -> int:
+def read_fields(events: list[EventData]) -> int:
     """Return the number of events, after reading the fields of each one."""
     for event in events:
         assert b"".join(cast("Iterable[bytes]", event.body))
@@ -82,18 +82,18 @@ def taken(events: list[EventData]) -> int:
     return len(events)
 
 
-def fill(hubs: LocalHubs, partitions: int, each: int, size: int) -> None:
+def fill(hubs: LocalHubs, partitions: int, count: int, size: int) -> None:
     """Put the same number of events into each partition."""
     with EventHubProducerClient.from_connection_string(hubs.connection_string(HUB)) as producer:
         for partition in range(partitions):
-            for _ in range(each // BATCH):
+            for _ in range(count // BATCH):
                 batch = producer.create_batch(partition_id=str(partition))
                 for _ in range(BATCH):
                     batch.add(EventData(b"x" * size))
                 producer.send_batch(batch)
 
 
-def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+def read_with_ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """Read all partitions in turn with our readers, in one thread."""
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(partitions)]
@@ -123,16 +123,16 @@ def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int)
             """Await the result without a timeout."""
             return await awaited
 
-    kept, frames.asyncio = frames.asyncio, Bare("asyncio")  # type: ignore[attr-defined]
+    original, frames.asyncio = frames.asyncio, Bare("asyncio")  # type: ignore[attr-defined]
     try:
-        ours(hubs, partitions, clock, prefetch)
+        read_with_ours(hubs, partitions, clock, prefetch)
     finally:
-        frames.asyncio = kept  # type: ignore[attr-defined]
+        frames.asyncio = original  # type: ignore[attr-defined]
 
 
 def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """Read with our receivers alone, which return the client's events without conversion."""
-    kept, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
+    original, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     try:
         receivers = [
@@ -149,22 +149,22 @@ def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: in
         done = False
         while not done:
             for receiver in receivers:
-                came = receiver.take()
-                done = (bool(came) and clock.count(len(came))) or done
+                new_events = receiver.take()
+                done = (bool(new_events) and clock.count(len(new_events))) or done
             time.sleep(IDLE_SECONDS)
         source.close()
     finally:
-        poller.record_of_event = kept  # type: ignore[attr-defined]
+        poller.record_of_event = original  # type: ignore[attr-defined]
 
 
-def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+def read_with_async_client(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """Read with the client's asynchronous version, with one `receive_batch` per partition."""
 
     async def receive() -> None:
         done = asyncio.Event()
 
         async def arrived(_context: object, events: list[EventData]) -> None:
-            if clock.count(taken(events)):
+            if clock.count(read_fields(events)):
                 done.set()
 
         client = AsyncConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
@@ -189,12 +189,12 @@ def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int
     asyncio.run(receive())
 
 
-def official(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
+def read_with_blocking_client(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
     """Read with the client's blocking version, which reads all partitions in one thread."""
     client = EventHubConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
 
     def arrived(_context: object, events: list[EventData]) -> None:
-        if clock.count(taken(events)):
+        if clock.count(read_fields(events)):
             threading.Thread(target=client.close).start()
 
     client.receive_batch(arrived, starting_position=BEGINNING, prefetch=prefetch, max_batch_size=prefetch)
@@ -212,32 +212,31 @@ def main() -> int:
     parser.add_argument("--parts", action="store_true", help="also ours without one part, to know what that costs")
     options = parser.parse_args()
     sides: dict[str, Callable[[LocalHubs, int, Clock, int], None]] = {
-        "ours": ours,
-        "official, asynchronous": official_async,
-        "official, blocking": official,
+        "ours": read_with_ours,
+        "official, asynchronous": read_with_async_client,
+        "official, blocking": read_with_blocking_client,
     }
     if options.parts:
         sides |= {"ours, no task a frame": without_tasks, "ours, no records made": without_records}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     costs: dict[str, list[float]] = {name: [] for name in sides}
-    each = options.events // options.partitions // BATCH * BATCH
+    events_per_partition = options.events // options.partitions // BATCH * BATCH
     partitions = options.partitions + options.idle
     with event_hubs({HUB: partitions}) as hubs:
         os.environ[CONNECTION_STRING] = hubs.connection_string()
-        fill(hubs, options.partitions, each, options.size)
+        fill(hubs, options.partitions, events_per_partition, options.size)
         for _ in range(options.rounds):
             for name, receive in sides.items():
-                clock = Clock(each * options.partitions)
+                clock = Clock(events_per_partition * options.partitions)
                 receive(hubs, partitions, clock, options.prefetch)
                 rates[name].append(clock.rate)
                 costs[name].append(clock.microseconds)
     print(f"load of the machine {os.getloadavg()[0]:.1f}, over {os.cpu_count()} processors")
     for name, measured in rates.items():
-        middle, mine = statistics.median(measured), statistics.median(rates["ours"])
+        median_rate, our_rate = statistics.median(measured), statistics.median(rates["ours"])
         spread, cost = f"{min(measured):,.0f}-{max(measured):,.0f}", statistics.median(costs[name])
-        print(
-            f"{name:24} {middle:>8,.0f} events/s ({spread}), {cost:.0f} us an event; ours / this: {mine / middle:.2f}"
-        )
+        ratio = f"ours / this: {our_rate / median_rate:.2f}"
+        print(f"{name:24} {median_rate:>8,.0f} events/s ({spread}), {cost:.0f} us an event; {ratio}")
 
     return 0 if statistics.median(rates["ours"]) >= LEAST * statistics.median(rates["official, asynchronous"]) else 1
 

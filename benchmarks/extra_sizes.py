@@ -23,13 +23,13 @@ def main() -> None:
     """Print a row for each extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     options = ("--compile-bytecode", "-c", str(ROOT / "requirements.lock"))
-    with tempfile.TemporaryDirectory() as place:
-        _, wheel = plain(Path(place))
+    with tempfile.TemporaryDirectory() as folder_path:
+        _, wheel = plain(Path(folder_path))
         print(
             f"| installed, Python {sys.version_info.major}.{sys.version_info.minor} | MiB | packages |\n|---|---|---|"
         )
         for extras in (ALONE, *WORKERS, *project["optional-dependencies"]):
-            folder = Path(place) / (extras or "alone")
+            folder = Path(folder_path) / (extras or "alone")
             installed(wheel, extras, Path(sys.executable), folder, *options)
             (packages,) = folder.glob("lib/python*/site-packages")
             count = len(list(packages.glob("*.dist-info")))

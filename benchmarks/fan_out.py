@@ -46,7 +46,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.begun: set[str] = set()
+        self.shards_begun: set[str] = set()
         self.ready = Event()
 
     def handle(self, delivery: Delivery) -> None:
@@ -54,10 +54,10 @@ class Waits:
         now = time.time()
         for record in delivery.records:
             if record.data == MARK:
-                self.begun.add(delivery.shard)
+                self.shards_begun.add(delivery.shard)
             else:
                 self.seconds.append(now - float(record.data))
-        if len(self.begun) == SHARDS:
+        if len(self.shards_begun) == SHARDS:
             self.ready.set()
 
 
@@ -84,10 +84,11 @@ def put(client: "KinesisClient", data: bytes) -> None:
         client.put_record(StreamName=STREAM, Data=data, PartitionKey="k", ExplicitHashKey=key)
 
 
-def told(name: str, every: float, waits: list[float]) -> None:
+def print_line(name: str, interval_seconds: float, waits: list[float]) -> None:
     """Print a line of the table."""
-    cuts = statistics.quantiles(waits, n=10)
-    print(f"| {name} | one in {every:g} s | {len(waits)} | {statistics.median(waits):.2f} s | {cuts[-1]:.2f} s |")
+    deciles = statistics.quantiles(waits, n=10)
+    figures = f"{statistics.median(waits):.2f} s | {deciles[-1]:.2f} s"
+    print(f"| {name} | one in {interval_seconds:g} s | {len(waits)} | {figures} |")
 
 
 def measure(client: "KinesisClient", seconds: float) -> None:
@@ -96,16 +97,16 @@ def measure(client: "KinesisClient", seconds: float) -> None:
     with worker(client, "app") as pushed, worker(client, None) as polled:
         for waits in (pushed, polled):
             assert waits.ready.wait(60)
-        for every in (0.25, 3.0):
+        for interval_seconds in (0.25, 3.0):
             pushed.seconds, polled.seconds = [], []
-            rounds = max(3, round(seconds / every))
+            rounds = max(3, round(seconds / interval_seconds))
             for _ in range(rounds):
                 put(client, str(time.time()).encode())
-                time.sleep(every)
+                time.sleep(interval_seconds)
             while min(len(pushed.seconds), len(polled.seconds)) < rounds * SHARDS:
                 time.sleep(0.1)
-            told("fan-out", every, pushed.seconds)
-            told("polling", every, polled.seconds)
+            print_line("fan-out", interval_seconds, pushed.seconds)
+            print_line("polling", interval_seconds, polled.seconds)
 
 
 def main() -> None:

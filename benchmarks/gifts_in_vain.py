@@ -21,33 +21,33 @@ LEADERS, OTHERS = (Lease("s-1", owner="leader"),), (Lease("s-2", owner="ended"),
 
 def main() -> None:
     """Print how often the first gift went to the third worker while it was running, or after its end."""
-    told = Counter(_drawn(random.Random(seed)) for seed in range(DRAWS))  # noqa: S311  a seed is the point
-    for what, count in sorted(told.items()):
-        print(f"{what}: {count} of {DRAWS}")
+    outcomes = Counter(_first_gift(random.Random(seed)) for seed in range(DRAWS))  # noqa: S311  a seed is the point
+    for outcome, count in sorted(outcomes.items()):
+        print(f"{outcome}: {count} of {DRAWS}")
 
 
-def _drawn(draw: random.Random) -> str:
-    came = draw.uniform(20.0, 30.0)
-    ended = came + draw.uniform(5.0, 100.0)
+def _first_gift(draw: random.Random) -> str:
+    started = draw.uniform(20.0, 30.0)
+    ended = started + draw.uniform(5.0, 100.0)
     lives = {
         "leader": (-draw.uniform(1000.0, 1030.0), END),
         "ended": (-draw.uniform(1000.0, 1030.0), 0.0),
-        "third": (came, ended),
+        "third": (started, ended),
     }
-    roll, now = WorkerReports(), -draw.uniform(40.0, 43.0)
+    reports, now = WorkerReports(), -draw.uniform(40.0, 43.0)
     while now < END:
-        stamps = tuple((name, _stamp(life, now)) for name, life in lives.items() if now >= life[0])
+        stamps = tuple((name, _report_counter(life, now)) for name, life in lives.items() if now >= life[0])
         leases = LEADERS + (OTHERS if now < GONE_SECONDS else ())
-        roll = roll.after(Reports("leader", stamps), leases, now)
-        if any(worker == "third" and waited < END for worker, waited in roll.led(now)):
+        reports = reports.after(Reports("leader", stamps), leases, now)
+        if any(worker == "third" and waited < END for worker, waited in reports.led(now)):
             return "given to a living worker" if now <= ended else "given in vain"
         now += LOOK_SECONDS
     return "ended before anything was given"
 
 
-def _stamp(life: tuple[float, float], now: float) -> str:
-    came, ended = life
-    return str(int((min(now, ended) - came) // INTERVAL_SECONDS))
+def _report_counter(life: tuple[float, float], now: float) -> str:
+    started, ended = life
+    return str(int((min(now, ended) - started) // INTERVAL_SECONDS))
 
 
 if __name__ == "__main__":

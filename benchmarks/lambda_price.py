@@ -9,7 +9,7 @@ from math import ceil
 from typing import Annotated
 
 import typer
-from store_price import DYNAMODB, counted, dynamodb
+from store_price import DYNAMODB, count_requests, dynamodb
 
 from leasehold.adapters.ops.doctor.examination import MILLION, MONTH
 
@@ -36,14 +36,14 @@ def main(
         f"{'shards':<8}{'calls/s':>8}{'Lambda':>12}{'workers':>9}{'containers':>12}{'lease table':>13}{'leasehold':>12}"
     )
     for count in shards or [10, 100]:
-        called = count * calls
-        mapping = MONTH * called * (request / MILLION + call_seconds * memory_mb / 1024 * gb_second)
-        workers = max(2, ceil(called * call_seconds / BUSY))
+        calls_per_second = count * calls
+        mapping = MONTH * calls_per_second * (request / MILLION + call_seconds * memory_mb / 1024 * gb_second)
+        workers = max(2, ceil(calls_per_second * call_seconds / BUSY))
         containers = MONTH / 3600 * workers * (vcpu * vcpu_hour + gb * gb_hour)
-        leases = dynamodb(counted(count, workers, checkpoint_seconds, 40.0, dated=False))
+        leases = dynamodb(count_requests(count, workers, checkpoint_seconds, 40.0, dated=False))
         table = leases.month(DYNAMODB.write, DYNAMODB.read)
         figures = f"{containers:>12,.2f}{table:>13,.2f}{containers + table:>12,.2f}"
-        print(f"{count:<8}{called:>8g}{mapping:>12,.2f}{workers:>9}{figures}")
+        print(f"{count:<8}{calls_per_second:>8g}{mapping:>12,.2f}{workers:>9}{figures}")
 
 
 if __name__ == "__main__":

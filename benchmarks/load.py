@@ -139,7 +139,7 @@ class Sample:
     mib: float
 
 
-def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
+def run_and_sample(url: str, source: Endless, seconds: float) -> list[Sample]:
     """Run a worker for this number of seconds, and return a sample of its state for each second."""
     store = open_store(url)
     config = Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON)
@@ -150,11 +150,11 @@ def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
     samples = []
     thread.start()
     try:
-        while (now := time.monotonic() - began) < seconds:
+        while (elapsed := time.monotonic() - began) < seconds:
             clock, held = worker.clock(), worker.holdings
-            oldest = max((clock - each.confirmed for each in held), default=0.0)
+            oldest = max((clock - holding.confirmed for holding in held), default=0.0)
             files = sum(1 for _ in Path("/proc/self/fd").iterdir())
-            samples.append(Sample(now, len(held), oldest, threading.active_count(), files, memory()))
+            samples.append(Sample(elapsed, len(held), oldest, threading.active_count(), files, memory()))
             time.sleep(1.0)
     finally:
         runner.stop()
@@ -165,17 +165,19 @@ def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
 
 def shards(kind: str, count: int = 1000, seconds: float = 240.0) -> Figures:
     """Run one worker with many shards, and return its figures."""
-    before = memory()
+    memory_before = memory()
     with store_url(kind) as url:
-        samples = watched(url, Endless(count), seconds)
-    whole = next((sample.t for sample in samples if sample.held == count), None)
-    settled = [sample for sample in samples if whole is not None and sample.t > whole]
+        samples = run_and_sample(url, Endless(count), seconds)
+    all_held_at = next((sample.t for sample in samples if sample.held == count), None)
+    samples_after = [sample for sample in samples if all_held_at is not None and sample.t > all_held_at]
     return {
-        "all held after": f"{whole:.0f} s" if whole is not None else f"NEVER: {samples[-1].held} after {seconds:g} s",
-        "looks that missed one afterwards": str(sum(sample.held < count for sample in settled)),
+        "all held after": f"{all_held_at:.0f} s"
+        if all_held_at is not None
+        else f"NEVER: {samples[-1].held} after {seconds:g} s",
+        "looks that missed one afterwards": str(sum(sample.held < count for sample in samples_after)),
         "threads": str(max(sample.threads for sample in samples)),
-        "memory": f"{memory('VmHWM') - before:.0f} MiB",
-        "oldest confirmation": f"{max(sample.oldest for sample in settled or samples):.1f} s",
+        "memory": f"{memory('VmHWM') - memory_before:.0f} MiB",
+        "oldest confirmation": f"{max(sample.oldest for sample in samples_after or samples):.1f} s",
     }
 
 
@@ -185,28 +187,28 @@ def listings(kind: str, count: int) -> Figures:
         store = open_store(url)
         with ThreadPoolExecutor(1 if kind == "sqlite" else 16) as pool:
             list(pool.map(lambda number: store.write(CreateLease(Lease(f"shardId-{number:012d}"))), range(count)))
-        spent = []
+        durations = []
         for _ in range(5):
-            began, worked = time.perf_counter(), time.process_time()
+            wall_start, processor_start = time.perf_counter(), time.process_time()
             assert len(store.list().leases) == count
-            spent.append((time.perf_counter() - began, time.process_time() - worked))
+            durations.append((time.perf_counter() - wall_start, time.process_time() - processor_start))
         store.close()
-    wall, processor = sorted(spent)[2]
+    wall, processor = sorted(durations)[2]
     return {"leases": str(count), "seconds": f"{wall:.2f}", "of the processor": f"{processor:.2f}"}
 
 
 def answers(count: int = 30, seconds: float = 30.0) -> Figures:
     """Run a worker whose reads all return 10 MiB at the same time, repeatedly."""
-    before = memory()
-    samples = watched("memory://leases", Endless(count, 10 * 1024), seconds)
+    memory_before = memory()
+    samples = run_and_sample("memory://leases", Endless(count, 10 * 1024), seconds)
     return {
         "shards": str(count),
-        "memory, most": f"{memory('VmHWM') - before:.0f} MiB",
+        "memory, most": f"{memory('VmHWM') - memory_before:.0f} MiB",
         "oldest confirmation": f"{max(sample.oldest for sample in samples):.1f} s",
     }
 
 
-def spin(share: float) -> None:
+def keep_core_busy(share: float) -> None:
     """Keep a core busy for this share of the time."""
     while True:
         until = time.perf_counter() + share / 10
@@ -217,12 +219,14 @@ def spin(share: float) -> None:
 
 def busy(minutes: float, count: int = 100) -> Figures:
     """Run a worker while other processes keep every core busy."""
-    burners = [multiprocessing.Process(target=spin, args=(0.9,), daemon=True) for _ in range(os.cpu_count() or 1)]
+    burners = [
+        multiprocessing.Process(target=keep_core_busy, args=(0.9,), daemon=True) for _ in range(os.cpu_count() or 1)
+    ]
     for burner in burners:
         burner.start()
     try:
         with store_url("dynalite") as url:
-            samples = watched(url, Endless(count), 60 * minutes)
+            samples = run_and_sample(url, Endless(count), 60 * minutes)
     finally:
         for burner in burners:
             burner.kill()
@@ -230,7 +234,7 @@ def busy(minutes: float, count: int = 100) -> Figures:
     return {
         "minutes": f"{minutes:g}",
         "memory": f"{settled[-1].mib:.0f} MiB",
-        "memory slope": f"{slope(settled):+.1f} MiB an hour",
+        "memory slope": f"{memory_growth(settled):+.1f} MiB an hour",
         "open files and sockets": f"{settled[0].files} to {settled[-1].files}",
         "oldest confirmation": f"{max(sample.oldest for sample in settled):.1f} s",
         "looks that found a missed renewal": str(sum(sample.oldest > LEASE_SECONDS for sample in settled)),
@@ -238,11 +242,11 @@ def busy(minutes: float, count: int = 100) -> Figures:
     }
 
 
-def slope(samples: list[Sample]) -> float:
+def memory_growth(samples: list[Sample]) -> float:
     """Return the growth of memory in MiB per hour, by least squares."""
     t, mib = [sample.t for sample in samples], [sample.mib for sample in samples]
     mean_t, mean = sum(t) / len(t), sum(mib) / len(mib)
-    spread = sum((each - mean_t) ** 2 for each in t)
+    spread = sum((sample_time - mean_t) ** 2 for sample_time in t)
     return 3600 * sum((x - mean_t) * (y - mean) for x, y in zip(t, mib, strict=True)) / spread
 
 
@@ -254,11 +258,11 @@ def day(hours: float) -> Figures:
         6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0, cycles=cycles
     )
     began = time.process_time()
-    ((_, told),) = on_this_machine(question, [1], 1)
+    ((_, outcome),) = on_this_machine(question, [1], 1)
     return {
         "virtual hours": f"{hours:g}",
         "seconds of the processor": f"{time.process_time() - began:.0f}",
-        **{name: f"{told[name]}" for name in ("moves", "claims", "failed_writes", "unowned_lease_cycles_max")},
+        **{name: f"{outcome[name]}" for name in ("moves", "claims", "failed_writes", "unowned_lease_cycles_max")},
         "memory": f"{memory('VmHWM'):.0f} MiB",
     }
 
@@ -274,7 +278,7 @@ def parts(minutes: float, hours: float) -> dict[str, dict[str, tuple[Callable[..
     }
 
 
-def alone(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figures:
+def run_in_process(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figures:
     """Run a measurement in a separate process, and return its figures."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=logging.disable) as pool:
         return pool.submit(work, *arguments).result()
@@ -282,19 +286,19 @@ def alone(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figure
 
 def main() -> None:
     """Measure, print the figures, and write the page if requested."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("parts", nargs="*", help="parts, or names of single lines [all]")
-    asked.add_argument("--minutes", type=float, default=20.0, help="of a busy processor")
-    asked.add_argument("--hours", type=float, default=24.0, help="of virtual time")
-    asked.add_argument("--write", action="store_true")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="parts, or names of single lines [all]")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of a busy processor")
+    parser.add_argument("--hours", type=float, default=24.0, help="of virtual time")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     lines = []
-    for part, works in parts(options.minutes, options.hours).items():
-        for name, (work, arguments) in works.items():
+    for part, measurements in parts(options.minutes, options.hours).items():
+        for name, (work, arguments) in measurements.items():
             if {part, name} & set(options.parts) or not options.parts:
                 load = os.getloadavg()[0]
-                figures = ", ".join(f"{what} {figure}" for what, figure in alone(work, arguments).items())
+                figures = ", ".join(f"{what} {figure}" for what, figure in run_in_process(work, arguments).items())
                 lines.append(f"| {part} | {name} | {figures} | {load:.1f} |")
                 print(lines[-1], flush=True)
     if options.write:
@@ -303,8 +307,8 @@ def main() -> None:
 
 def write(lines: list[str]) -> None:
     """Write these lines to the page. They replace the lines of the same parts and names."""
-    before = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    rows = {row.split("|")[2]: row for row in [*before, *lines] if row.startswith("| ")}
+    old_lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    rows = {row.split("|")[2]: row for row in [*old_lines, *lines] if row.startswith("| ")}
     rows.pop(HEAD[0].split("|")[2], None)
     RESULTS.write_text("\n".join([*ABOUT, *HEAD, *rows.values(), ""]), encoding="utf-8")
 

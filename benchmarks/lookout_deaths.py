@@ -97,34 +97,34 @@ DEATHS = (
 )
 
 
-def unread(fleet: Fleet, death: Death, seed: int) -> float:
+def seconds_unread(fleet: Fleet, death: Death, seed: int) -> float:
     """Simulate the deaths, and return the seconds until all leases are owned again."""
     logging.disable(logging.CRITICAL)
-    ours = [name for number, name in enumerate(fleet.names) if fleet.config(number) is OURS] or fleet.names
+    our_workers = [name for number, name in enumerate(fleet.names) if fleet.config(number) is OURS] or fleet.names
     ranks = lookout_ranks(
-        [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in ours], OURS
+        [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in our_workers], OURS
     ).ranks
-    gone = frozenset(ranks[: death.first] if death.first else ranks[-1:])
+    dying = frozenset(ranks[: death.first] if death.first else ranks[-1:])
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    at = CRASH + draw.uniform(0.0, KCL.cycle_seconds)
+    death_at = CRASH + draw.uniform(0.0, KCL.cycle_seconds)
     members = []
     for number, name in enumerate(fleet.names):
-        config, end = fleet.config(number), at if name in gone else math.inf
+        config, end = fleet.config(number), death_at if name in dying else math.inf
         members.append(Member(name, config, draw.uniform(0.0, 1.0), end, foreign=config is KCL))
-    network = evolve(ROUGH, outages=(Nap(at + OUTAGE[0], OUTAGE[1]),)) if fleet.rough else Network()
+    network = evolve(ROUGH, outages=(Nap(death_at + OUTAGE[0], OUTAGE[1]),)) if fleet.rough else Network()
     owners = balanced(fleet.leases, fleet.names, draw)
-    history = run(Scenario(seed, owners, tuple(members), at + AFTER, calm=at + AFTER, network=network))
-    return max(unowned(history, history.end, at).values())
+    history = run(Scenario(seed, owners, tuple(members), death_at + AFTER, calm=death_at + AFTER, network=network))
+    return max(unowned(history, history.end, death_at).values())
 
 
-def line(fleet: Fleet, death: Death, told: list[float]) -> bool:
+def print_line(fleet: Fleet, death: Death, results: list[float]) -> bool:
     """Print a line of the table, and return whether the limit is met."""
-    most = fleet.most if fleet.rough or fleet.kcl == "all" else min(fleet.most, death.most)
-    good = max(told) <= most
-    verdict = "" if most == math.inf else f"<= {most:g}  {'pass' if good else 'FAIL'}"
-    seconds = f"{median(told):8.1f} {max(told):8.1f}"
-    print(f"{fleet.name:30} {death.name:30} {len(told):5} {seconds}   {verdict}", flush=True)
-    return good
+    limit = fleet.most if fleet.rough or fleet.kcl == "all" else min(fleet.most, death.most)
+    meets_limit = max(results) <= limit
+    verdict = "" if limit == math.inf else f"<= {limit:g}  {'pass' if meets_limit else 'FAIL'}"
+    seconds = f"{median(results):8.1f} {max(results):8.1f}"
+    print(f"{fleet.name:30} {death.name:30} {len(results):5} {seconds}   {verdict}", flush=True)
+    return meets_limit
 
 
 def main(
@@ -136,17 +136,17 @@ def main(
     """Measure, and print the seconds until all leases are owned again. The exit status is 1 if a limit is not met."""
     fleets = [fleet for fleet in FLEETS if re.search(only, fleet.name)]
     print(f"{'fleet':30} {'who dies':30} seeds   median    worst   limit")
-    good = True
+    all_good = True
     with processes(jobs) as pool:
-        asked = [
-            (fleet, death, [pool.submit(unread, fleet, death, seed) for seed in range(min(seeds, fleet.seeds))])
+        futures = [
+            (fleet, death, [pool.submit(seconds_unread, fleet, death, seed) for seed in range(min(seeds, fleet.seeds))])
             for fleet in fleets
             for death in DEATHS
             if death.first < fleet.workers
         ]
-        for fleet, death, told in asked:
-            good &= line(fleet, death, [each.result() for each in told])
-    sys.exit(0 if good else 1)
+        for fleet, death, results in futures:
+            all_good &= print_line(fleet, death, [future.result() for future in results])
+    sys.exit(0 if all_good else 1)
 
 
 if __name__ == "__main__":

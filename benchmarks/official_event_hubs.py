@@ -24,17 +24,17 @@ STRATEGIES = {
 
 
 @contextmanager
-def in_charge(name: str) -> Iterator[None]:
+def sdk_planner(name: str) -> Iterator[None]:
     """Let all workers that start in this block plan with the SDK's own class."""
 
     def plan(leases: Iterable[Lease], _shards: Iterable[Shard] | None, me: Me, config: Config) -> tuple[Action, ...]:
-        return _taken(tuple(leases), me, config, STRATEGIES[name])
+        return _plan_with_sdk(tuple(leases), me, config, STRATEGIES[name])
 
     with patch("leasehold.adapters.worker.worker.plan", plan):
         yield
 
 
-def _taken(
+def _plan_with_sdk(
     leases: tuple[Lease, ...], me: Me, config: Config, strategy: LoadBalancingStrategy
 ) -> tuple[Claim | Steal, ...]:
     client: Any = SimpleNamespace(_address=SimpleNamespace(hostname="hub"), eventhub_name="hub")
@@ -45,9 +45,9 @@ def _taken(
         {"partition_id": lease.key, "owner_id": lease.owner or "", "last_modified_time": now - min(lease.idle, now)}
         for lease in leases
     ]
-    chosen = manager._balance_ownership(records, list(by_key))  # noqa: SLF001  the rule itself
-    taken = [by_key[record["partition_id"]] for record in chosen]
-    return tuple(_action(lease, config) for lease in taken if lease.owner != me.worker)
+    records_chosen = manager._balance_ownership(records, list(by_key))  # noqa: SLF001  the rule itself
+    chosen_leases = [by_key[record["partition_id"]] for record in records_chosen]
+    return tuple(_action(lease, config) for lease in chosen_leases if lease.owner != me.worker)
 
 
 def _action(lease: Lease, config: Config) -> Claim | Steal:

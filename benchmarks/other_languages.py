@@ -99,10 +99,10 @@ def peers(pause: float | None) -> dict[str, Callable[[], Peer]]:
 def _java(pause: int) -> Peer:
     if missing := java_kcl.missing():
         raise ServiceError(f"no {missing} on the PATH")
-    built = java_kcl.built(KCL)
-    asked = ("-Dcount=true", f"-Didle.millis={pause}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-    place = ("{url}", "{dynamodb}", "canned", "{table}", "java", "10000", "own")
-    words = (str(shutil.which("java")), *JVM, *asked, "-cp", f"{built}:{built}/jars/*", "KclWorker", *place)
+    classes = java_kcl.built(KCL)
+    options = ("-Dcount=true", f"-Didle.millis={pause}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+    positional = ("{url}", "{dynamodb}", "canned", "{table}", "java", "10000", "own")
+    words = (str(shutil.which("java")), *JVM, *options, "-cp", f"{classes}:{classes}/jars/*", "KclWorker", *positional)
     return Peer(words, settling=JIT_POLLS)
 
 
@@ -134,24 +134,24 @@ def _kclpy(pause: int) -> Peer:
 def proxy(url: str) -> Iterator[str]:
     """Run a proxy that accepts HTTP/2 without TLS for the server at `url`, and yield its URL. Raises ServiceError."""
     command = (str(_go() / "proxy"), url)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:  # noqa: S603  ours
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  ours
         try:
-            assert started.stdout is not None
-            yield f"http://127.0.0.1:{int(started.stdout.readline())}"
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
-            started.kill()
+            process.kill()
 
 
-def _filled(name: str, fill: Callable[[Path], None]) -> Path:
-    sources = sorted(each for each in (PROGRAMS / name).rglob("*") if each.is_file())
-    digest = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()[:12]
+def _build_once(name: str, fill: Callable[[Path], None]) -> Path:
+    sources = sorted(file for file in (PROGRAMS / name).rglob("*") if file.is_file())
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
     return filled(f"peers/{name}-{digest}", fill, shared=True)
 
 
 def _go() -> Path:
     """Build the loop and the proxy in Go, and return their folder."""
     build = ("build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o")
-    return _filled(
+    return _build_once(
         "go", lambda folder: print(run_go("the loop", PROGRAMS / "go", *build, f"{folder}/", "./..."), end="")
     )
 
@@ -165,23 +165,25 @@ def _rust() -> Path:
 
     def fill(folder: Path) -> None:
         print("building a loop on the Rust SDK, once (a few minutes) ...", file=sys.stderr)
-        with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as place:
-            project = Path(place) / "rust"
+        with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as temporary_folder:
+            project = Path(temporary_folder) / "rust"
             shutil.copytree(PROGRAMS / "rust", project)
             lock = project / "Cargo.lock"
-            _run(cargo, project, "generate-lockfile")
+            _run_cargo(cargo, project, "generate-lockfile")
             source = re.search(r"^source = .*\n", lock.read_text(), re.MULTILINE)
             assert source, "it names no registry"
-            kept = (project / "crates.lock").read_text()
-            lock.write_text(kept.replace("\nchecksum", f"\n{source[0]}checksum"))
-            _run(cargo, project, "build", "--release", "--locked")
+            locked_versions = (project / "crates.lock").read_text()
+            lock.write_text(locked_versions.replace("\nchecksum", f"\n{source[0]}checksum"))
+            _run_cargo(cargo, project, "build", "--release", "--locked")
             shutil.copy(project / "target" / "release" / "loop", folder)
 
-    return _filled("rust", fill) / "loop"
+    return _build_once("rust", fill) / "loop"
 
 
-def _run(cargo: str, project: Path, *arguments: str) -> None:
-    there = {**os.environ, "CARGO_TARGET_DIR": str(project / "target")}
-    done = subprocess.run([cargo, *arguments], cwd=project, env=there, capture_output=True, text=True, check=False)  # noqa: S603  ours
-    if done.returncode:
-        raise ServiceError(f"cargo could not build the loop:\n{done.stderr.strip()[-2000:]}")
+def _run_cargo(cargo: str, project: Path, *arguments: str) -> None:
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(project / "target")}
+    finished = subprocess.run(  # noqa: S603  our own command
+        [cargo, *arguments], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    if finished.returncode:
+        raise ServiceError(f"cargo could not build the loop:\n{finished.stderr.strip()[-2000:]}")

@@ -57,12 +57,12 @@ def main() -> None:
     """Measure, and print the results. The exit status is 1 if a limit is not met."""
     options = _options()
     sizes = SIZES if options.leases is None else ((options.leases, options.workers),)
-    reports = [_reported(leases, workers, options.repeats) for leases, workers in sizes]
+    reports = [_report(leases, workers, options.repeats) for leases, workers in sizes]
     print(json.dumps(reports) if options.json else "\n\n".join(map(_table, reports)))
-    sys.exit(1 if any(map(_broken, reports)) else 0)
+    sys.exit(1 if any(map(_misses_limits, reports)) else 0)
 
 
-def _reported(leases: int, workers: int, repeats: int) -> dict[str, Any]:
+def _report(leases: int, workers: int, repeats: int) -> dict[str, Any]:
     report: dict[str, Any] = {
         "leases": leases,
         "workers": workers,
@@ -104,8 +104,8 @@ def _leases(state: str, leases: int, workers: int) -> tuple[Lease, ...]:
     idle = 3600.0 if state == "all expired" else 1.0
     owners = [f"w-{place % workers}" for place in range(leases)]
     if state in {"acting", "filling"}:
-        seen = workers if state == "filling" else 0  # new workers have one lease each, or none
-        owners[seen:] = [f"w-{place % (workers // 2)}" for place in range(seen, leases)]
+        already_owned = workers if state == "filling" else 0  # new workers have one lease each, or none
+        owners[already_owned:] = [f"w-{place % (workers // 2)}" for place in range(already_owned, leases)]
     return tuple(
         Lease(f"shardId-{place:012d}", owner=owner, version=Version("7"), idle=idle)
         for place, owner in enumerate(owners)
@@ -120,21 +120,21 @@ def _loop(leases: tuple[Lease, ...]) -> dict[str | None, int]:
     return counts
 
 
-def _medians(timed: dict[str, Callable[[], object]], peer: "_Peer", repeats: int) -> dict[str, float]:
+def _medians(contenders: dict[str, Callable[[], object]], peer: "_Peer", repeats: int) -> dict[str, float]:
     """Return median times. The contenders take turns, so that other load on the machine affects all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
-    peers = []
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    peer_samples = []
     # As in timeit. Otherwise one side might pay for collecting the garbage of another.
     gc.disable()
     for _ in range(repeats):
-        for name, work in timed.items():
+        for name, work in contenders.items():
             began = time.process_time()
             work()
             seconds[name].append(time.process_time() - began)
-        peers.append(peer.seconds())
+        peer_samples.append(peer.seconds())
         gc.collect()
     gc.enable()
-    return {name: median(each) for name, each in seconds.items()} | {"azure-eventhub": median(peers)}
+    return {name: median(samples) for name, samples in seconds.items()} | {"azure-eventhub": median(peer_samples)}
 
 
 class _Peer:
@@ -157,13 +157,13 @@ class _Peer:
         return time.process_time() - began
 
 
-def _broken(report: dict[str, Any]) -> bool:
+def _misses_limits(report: dict[str, Any]) -> bool:
     ratios = report["ratio_to_loop"]
-    slow = any(ratio > most for state, most in LIMITS.items() for ratio in ratios[state].values())
-    slower = any(ratios[state]["minimal"] > most * ratios[state]["kcl"] for state, most in KCL_LIMITS.items())
+    slow = any(ratio > limit for state, limit in LIMITS.items() for ratio in ratios[state].values())
+    slower = any(ratios[state]["minimal"] > limit * ratios[state]["kcl"] for state, limit in KCL_LIMITS.items())
     peers = report["azure_eventhub_to_plan"].get("all expired", {})
-    behind = any(ratio < PEER_LIMIT for name, ratio in peers.items() if name.startswith("event-hubs"))
-    return slow or slower or behind
+    peer_too_fast = any(ratio < PEER_LIMIT for name, ratio in peers.items() if name.startswith("event-hubs"))
+    return slow or slower or peer_too_fast
 
 
 def _table(report: dict[str, Any]) -> str:

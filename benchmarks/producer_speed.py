@@ -26,7 +26,7 @@ from pathlib import Path
 
 import boto3
 from botocore.config import Config as ClientConfig
-from producer_cost import costs_told
+from producer_cost import measure_and_print
 from rich.console import Console
 from rich.table import Table
 from types_boto3_kinesis import KinesisClient
@@ -62,38 +62,42 @@ def rows(count: int) -> list[tuple[str, bytes]]:
     return [(f"key-{place % KEYS:04d}", f"{place:010d}".encode() * 10) for place in range(count)]
 
 
-def ours(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]], share: float) -> None:
+def send_with_ours(client: KinesisClient, stream: str, rows_to_send: list[tuple[str, bytes]], share: float) -> None:
     """Send all rows with our producer, which aggregates them and keeps their order."""
     with Producer(client, stream, Settings(share=share)) as producer:
-        for key, data in sent:
+        for key, data in rows_to_send:
             producer.put(data, key)
 
 
-def plain(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]]) -> None:
+def send_with_put_records(client: KinesisClient, stream: str, rows_to_send: list[tuple[str, bytes]]) -> None:
     """Send all rows with put_records, 500 per request."""
-    for begin in range(0, len(sent), 500):
+    for begin in range(0, len(rows_to_send), 500):
         batch: list[PutRecordsRequestEntryTypeDef] = [
-            {"Data": data, "PartitionKey": key} for key, data in sent[begin : begin + 500]
+            {"Data": data, "PartitionKey": key} for key, data in rows_to_send[begin : begin + 500]
         ]
         while batch:
-            answer = client.put_records(StreamName=stream, Records=batch)
-            batch = [row for row, said in zip(batch, answer["Records"], strict=True) if said.get("ErrorCode")]
+            response = client.put_records(StreamName=stream, Records=batch)
+            batch = [row for row, result in zip(batch, response["Records"], strict=True) if result.get("ErrorCode")]
 
 
-def read(client: KinesisClient, stream: str) -> int:
+def count_user_records(client: KinesisClient, stream: str) -> int:
     """Return the number of user records in the stream."""
     count = 0
     for shard in client.list_shards(StreamName=stream)["Shards"]:
-        place = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
-        iterator: str | None = place["ShardIterator"]
+        first_iterator = client.get_shard_iterator(
+            StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+        )
+        iterator: str | None = first_iterator["ShardIterator"]
         while iterator:
-            answer = client.get_records(ShardIterator=iterator)
-            count += sum(len(deaggregate(row["Data"], row["PartitionKey"])) for row in answer["Records"])
-            iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
+            response = client.get_records(ShardIterator=iterator)
+            count += sum(len(deaggregate(row["Data"], row["PartitionKey"])) for row in response["Records"])
+            iterator = (
+                response.get("NextShardIterator") if response["Records"] or response["MillisBehindLatest"] else None
+            )
     return count
 
 
-def measured(client: KinesisClient, shards: int, count: int, write: Callable[[str], object]) -> tuple[float, float]:
+def measure(client: KinesisClient, shards: int, count: int, write: Callable[[str], object]) -> tuple[float, float]:
     """Return the rows per second, and the processor seconds per million rows.
 
     Afterwards the rows in the stream are counted, to check that none was lost.
@@ -103,10 +107,10 @@ def measured(client: KinesisClient, shards: int, count: int, write: Callable[[st
     client.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
     began, cpu = time.perf_counter(), _cpu()
     write(stream)
-    took, used = time.perf_counter() - began, _cpu() - cpu
-    assert read(client, stream) == count, "rows were lost"
+    elapsed, processor_seconds = time.perf_counter() - began, _cpu() - cpu
+    assert count_user_records(client, stream) == count, "rows were lost"
     client.delete_stream(StreamName=stream)
-    return count / took, used * 1e6 / count
+    return count / elapsed, processor_seconds * 1e6 / count
 
 
 def _cpu() -> float:
@@ -139,7 +143,7 @@ def peer_python() -> Path:
     return filled(f"async-kinesis-{digest}", fill) / "bin" / "python"
 
 
-def told(medians: dict[str, tuple[float, ...]], about: str) -> Table:
+def results_table(medians: dict[str, tuple[float, ...]], about: str) -> Table:
     """Return the table of results, with the verdict for our producer."""
     table = Table(title=about)
     table.add_column("producer")
@@ -154,36 +158,41 @@ def told(medians: dict[str, tuple[float, ...]], about: str) -> Table:
 
 def main() -> None:
     """Measure all producers in turn, and print medians. The exit status is 1 if a limit is not met."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rows", type=int, default=50_000)
-    asked.add_argument("--shards", type=int, default=8)
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--cost-only", action="store_true", help="leave out the local stream and the peers")
-    asked.add_argument("--share", type=float, default=4.0, help="of a shard's rate: a local stream has no limit")
-    options = asked.parse_args()
-    sent = rows(options.rows)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cost-only", action="store_true", help="leave out the local stream and the peers")
+    parser.add_argument("--share", type=float, default=4.0, help="of a shard's rate: a local stream has no limit")
+    options = parser.parse_args()
+    rows_to_send = rows(options.rows)
     os.environ.update(dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing"))
-    cheap = costs_told(options.rounds)
+    costs_met = measure_and_print(options.rounds)
     if options.cost_only:
-        sys.exit(not cheap)
+        sys.exit(not costs_met)
     with kinesis_local() as service:
         # On a busy machine, a request with 500 records may take long. It must not time out.
-        patient = ClientConfig(read_timeout=300)
-        client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=service.url, config=patient)
-        peer, tail = [str(peer_python()), "-c", ASYNC_KINESIS], [service.url, str(options.rows), str(options.share)]
+        slow_config = ClientConfig(read_timeout=300)
+        client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=service.url, config=slow_config)
+        peer, arguments = (
+            [str(peer_python()), "-c", ASYNC_KINESIS],
+            [service.url, str(options.rows), str(options.share)],
+        )
         writers: dict[str, Callable[[str], object]] = {
-            "plain put_records": lambda stream: plain(client, stream, sent),
-            "ours": lambda stream: ours(client_of("eu-west-1", service.url, 8), stream, sent, options.share),
-            "async-kinesis": lambda stream: subprocess.run([*peer, stream, *tail], check=True),  # noqa: S603  ours
+            "plain put_records": lambda stream: send_with_put_records(client, stream, rows_to_send),
+            "ours": lambda stream: send_with_ours(
+                client_of("eu-west-1", service.url, 8), stream, rows_to_send, options.share
+            ),
+            "async-kinesis": lambda stream: subprocess.run([*peer, stream, *arguments], check=True),  # noqa: S603  ours
         }
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in writers}
         for _ in range(options.rounds):
             for name, write in writers.items():
-                figures[name].append(measured(client, options.shards, options.rows, write))
-    medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in figures.items()}
-    many = f"{options.rows:,} rows of 100 bytes to {options.shards} shards, medians of {options.rounds} rounds"
-    Console(width=100).print(told(medians, f"{many}, load {os.getloadavg()[0]:.1f}"))
-    sys.exit(not cheap or medians["ours"][0] < BAR * medians["plain put_records"][0])
+                figures[name].append(measure(client, options.shards, options.rows, write))
+    medians = {name: tuple(map(statistics.median, zip(*samples, strict=True))) for name, samples in figures.items()}
+    description = f"{options.rows:,} rows of 100 bytes to {options.shards} shards, medians of {options.rounds} rounds"
+    Console(width=100).print(results_table(medians, f"{description}, load {os.getloadavg()[0]:.1f}"))
+    sys.exit(not costs_met or medians["ours"][0] < BAR * medians["plain put_records"][0])
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ def row_bytes(leases: int) -> Rows:
     }
     now = 1_764_064_762.0
 
-    def ago() -> float:
+    def recent_time() -> float:
         return round(now - 60 * draw.random(), 3)
 
-    told = {
+    remarks = {
         key: Remark(
             draw.randrange(1000),
             {
@@ -57,10 +57,10 @@ def row_bytes(leases: int) -> Rows:
                         worker,
                         3,
                         draw.random(),
-                        arrived=ago(),
-                        read=ago(),
-                        done=ago(),
-                        tried=ago(),
+                        arrived=recent_time(),
+                        read=recent_time(),
+                        done=recent_time(),
+                        tried=recent_time(),
                         lease=10.0,
                     ).note,
                     draw.randrange(10**5),
@@ -72,12 +72,12 @@ def row_bytes(leases: int) -> Rows:
     }
     return Rows(
         written_bytes("session/" + "0" * 32, session_fields(Session(worker, 10**6, entries=entries))),
-        written_bytes("told/" + "0" * 32, remarks_fields(told)),
+        written_bytes("told/" + "0" * 32, remarks_fields(remarks)),
     )
 
 
 @frozen
-class Requested:
+class RequestRates:
     """The requests per second of a fleet at rest that reads. `changed` counts rows that changed between listings."""
 
     sessions: float
@@ -88,7 +88,7 @@ class Requested:
     changed: float
 
 
-def requested(shards: int, workers: int, checkpoints: float, seconds: float) -> Requested:
+def simulate_requests(shards: int, workers: int, checkpoints: float, seconds: float) -> RequestRates:
     """Simulate a fleet for `seconds`, and return its requests without those of the start.
 
     When a fleet starts, its workers make additional listings to find each other.
@@ -97,28 +97,35 @@ def requested(shards: int, workers: int, checkpoints: float, seconds: float) -> 
         shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, sessions=True
     )
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
-    warm, whole = (
+    warm_up, total = (
         _figures(run(evolve(scenario, seconds=length, calm=length)))
         for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
-    return Requested(*((whole[place] - warm[place]) / seconds for place in range(len(whole))))
+    return RequestRates(*((total[index] - warm_up[index]) / seconds for index in range(len(total))))
 
 
 def _figures(history: SimulatedHistory) -> tuple[float, ...]:
-    asked = history.requests
+    requests = history.requests
     read = history.fetched - history.fetched_stale / 2
-    return asked["session"], asked["told"], asked["lease"], asked["list"], read, history.changed_since_listed
+    return (
+        requests["session"],
+        requests["told"],
+        requests["lease"],
+        requests["list"],
+        read,
+        history.changed_since_listed,
+    )
 
 
-def bills(shards: int, workers: int, found: Requested) -> tuple[tuple[float, float], tuple[float, float]]:
+def bills(shards: int, workers: int, rates: RequestRates) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the writes and reads per second that DynamoDB bills, and those that S3 bills.
 
     S3 bills listings as writes.
     """
     rows = row_bytes(ceil(shards / workers))
-    units = ceil(rows.session / WRITE_BYTES) * found.sessions + ceil(rows.told / WRITE_BYTES) * found.told
+    units = ceil(rows.session / WRITE_BYTES) * rates.sessions + ceil(rows.told / WRITE_BYTES) * rates.told
     table = shards * ROW_BYTES + workers * (rows.session + rows.told)
-    listed = found.lists * table / UNIT_BYTES / 2
+    listed = rates.lists * table / UNIT_BYTES / 2
     pages = 2 * ceil(workers / 1000) + ceil(shards / 1000)
-    objects = found.sessions + found.told + found.leases + found.lists * pages
-    return (units + found.leases, listed + found.read), (objects, found.changed + found.read)
+    objects = rates.sessions + rates.told + rates.leases + rates.lists * pages
+    return (units + rates.leases, listed + rates.read), (objects, rates.changed + rates.read)

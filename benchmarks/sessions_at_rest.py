@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from attrs import frozen
-from session_requests import requested
+from session_requests import simulate_requests
 
 from leasehold.adapters.worker.progress import TELL_SECONDS
 from leasehold.balancer.bulletin import bulletin_annotations
@@ -26,7 +26,7 @@ CONFIG = Config()
 
 
 @frozen
-class Asked:
+class RequestRates:
     """The requests of one worker per second.
 
     writes  writes of sessions, and of the rows in which sessions report their progress
@@ -39,22 +39,22 @@ class Asked:
     rows: float
 
 
-def run_by(leases: int, workers: int, checkpoints: float, seconds: float) -> tuple[float, float]:
+def simulated_requests(leases: int, workers: int, checkpoints: float, seconds: float) -> tuple[float, float]:
     """Return the writes of session and progress rows, and the read units without listings, per worker and second."""
-    found = requested(leases, workers, checkpoints, seconds)
-    return (found.sessions + found.told) / workers, found.read / workers
+    rates = simulate_requests(leases, workers, checkpoints, seconds)
+    return (rates.sessions + rates.told) / workers, rates.read / workers
 
 
-def asked_of(leases: int, workers: int, checkpoints: float) -> Asked:
+def planned_requests(leases: int, workers: int, checkpoints: float) -> RequestRates:
     """Return the requests of a worker that has just read the bulletin, which contained nothing new."""
     names = [f"w-{number:04}" for number in range(workers)]
-    said = bulletin_annotations(Bulletin(7, 2))
+    annotations = bulletin_annotations(Bulletin(7, 2))
     table = tuple(
         Lease(
             f"s-{number:06}",
             owner=(name := names[number % workers]),
             idle=1.0,
-            annotations=(("process", f"p/{name}"), *said),
+            annotations=(("process", f"p/{name}"), *annotations),
         )
         for number in range(leases)
     )
@@ -62,13 +62,13 @@ def asked_of(leases: int, workers: int, checkpoints: float) -> Asked:
     row = bulletin_row(table, ranks[0])
     assert row is not None
     call = f"7 0 {row.key}"
-    heard = BulletinState(latest=Bulletin(7, 2), acts_read=2, call=call)
-    me = Me(ranks[-1], history=History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=heard))
+    bulletin_state = BulletinState(latest=Bulletin(7, 2), acts_read=2, call=call)
+    me = Me(ranks[-1], history=History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=bulletin_state))
     assert plan(table, None, me, CONFIG) == ()  # at rest
     look = look_again((), table, me, CONFIG)
     assert look.keys is not None, "a reader at rest lists nothing"
     # In addition to checkpoints, a worker regularly writes its lag, by writing one row and one session.
-    return Asked(1 / checkpoints + 2 / TELL_SECONDS, 1 / look.seconds, len(look.keys))
+    return RequestRates(1 / checkpoints + 2 / TELL_SECONDS, 1 / look.seconds, len(look.keys))
 
 
 def main(
@@ -82,14 +82,14 @@ def main(
     print("| leases, workers | how | writes | read units | readings | leases a reading |")
     print("|---|---|---|---|---|---|")
     for leases, workers in RUN:
-        writes, units = run_by(leases, workers, checkpoint_seconds, seconds)
+        writes, units = simulated_requests(leases, workers, checkpoint_seconds, seconds)
         print(
             f"| {leases:,}, {workers:,} | run, the lookout with the others | {writes:.2f} | {units:.2f} | | |",
             flush=True,
         )
     for leases, workers in ASKED:
-        found = asked_of(leases, workers, checkpoint_seconds)
-        figures = f"{found.writes:.2f} | {1.5 * found.rows * found.reads:.2f} | {found.reads:.2f} | {found.rows:g}"
+        rates = planned_requests(leases, workers, checkpoint_seconds)
+        figures = f"{rates.writes:.2f} | {1.5 * rates.rows * rates.reads:.2f} | {rates.reads:.2f} | {rates.rows:g}"
         print(f"| {leases:,}, {workers:,} | asked of a reader's planner | {figures} |", flush=True)
 
 

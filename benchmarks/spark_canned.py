@@ -54,13 +54,13 @@ class Service:
             assert aggregate.add(b"%010d" % number * (USER_BYTES // 10), keys[number % KEYS])
         self._data = [aggregate.sealed()] * aggregates
 
-    def get_shard_iterator(self, **asked: str) -> dict[str, str]:
+    def get_shard_iterator(self, **request: str) -> dict[str, str]:
         """Return an iterator, which is the sequence number after which to read."""
-        return {"ShardIterator": asked.get("StartingSequenceNumber", "0")}
+        return {"ShardIterator": request.get("StartingSequenceNumber", "0")}
 
-    def get_records(self, **asked: str) -> dict[str, Any]:
+    def get_records(self, **request: str) -> dict[str, Any]:
         """Return the next records. The shard has no end."""
-        first = int(asked["ShardIterator"]) + 1
+        first = int(request["ShardIterator"]) + 1
         records = [
             {"Data": data, "PartitionKey": "a", "SequenceNumber": str(number)}
             for number, data in enumerate(self._data, first)
@@ -107,8 +107,8 @@ class Unshared:
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:
         self._source, self._pace = source, pace
-        self._larders = {shard.id: RowBuffer(pace.columns) for shard in source.shards()}
-        self._begins = dict.fromkeys(self._larders, TRIM_HORIZON)
+        self._buffers = {shard.id: RowBuffer(pace.columns) for shard in source.shards()}
+        self._begins = dict.fromkeys(self._buffers, TRIM_HORIZON)
         self._changed, self._over = Condition(), Event()
 
     def start(self, *, only_now: bool) -> None:
@@ -135,7 +135,7 @@ class Unshared:
     def wait(self, seconds: float) -> None:
         """Wait until there are rows, or for this many seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: any(self._larders.values()), seconds)
+            self._changed.wait_for(lambda: any(self._buffers.values()), seconds)
 
     def linger(self, _seconds: float, _rows: int, _size: int) -> bool:
         """Return True without waiting."""
@@ -144,25 +144,25 @@ class Unshared:
     def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
         """Return the start of each shard's rows, and the rows that were read ahead, up to the limits."""
         with self._changed:
-            held = {key: RangeStart(0, begins) for key, begins in self._begins.items()}
-            sizes = fair_shares({key: larder.bytes for key, larder in self._larders.items()}, size)
-            found = {key: self._larders[key].take(shard_rows, most) for key, most in sizes.items()}
-            taken = {key: chunk for key, chunk in found.items() if chunk is not None}
-            self._begins.update({key: chunk.ends for key, chunk in taken.items()})
+            starts = {key: RangeStart(0, begins) for key, begins in self._begins.items()}
+            sizes = fair_shares({key: larder.bytes for key, larder in self._buffers.items()}, size)
+            chunks = {key: self._buffers[key].take(shard_rows, limit) for key, limit in sizes.items()}
+            non_empty_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
+            self._begins.update({key: chunk.ends for key, chunk in non_empty_chunks.items()})
             self._changed.notify_all()
-        return held, taken
+        return starts, non_empty_chunks
 
     def _read(self, lease: Lease) -> None:
-        reader, larder, pace = self._source.open(lease, TRIM_HORIZON), self._larders[lease.key], self._pace
+        reader, buffer, pace = self._source.open(lease, TRIM_HORIZON), self._buffers[lease.key], self._pace
         while not self._over.is_set():
             with self._changed:
                 self._changed.wait_for(
-                    lambda: larder.count < pace.rows // SHARDS and larder.bytes < pace.bytes // SHARDS
+                    lambda: buffer.count < pace.rows // SHARDS and buffer.bytes < pace.bytes // SHARDS
                 )
             due = time.monotonic() + pace.interval_seconds
             chunk = chunk_of(pace.columns, lease, reader.read())
             with self._changed:
-                larder.put(cast("Chunk", chunk))
+                buffer.put(cast("Chunk", chunk))
                 self._changed.notify_all()
             self._over.wait(max(0.0, due - time.monotonic()))
 
@@ -252,18 +252,18 @@ class Canned(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """Return the reader that the option `reader` names."""
-        answer = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
+        response_size = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
         if self.options["reader"] in BARE:
-            return BARE[self.options["reader"]](Stream(answer))
+            return BARE[self.options["reader"]](Stream(response_size))
         columns = kinesis_rows.columns("canned")
-        source_spec = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
+        source_spec = SourceSpec(lambda: Stream(response_size), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
         transport = "embedded" if name == "within tasks" else "fetch"
-        more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
-        more |= {"lease.lingerMs": self.options.get("linger", "0")}
+        extra_options = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
+        extra_options |= {"lease.lingerMs": self.options.get("linger", "0")}
         size = {"maxBytesPerTrigger": str(BATCH_BYTES)}
         if rows := self.options.get("rows"):
             size = {"maxRowsPerTrigger": rows, "lease.bufferBytes": str(2 * USER_BYTES * int(rows) + (64 << 20))}
-        given = OptionReader({**size, **more})
-        options = parse_lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
+        option_reader = OptionReader({**size, **extra_options})
+        options = parse_lease_options(option_reader, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
         return (LEASED | TRANSPORTS)[name](source_spec, options)

@@ -43,24 +43,24 @@ CLUSTER: dict[str, bool | float | int | str | None] = {
 }
 
 
-def measured(spark: SparkSession, rounds: int, batches: int) -> bool:
+def measure(spark: SparkSession, rounds: int, batches: int) -> bool:
     """Measure all ways, print the results, and return whether the limit is met."""
     spark.dataSource.register(Canned)
-    ways = {name: partial(canned, spark, name, "heavy") for name in TRANSPORTS}
-    found = rounds_of(ways, rounds, batches)
+    frames = {name: partial(canned, spark, name, "heavy") for name in TRANSPORTS}
+    figures = rounds_of(frames, rounds, batches)
     print(f"two workers of one core, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; medians (and extremes)")
-    for name, runs in found.items():
+    for name, runs in figures.items():
         rates, works = (sorted(map(attrgetter(of), runs)) for of in ("rate", "work"))
-        triggers = statistics.median(each for run in runs for each in run.triggers)
+        triggers = statistics.median(trigger for run in runs for trigger in run.triggers)
         print(
             f"{name:14} {statistics.median(rates):9,.0f} rows/s of 1 KB ({rates[0]:,.0f} to {rates[-1]:,.0f}) "
             f"{statistics.median(works):9,.0f} a second of processor, {triggers:7,.0f} ms a trigger"
         )
-    good = verdict("fetched / by files, rows/s", ratio(found, "fetched", "by files", attrgetter("rate")), BAR)
-    for way in found.keys() - {"fetched"}:
+    meets_limit = verdict("fetched / by files, rows/s", ratio(figures, "fetched", "by files", attrgetter("rate")), BAR)
+    for transport in figures.keys() - {"fetched"}:
         for name, figure in (("rows/s", "rate"), ("rows a second of processor", "work")):
-            print(f"fetched / {way}, {name}: {ratio(found, 'fetched', way, attrgetter(figure)):.2f}")
-    return good
+            print(f"fetched / {transport}, {name}: {ratio(figures, 'fetched', transport, attrgetter(figure)):.2f}")
+    return meets_limit
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def main() -> int:
     with spark_cluster(os.environ, memory="1g") as url:
         spark = SparkSession.builder.master(url).config(map=SETTINGS | CLUSTER).getOrCreate()
         try:
-            return 0 if measured(spark, options.rounds, options.batches) else 1
+            return 0 if measure(spark, options.rounds, options.batches) else 1
         finally:
             spark.stop()
 

@@ -36,7 +36,7 @@ from attrs import evolve, frozen
 from compiled import as_installed
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from wire_server import CBOR, forms_of, frame
+from wire_server import CBOR, encodings_of, frame
 
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
@@ -78,7 +78,7 @@ class Load:
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()
         records = [record | {"SequenceNumber": f"1{place}{number:04}"} for number in range(self.rows // self.in_one)]
-        return forms_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_one})
+        return encodings_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_one})
 
     def _record(self) -> bytes:
         if self.in_one == 1:
@@ -178,26 +178,26 @@ class Spent:
         return self.processor_seconds / self.rows * 1e6
 
 
-def measured(work: Callable[[], int]) -> Spent:
+def measure(work: Callable[[], int]) -> Spent:
     """Call `work` repeatedly for some seconds, and return its cost."""
-    rows, began, spent = 0, time.monotonic(), time.process_time()
-    while time.monotonic() - began < SECONDS:
+    rows, wall_start, processor_start = 0, time.monotonic(), time.process_time()
+    while time.monotonic() - wall_start < SECONDS:
         rows += work()
-    return Spent(rows, time.process_time() - spent, time.monotonic() - began)
+    return Spent(rows, time.process_time() - processor_start, time.monotonic() - wall_start)
 
 
-def bare(endpoint: str, load: Load) -> Spent:
+def measure_client(endpoint: str, load: Load) -> Spent:
     """Measure the AWS client alone, which receives records without further processing."""
     client = reading_client("eu-west-1", endpoint)
-    at = ["shard 0"]
+    iterator = ["shard 0"]
 
     def work() -> int:
-        answer = client.get_records(ShardIterator=at[0])
-        at[0] = answer["NextShardIterator"]
-        return len(answer["Records"]) * load.in_one
+        response = client.get_records(ShardIterator=iterator[0])
+        iterator[0] = response["NextShardIterator"]
+        return len(response["Records"]) * load.in_one
 
     work()
-    return measured(work)
+    return measure(work)
 
 
 def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
@@ -217,41 +217,41 @@ def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
     return reader
 
 
-def at_rest(endpoint: str, folder: Path) -> str:
+def measure_quiet_shards(endpoint: str, folder: Path) -> str:
     """Measure a query whose shards have no records, and describe the time to open them and the later processor time."""
     # Leases are longer than by default, because a busy machine may not renew 1,000 of them in one file in time.
     reader = reader_of(endpoint, f"sqlite:///{folder}/rest.db", **{"lease.durationMs": "60000"})
-    start, begun = reader.initialOffset(), time.monotonic()
+    start, started = reader.initialOffset(), time.monotonic()
 
-    def look(until: float = math.inf) -> None:
+    def poll_until(until: float = math.inf) -> None:
         while time.monotonic() < until:
             assert reader.latestOffset(start, ReadMaxRows(BATCH_ROWS)) == start
-            told = reader.reportLatestOffset()
-            if until == math.inf and told is not None and told["shards"] == QUIET_SHARDS:
+            report = reader.reportLatestOffset()
+            if until == math.inf and report is not None and report["shards"] == QUIET_SHARDS:
                 return
 
-    def asking() -> float:
-        threads = [each.native_id for each in threading.enumerate() if each.name.startswith("leasehold-read")]
-        return sum(int(Path(f"/proc/self/task/{each}/schedstat").read_text().split()[0]) for each in threads) / 1e9
+    def polling_seconds() -> float:
+        threads = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("leasehold-read")]
+        return sum(int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
     try:
-        look()
+        poll_until()
         opened = time.monotonic()
-        look(opened + QUIET_SECONDS)  # until the pauses between requests have reached their maximum
-        began, spent, asked = time.monotonic(), time.process_time(), asking()
-        look(began + QUIET_SECONDS)
-        passed = time.monotonic() - began
-        shares = [(time.process_time() - spent) / passed, (asking() - asked) / passed]
+        poll_until(opened + QUIET_SECONDS)  # until the pauses between requests have reached their maximum
+        measured_from, processor_before, polling_before = time.monotonic(), time.process_time(), polling_seconds()
+        poll_until(measured_from + QUIET_SECONDS)
+        elapsed = time.monotonic() - measured_from
+        shares = [(time.process_time() - processor_before) / elapsed, (polling_seconds() - polling_before) / elapsed]
     finally:
         reader.stop()
-    return f"all open in {opened - begun:.0f} s, then {shares[0]:.2f} of a processor, {shares[1]:.2f} of it to ask"
+    return f"all open in {opened - started:.0f} s, then {shares[0]:.2f} of a processor, {shares[1]:.2f} of it to ask"
 
 
-def carried(
+def measure_reader(
     endpoint: str,
     folder: Path,
     transport: str,
-    measure: Callable[[Callable[[], int]], T],
+    measure_work: Callable[[Callable[[], int]], T],
     *,
     more: Mapping[str, str] = POLLING,
 ) -> T:
@@ -263,8 +263,8 @@ def carried(
     reader = reader_of(endpoint, store, **{"lease.transport": transport, **more})
     reader._source_spec = evolve(reader._source_spec, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
     start = reader.initialOffset()
-    asked, done = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
-    executor = multiprocessing.Process(target=execute, args=(asked, done), daemon=True)
+    task_queue, done_queue = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
+    executor = multiprocessing.Process(target=execute, args=(task_queue, done_queue), daemon=True)
     executor.start()
 
     def work() -> int:
@@ -276,60 +276,62 @@ def carried(
             reader.commit(start)
         assert reader._run is not None  # noqa: SLF001  only internal state has rows that no executor has read
         rows = reader._run._plans[end["n"]].rows.values()  # noqa: SLF001
-        parts = reader.partitions(start, end)
+        tasks = reader.partitions(start, end)
         if transport == "fetch":
-            asked.put(parts)
-            done.get()
+            task_queue.put(tasks)
+            done_queue.get()
         start = end
         return sum(batch.num_rows for batch in rows)
 
     try:
         while not work():
             pass
-        return measure(work)
+        return measure_work(work)
     finally:
         executor.terminate()
         reader.stop()
 
 
-def execute(asked: Any, done: Any) -> None:  # noqa: ANN401  queues
+def execute(task_queue: Any, done_queue: Any) -> None:  # noqa: ANN401  queues
     """Fetch the rows of tasks, and drop them."""
     while True:
-        for part in asked.get():
-            for _ in read(part):
+        for task in task_queue.get():
+            for _ in read(task):
                 pass
-        done.put(None)
+        done_queue.put(None)
 
 
 def main() -> int:
     """Measure in a separate process, with the packages compiled as in a wheel."""
     if sys.argv[1:] == ["--here"]:
-        return measured_here()
+        return measure_here()
     with as_installed() as path:
         env = os.environ | {"PYTHONPATH": str(path)}
         return subprocess.run([sys.executable, __file__, "--here"], env=env, check=False).returncode  # noqa: S603  itself
 
 
-def measured_here() -> int:
+def measure_here() -> int:
     """Print a table, and return 1 if the limit is not met."""
     # A reader ends its process on SIGTERM. With fork, it would also notice the SIGTERM of a child process.
     multiprocessing.set_start_method("spawn")
     os.environ.update(ENVIRONMENT)
-    good = True
+    meets_limit = True
     logging.getLogger("leasehold.spark").setLevel(logging.WARNING)
     print(f"{'':44}{'µs a row':>8}{'rows/s':>10}{'MB/s':>8}   a whole processor's; load {os.getloadavg()[0]:.1f}")
     for load in LOADS:
         with served(load) as endpoint, tempfile.TemporaryDirectory() as folder:
-            say(load, "GetRecords alone", bare(endpoint, load))
-            fetched = carried(endpoint, Path(folder), "fetch", measured)
-            say(load, "fetched", fetched)
-            good = good and (load.size < 1000 or fetched.micros <= BAR_MICROS)
-            say(load, "fetched, by fan-out", carried(endpoint, Path(folder), "fetch", measured, more=FAN_OUT))
-            say(load, "within tasks", carried(endpoint, Path(folder), "embedded", measured))
-    print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if good else 'FAIL'}")
+            print_line(load, "GetRecords alone", measure_client(endpoint, load))
+            fetched = measure_reader(endpoint, Path(folder), "fetch", measure)
+            print_line(load, "fetched", fetched)
+            meets_limit = meets_limit and (load.size < 1000 or fetched.micros <= BAR_MICROS)
+            print_line(
+                load, "fetched, by fan-out", measure_reader(endpoint, Path(folder), "fetch", measure, more=FAN_OUT)
+            )
+            print_line(load, "within tasks", measure_reader(endpoint, Path(folder), "embedded", measure))
+    print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if meets_limit else 'FAIL'}")
     with served(Load("nothing", 0, 0), QUIET_SHARDS) as endpoint, tempfile.TemporaryDirectory() as folder:
-        print(f"{QUIET_SHARDS:,} shards at rest: {at_rest(endpoint, Path(folder))}")
-    return 0 if good else 1
+        print(f"{QUIET_SHARDS:,} shards at rest: {measure_quiet_shards(endpoint, Path(folder))}")
+    return 0 if meets_limit else 1
 
 
 @contextmanager
@@ -345,10 +347,11 @@ def served(load: Load, shard_count: int = SHARDS) -> Iterator[str]:
         server.join()
 
 
-def say(load: Load, how: str, spent: Spent) -> None:
+def print_line(load: Load, reader: str, spent: Spent) -> None:
     """Print a line of the table. Elapsed time is left out, because it depends on other load on the machine."""
-    each = spent.processor_seconds / spent.rows
-    print(f"{load.name + ', ' + how:44}{each * 1e6:6.1f}{1 / each:12,.0f}{load.size / each / 1e6:8.1f}")
+    seconds_per_row = spent.processor_seconds / spent.rows
+    rates = f"{1 / seconds_per_row:12,.0f}{load.size / seconds_per_row / 1e6:8.1f}"
+    print(f"{load.name + ', ' + reader:44}{seconds_per_row * 1e6:6.1f}{rates}")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ CASES = (
 )
 
 
-def holding(place: str) -> Callable[[int], None]:
+def task_function(place: str) -> Callable[[int], None]:
     """Return the function of a task, which records its start and waits until it may end."""
 
     def hold(number: int) -> None:
@@ -84,13 +84,13 @@ def holding(place: str) -> Callable[[int], None]:
     return hold
 
 
-def second(spark: SparkSession, folder: Path) -> None:
+def run_second(spark: SparkSession, folder: Path) -> None:
     """Run six tasks in a separate pool."""
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "second")
-    spark.sparkContext.parallelize(range(ALL), ALL).foreach(holding(str(folder)))
+    spark.sparkContext.parallelize(range(ALL), ALL).foreach(task_function(str(folder)))
 
 
-def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
+def run_first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
     """Run the query until it is killed. After the first batch with rows, print the number of executors each second.
 
     If a file "go" appears, also start the six tasks.
@@ -100,7 +100,7 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
         writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.format("noop")
         return writer.option("checkpointLocation", str(folder / "progress")).queryName("first").start()
 
-    query, batches, job = start_query(start), 0, Thread(target=second, args=(spark, folder), daemon=True)
+    query, batches, job = start_query(start), 0, Thread(target=run_second, args=(spark, folder), daemon=True)
     while query.isActive:
         batches += any(each["numInputRows"] for each in query.recentProgress)
         if batches:
@@ -114,7 +114,7 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
         raise fault
 
 
-def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
+def measure(case: Case, master: str, kinesis: str) -> tuple[int, int]:
     """Return the number of cores of the first application, and the number that the second gets."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -127,98 +127,100 @@ def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
             "lease.store": f"sqlite:///{folder}/leases.db",
             "lease.cores": str(ALL),  # with dynamic allocation, there are no cores to count when a query starts
         }
-        stack.enter_context(fed(kinesis, stream.name, on=case.rows))
-        given = {"settings": {"spark.executor.cores": str(case.executor), **case.settings}, "options": options}
-        reads = stack.enter_context(child("first", master, folder, given))
+        stack.enter_context(put_rows(kinesis, stream.name, on=case.rows))
+        arguments = {"settings": {"spark.executor.cores": str(case.executor), **case.settings}, "options": options}
+        query_process = stack.enter_context(start_application("first", master, folder, arguments))
 
         def executors() -> int:
-            lines = reads.out.read_bytes().rpartition(b"\n")[0].splitlines()
+            lines = query_process.out.read_bytes().rpartition(b"\n")[0].splitlines()
             return int(lines[-1]) if lines else UNKNOWN
 
-        held = stood(executors, reads) * case.executor
+        first_cores = wait_until_constant(executors, query_process) * case.executor
         if case.pool:
             (folder / "go").touch()
         else:
-            stack.enter_context(child("second", master, folder, {"settings": {"spark.executor.cores": "1"}}))
-        got = stood(lambda: len([*folder.glob("task-*")]), reads, most=ALL)
+            stack.enter_context(
+                start_application("second", master, folder, {"settings": {"spark.executor.cores": "1"}})
+            )
+        second_cores = wait_until_constant(lambda: len([*folder.glob("task-*")]), query_process, maximum=ALL)
         (folder / "end").touch()
-        return held, got
+        return first_cores, second_cores
 
 
-def stood(look: Callable[[], int], reads: Child, *, most: int | None = None) -> int:
+def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, maximum: int | None = None) -> int:
     """Return the result of `look` when it has been constant for long enough, or has reached its maximum."""
-    began, seen, since = time.monotonic(), look(), time.monotonic()
-    long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if most else STANDS_SECONDS}
-    while seen != most and time.monotonic() - since < long_enough.get(seen, STANDS_SECONDS):
+    start_time, count, count_since = time.monotonic(), read_count(), time.monotonic()
+    long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if maximum else STANDS_SECONDS}
+    while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):
         time.sleep(0.5)
-        if not reads.running:
-            raise RuntimeError(f"the query has ended: {reads.said}")
-        if (now := look()) != seen:
-            seen, since = now, time.monotonic()
-    if seen == UNKNOWN:
-        raise RuntimeError(f"no batch in {time.monotonic() - began:.0f} s: {reads.said}")
-    return seen
+        if not query_process.running:
+            raise RuntimeError(f"the query has ended: {query_process.said}")
+        if (now := read_count()) != count:
+            count, count_since = now, time.monotonic()
+    if count == UNKNOWN:
+        raise RuntimeError(f"no batch in {time.monotonic() - start_time:.0f} s: {query_process.said}")
+    return count
 
 
 @contextmanager
-def child(role: str, master: str, folder: Path, given: Mapping[str, Any]) -> Iterator[Child]:
+def start_application(role: str, master: str, folder: Path, arguments: Mapping[str, Any]) -> Iterator[Child]:
     """Run this file as an application, and kill it at the end of the block."""
-    found = Child(role, (__file__, role, master, str(folder), json.dumps(given)), folder)
+    process = Child(role, (__file__, role, master, str(folder), json.dumps(arguments)), folder)
     try:
-        yield found
+        yield process
     finally:
-        found.kill()
+        process.kill()
 
 
 @contextmanager
-def fed(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
+def put_rows(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
     """Put twenty rows, and if `on`, as many each second until the end of the block."""
     ended = Event()
     rows = [(str(number), b"row") for number in range(20)]
 
     def feed() -> None:
-        with closing(client(kinesis)) as to:
-            put(to, stream, rows)
+        with closing(client(kinesis)) as kinesis_client:
+            put(kinesis_client, stream, rows)
             while on and not ended.wait(1.0):
-                put(to, stream, rows)
+                put(kinesis_client, stream, rows)
 
-    feeding = Thread(target=feed)
-    feeding.start()
+    thread = Thread(target=feed)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        feeding.join()
+        thread.join()
 
 
-def application(role: str, master: str, place: str, given: str) -> None:
+def run_application(role: str, master: str, folder: str, arguments: str) -> None:
     """Run one of the two applications."""
-    told = json.loads(given)
-    settings = {"spark.executor.memory": "512m", **told["settings"]}
+    settings_and_options = json.loads(arguments)
+    settings = {"spark.executor.memory": "512m", **settings_and_options["settings"]}
     with spark_session(java=SOON, master=master, settings=settings) as spark:
         if role == "first":
-            first(spark, Path(place), told["options"])
+            run_first(spark, Path(folder), settings_and_options["options"])
         else:
-            second(spark, Path(place))
+            run_second(spark, Path(folder))
 
 
 def main() -> int:
     """Measure each case, and print a row for it."""
     if sys.argv[1:2] in (["first"], ["second"]):
-        application(*sys.argv[1:])
+        run_application(*sys.argv[1:])
         return 0
     with ExitStack() as stack:
         kinesis, _ = stack.enter_context(services())
         java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
-        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        master = stack.enter_context(spark_cluster(os.environ | java | own, memory="1600m", cores=CORES))
+        python_environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        master = stack.enter_context(spark_cluster(os.environ | java | python_environment, memory="1600m", cores=CORES))
         print(
             f"{ALL} cores: {WORKERS} workers of {CORES}, on {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
         )
         print(f"{'':68}{'the first holds':>16}{'the second gets':>17}")
-        for case in (each for each in CASES if " ".join(sys.argv[1:]) in each.name):
-            held, got = measured(case, master, kinesis)
-            print(f"{case.name:68}{held:16}{got:17}", flush=True)
+        for case in (case_row for case_row in CASES if " ".join(sys.argv[1:]) in case_row.name):
+            first_cores, second_cores = measure(case, master, kinesis)
+            print(f"{case.name:68}{first_cores:16}{second_cores:17}", flush=True)
     return 0
 
 

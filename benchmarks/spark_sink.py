@@ -47,10 +47,10 @@ def by_boto3(frame: "DataFrame", url: str) -> None:
         import boto3  # noqa: PLC0415  in the task's process
 
         client = boto3.client("kinesis", endpoint_url=url)
-        left = iter(rows)
-        while some := list(islice(left, REQUEST_ROWS)):
+        remaining = iter(rows)
+        while batch := list(islice(remaining, REQUEST_ROWS)):
             records: list[PutRecordsRequestEntryTypeDef] = [
-                {"Data": bytes(row.data), "PartitionKey": row.partitionKey} for row in some
+                {"Data": bytes(row.data), "PartitionKey": row.partitionKey} for row in batch
             ]
             assert not client.put_records(StreamName=STREAM, Records=records)["FailedRecordCount"]
 
@@ -60,8 +60,8 @@ def by_boto3(frame: "DataFrame", url: str) -> None:
 def by_ours(frame: "DataFrame", url: str) -> None:
     """Write the DataFrame with our sink, at ten times the rate limit of a shard, which is the maximum setting."""
     options = {"streamName": STREAM, "region": REGION, "endpointUrl": url, "sharePercent": "1000"}
-    told = {f"kinesis.{name}": value for name, value in options.items()}
-    frame.write.format("kinesis-leased").options(**told).mode("append").save()
+    spark_options = {f"kinesis.{name}": value for name, value in options.items()}
+    frame.write.format("kinesis-leased").options(**spark_options).mode("append").save()
 
 
 CONTENDERS: dict[str, Callable[["DataFrame", str], None]] = {"boto3": by_boto3, "kinesis-leased": by_ours}
@@ -69,9 +69,9 @@ CONTENDERS: dict[str, Callable[["DataFrame", str], None]] = {"boto3": by_boto3, 
 
 def processor_seconds(work: Callable[[], None]) -> float:
     """Return the processor time of the Spark and Python processes during `work`."""
-    before = _seconds()
+    seconds_before = _seconds()
     work()
-    return _seconds() - before
+    return _seconds() - seconds_before
 
 
 def _seconds() -> float:
@@ -85,9 +85,9 @@ def _seconds() -> float:
 
 def main() -> None:
     """Measure, and print a table."""
-    asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    asked.add_argument("--rounds", type=int, default=3)
-    rounds: int = asked.parse_args().rounds
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds: int = parser.parse_args().rounds
     os.environ |= ACCOUNT
     with as_installed() as installed, served(Load("one row", 1, 100)) as url:
         os.environ["PYTHONPATH"] = str(installed)  # for Spark's workers
@@ -105,9 +105,9 @@ def main() -> None:
                     for contender, write in CONTENDERS.items():
                         seconds = processor_seconds(partial(write, frame, url))
                         rates[contender] += [MEGABYTES / seconds] if number else []
-                medians = {contender: statistics.median(each) for contender, each in rates.items()}
-                told = " | ".join(f"{each:.1f}" for each in medians.values())
-                print(f"| {name} | {told} | {medians['kinesis-leased'] / medians['boto3']:.1f} x |", flush=True)
+                medians = {contender: statistics.median(values) for contender, values in rates.items()}
+                cells = " | ".join(f"{values:.1f}" for values in medians.values())
+                print(f"| {name} | {cells} | {medians['kinesis-leased'] / medians['boto3']:.1f} x |", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,15 +98,15 @@ class Costs:
     @classmethod
     def of(cls, short: Figures, long: Figures) -> "Costs":
         """Compute the costs from the difference of short and long batches."""
-        few, many = (figures.rows / len(figures.triggers) for figures in (short, long))
+        short_rows, long_rows = (figures.rows / len(figures.triggers) for figures in (short, long))
         row = {
             part: (long.spent.get(part, 0) / len(long.triggers) - short.spent.get(part, 0) / len(short.triggers))
-            / (many - few)
+            / (long_rows - short_rows)
             for part in PARTS
             if part != COMPILING
         }
-        batch = short.seconds / len(short.triggers) - sum(row.values()) * few
-        return cls({part: each * 1e6 for part, each in row.items()}, batch * 1e3)
+        batch = short.seconds / len(short.triggers) - sum(row.values()) * short_rows
+        return cls({part: seconds * 1e6 for part, seconds in row.items()}, batch * 1e3)
 
     @property
     def micros(self) -> float:
@@ -114,28 +114,33 @@ class Costs:
         return sum(self.row.values())
 
 
-def ran(frame: DataFrame, *batches: int) -> list[Figures]:
+def run_query(frame: DataFrame, *batches: int) -> list[Figures]:
     """Run a query, and return its figures for consecutive runs of batches with these lengths, after a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        query = _running(frame, folder)
-        _reached(query, WARM_BATCHES)
-        found = [_gone_on(query, each) for each in batches]
+        query = _start_query(frame, folder)
+        _wait_for_batch(query, WARM_BATCHES)
+        figures = [_figures_of_next(query, batch_count) for batch_count in batches]
         query.stop()
-    return found
+    return figures
 
 
-def _gone_on(query: StreamingQuery, batches: int) -> Figures:
-    first, before = _reached(query, 0), spent()
-    last = _reached(query, first + batches)
-    worked = {part: each - before.get(part, 0) for part, each in spent().items()}
-    told = {each.batchId: each for each in query.recentProgress if each.numInputRows}
-    inside = [each for number, each in told.items() if first < number <= last]
-    rows = sum(each.numInputRows for each in inside)
-    triggers = tuple(float(each.durationMs["triggerExecution"]) for each in inside)
-    return Figures(rows / (_ended(told[last]) - _ended(told[first])), rows, worked, triggers)
+def _figures_of_next(query: StreamingQuery, batches: int) -> Figures:
+    first_batch, before = _wait_for_batch(query, 0), spent()
+    last_batch = _wait_for_batch(query, first_batch + batches)
+    processor_seconds = {part: seconds - before.get(part, 0) for part, seconds in spent().items()}
+    progress_by_batch = {progress.batchId: progress for progress in query.recentProgress if progress.numInputRows}
+    progresses = [progress for number, progress in progress_by_batch.items() if first_batch < number <= last_batch]
+    rows = sum(progress.numInputRows for progress in progresses)
+    triggers = tuple(float(progress.durationMs["triggerExecution"]) for progress in progresses)
+    return Figures(
+        rows / (_end_time(progress_by_batch[last_batch]) - _end_time(progress_by_batch[first_batch])),
+        rows,
+        processor_seconds,
+        triggers,
+    )
 
 
-def _running(frame: DataFrame, folder: str) -> StreamingQuery:
+def _start_query(frame: DataFrame, folder: str) -> StreamingQuery:
     """Start a query, and return it after its first batch.
 
     The start is retried, because on a busy machine Spark gives up its own workers after ten seconds.
@@ -149,7 +154,7 @@ def _running(frame: DataFrame, folder: str) -> StreamingQuery:
     raise query.exception() or AssertionError("it ended by itself")
 
 
-def _reached(query: StreamingQuery, batch: int) -> int:
+def _wait_for_batch(query: StreamingQuery, batch: int) -> int:
     """Wait until a batch with at least this number is finished, and return the number of the last finished batch."""
     while not (query.lastProgress and query.lastProgress.batchId >= batch):
         assert query.isActive, query.exception()
@@ -157,7 +162,7 @@ def _reached(query: StreamingQuery, batch: int) -> int:
     return int(query.lastProgress.batchId)
 
 
-def _ended(progress: Any) -> float:  # noqa: ANN401  Spark's own
+def _end_time(progress: Any) -> float:  # noqa: ANN401  Spark's own
     began = datetime.fromisoformat(progress.timestamp).timestamp()
     return float(began + progress.durationMs["triggerExecution"] / 1000)
 
@@ -173,17 +178,21 @@ def rounds_of(sides: Mapping[str, Callable[[], DataFrame]], rounds: int, batches
 
     The first side runs once before that, because Java is slow at the start.
     """
-    found: dict[str, list[Figures]] = {name: [] for name in sides}
-    ran(next(iter(sides.values()))(), batches)
-    for turn in range(rounds):
-        for name, frame in list(sides.items())[:: -1 if turn % 2 else 1]:
-            found[name] += ran(frame(), batches)
-    return found
+    figures: dict[str, list[Figures]] = {name: [] for name in sides}
+    run_query(next(iter(sides.values()))(), batches)
+    for round_number in range(rounds):
+        for name, frame in list(sides.items())[:: -1 if round_number % 2 else 1]:
+            figures[name] += run_query(frame(), batches)
+    return figures
 
 
-def ratio(found: Mapping[str, list[Figures]], one: str, other: str, figure: Callable[[Figures], float]) -> float:
+def ratio(
+    figures: Mapping[str, list[Figures]], numerator: str, denominator: str, figure: Callable[[Figures], float]
+) -> float:
     """Return the median over all rounds of the ratio between the figures of two sides."""
-    return statistics.median(figure(a) / figure(b) for a, b in zip(found[one], found[other], strict=True))
+    return statistics.median(
+        figure(a) / figure(b) for a, b in zip(figures[numerator], figures[denominator], strict=True)
+    )
 
 
 def median_trigger(figures: Figures) -> float:
@@ -191,51 +200,56 @@ def median_trigger(figures: Figures) -> float:
     return statistics.median(figures.triggers)
 
 
-def verdict(what: str, value: float, bar: float, *, least: bool = True) -> bool:
+def verdict(what: str, value: float, bar: float, *, is_minimum: bool = True) -> bool:
     """Print a line of the table, and return whether the limit is met."""
-    good = value >= bar if least else value <= bar
-    print(f"{what:44} {value:5.2f}   {'>=' if least else '<='} {bar}   {'PASS' if good else 'FAIL'}", flush=True)
-    return good
+    meets_limit = value >= bar if is_minimum else value <= bar
+    print(
+        f"{what:44} {value:5.2f}   {'>=' if is_minimum else '<='} {bar}   {'PASS' if meets_limit else 'FAIL'}",
+        flush=True,
+    )
+    return meets_limit
 
 
 def costs_of(spark: SparkSession, rounds: int) -> dict[str, list[Costs]]:
     """Measure the costs of all readers without leases in turn, in alternating order, and print a line per round."""
-    found: dict[str, list[Costs]] = {name: [] for name in BARE}
-    for turn in range(-1, rounds):
-        for name in list(BARE)[:: -1 if turn % 2 else 1]:
-            short, long = ran(canned(spark, name, "heavy"), SHORT_BATCHES - 1 - WARM_BATCHES, LONG_BATCHES)
-            found[name].append(Costs.of(short, long))
-        told = ", ".join(f"{name} {runs[-1].micros:.2f}" for name, runs in found.items())
-        print(f"round {turn + 1}: {told} µs", flush=True)
-    return {name: runs[1:] for name, runs in found.items()}  # without the first round, in which Java is slow
+    costs: dict[str, list[Costs]] = {name: [] for name in BARE}
+    for round_number in range(-1, rounds):
+        for name in list(BARE)[:: -1 if round_number % 2 else 1]:
+            short, long = run_query(canned(spark, name, "heavy"), SHORT_BATCHES - 1 - WARM_BATCHES, LONG_BATCHES)
+            costs[name].append(Costs.of(short, long))
+        line = ", ".join(f"{name} {runs[-1].micros:.2f}" for name, runs in costs.items())
+        print(f"round {round_number + 1}: {line} µs", flush=True)
+    return {name: runs[1:] for name, runs in costs.items()}  # without the first round, in which Java is slow
 
 
-def say_costs(found: Mapping[str, list[Costs]]) -> None:
+def print_costs(costs_by_reader: Mapping[str, list[Costs]]) -> None:
     """Print a table of the costs."""
-    print(f"{'µs of processor time for a row':40}" + "".join(f"{name:>16}" for name in found))
+    print(f"{'µs of processor time for a row':40}" + "".join(f"{name:>16}" for name in costs_by_reader))
     for part in (*PARTS[:-1], None):
-        each = [[costs.micros if part is None else costs.row[part] for costs in runs] for runs in found.values()]
-        print(f"{part or 'all':40}" + "".join(f"{statistics.median(micros):16.2f}" for micros in each))
-    medians = [statistics.median(costs.batch for costs in runs) for runs in found.values()]
-    print(f"{'besides, ms for a batch':40}" + "".join(f"{each:16.0f}" for each in medians), flush=True)
+        part_costs = [
+            [costs.micros if part is None else costs.row[part] for costs in runs] for runs in costs_by_reader.values()
+        ]
+        print(f"{part or 'all':40}" + "".join(f"{statistics.median(micros):16.2f}" for micros in part_costs))
+    medians = [statistics.median(costs.batch for costs in runs) for runs in costs_by_reader.values()]
+    print(f"{'besides, ms for a batch':40}" + "".join(f"{median:16.0f}" for median in medians), flush=True)
 
 
-def saved(found: Mapping[str, list[Costs]], kind: str = "") -> float:
+def tuple_cost_ratio(costs: Mapping[str, list[Costs]], kind: str = "") -> float:
     """Return the cost of a row as a tuple, divided by its cost as Arrow: the median over the rounds."""
-    pairs = zip(found[f"{kind}arrow"], found[f"{kind}tuples"], strict=True)
+    pairs = zip(costs[f"{kind}arrow"], costs[f"{kind}tuples"], strict=True)
     return statistics.median(tuples.micros / arrow.micros for arrow, tuples in pairs)
 
 
-def measured(spark: SparkSession, rounds: int) -> bool:
+def measure(spark: SparkSession, rounds: int) -> bool:
     """Run all sources, print the results, and return whether all limits are met."""
     spark.dataSource.register(Canned)
+    packages = describe_packages(spark)
     print(
-        f"local[2], {SHARDS} shards, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; packages {form(spark)}",
-        flush=True,
+        f"local[2], {SHARDS} shards, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; packages {packages}", flush=True
     )
     costs = costs_of(spark, rounds)
-    say_costs(costs)
-    print(f"{'Spark alone: constant tuples / Arrow':44} {saved(costs, 'constant '):5.2f}")
+    print_costs(costs)
+    print(f"{'Spark alone: constant tuples / Arrow':44} {tuple_cost_ratio(costs, 'constant '):5.2f}")
     heavy = rounds_of({name: partial(canned, spark, name, "heavy") for name in LEASED}, rounds, HEAVY_BATCHES)
     light: dict[str, Callable[[], DataFrame]] = {
         name: partial(canned, spark, name, "light") for name in ("leased", "unleased")
@@ -250,10 +264,10 @@ def measured(spark: SparkSession, rounds: int) -> bool:
     for name, runs in slow.items():
         times = sorted(map(median_trigger, runs))
         print(f"{name:14} {statistics.median(times):9.0f} ms a trigger ({times[0]:.0f} to {times[-1]:.0f})")
-    return judged(costs, heavy, slow)
+    return print_limits(costs, heavy, slow)
 
 
-def form(spark: SparkSession) -> str:
+def describe_packages(spark: SparkSession) -> str:
     """Return whether Spark's workers have loaded the compiled packages.
 
     Workers look for packages first in the folder in which Java was started.
@@ -267,21 +281,24 @@ def form(spark: SparkSession) -> str:
     return "compiled" if spark.sparkContext.parallelize([0], 1).map(loaded).first() else "NOT compiled"
 
 
-def judged(
+def print_limits(
     costs: Mapping[str, list[Costs]], heavy: Mapping[str, list[Figures]], slow: Mapping[str, list[Figures]]
 ) -> bool:
     """Print the limits, and return whether all are met.
 
     Most of them compare processor time, which does not depend on other load on the machine.
     """
-    good = [
-        verdict("a row taken apart into tuples / into Arrow", saved(costs), 1.8),
+    verdicts = [
+        verdict("a row taken apart into tuples / into Arrow", tuple_cost_ratio(costs), 1.8),
         verdict("with leases / without", ratio(heavy, "leased", "unleased", attrgetter("work")), 0.9),
         verdict(
-            "median trigger, with leases / without", ratio(slow, "leased", "unleased", median_trigger), 1.2, least=False
+            "median trigger, with leases / without",
+            ratio(slow, "leased", "unleased", median_trigger),
+            1.2,
+            is_minimum=False,
         ),
     ]
-    return all(good)
+    return all(verdicts)
 
 
 def main() -> int:
@@ -293,7 +310,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.here:
         with spark_session(2) as spark:
-            return 0 if measured(spark, options.rounds) else 1
+            return 0 if measure(spark, options.rounds) else 1
     return in_own_process(__file__, "--rounds", str(options.rounds), as_it_is=options.as_it_is)
 
 

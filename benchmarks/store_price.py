@@ -82,7 +82,7 @@ class Requests:
     fetched: float
 
 
-def counted(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
+def count_requests(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
     """Return the requests of a fleet at rest that reads its shards, without those of its start.
 
     When a fleet starts, its workers make additional listings to find each other.
@@ -91,28 +91,28 @@ def counted(leases: int, workers: int, checkpoints: float, seconds: float, *, da
         leases, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, dated=dated
     )
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
-    warm, whole = (
+    warm_up, total = (
         run(evolve(scenario, seconds=length, calm=length)) for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
 
-    def more(figure: str) -> float:
-        return (_figures(whole)[figure] - _figures(warm)[figure]) / seconds
+    def rate_of(figure: str) -> float:
+        return (_figures(total)[figure] - _figures(warm_up)[figure]) / seconds
 
-    return Requests(leases, *(more(name) for name in ("writes", "checkpoints", "lists", "scanned", "fetched")))
+    return Requests(leases, *(rate_of(name) for name in ("writes", "checkpoints", "lists", "scanned", "fetched")))
 
 
 def _figures(history: SimulatedHistory) -> dict[str, float]:
-    asked = history.requests
+    requests = history.requests
     return {
-        "writes": sum(count for verb, count in asked.items() if verb not in {"list", "get", "checkpoint"}),
-        "checkpoints": asked["checkpoint"],
-        "lists": asked["list"],
+        "writes": sum(count for verb, count in requests.items() if verb not in {"list", "get", "checkpoint"}),
+        "checkpoints": requests["checkpoint"],
+        "lists": requests["list"],
         "scanned": history.scanned,
         "fetched": history.fetched - history.fetched_stale / 2,
     }
 
 
-def _sized(size: str) -> tuple[int, int]:
+def _parse_size(size: str) -> tuple[int, int]:
     leases, _, workers = size.partition("x")
     if not (leases.isdecimal() and workers.isdecimal() and int(leases) and int(workers)):
         raise typer.BadParameter(f"--fleet: {size!r} is not shards x workers, as in 10x2")
@@ -134,10 +134,12 @@ def main(
     seconds: Annotated[float, typer.Option(min=10, help="How long each fleet is watched, in virtual time.")] = 40.0,
 ) -> None:
     """Count the requests, and print the table of prices."""
-    sizes = {size: _sized(size) for size in fleet or ["4x2", "100x10"]}
+    sizes = {size: _parse_size(size) for size in fleet or ["4x2", "100x10"]}
     print(f"{'shards x workers':<18}{'store':<10}{'writes/s':>10}{'listings/s':>12}{'reads/s':>10}{'US$ a month':>13}")
     for size, (leases, workers) in sizes.items():
-        table, objects = (counted(leases, workers, checkpoint_seconds, seconds, dated=dated) for dated in (False, True))
+        table, objects = (
+            count_requests(leases, workers, checkpoint_seconds, seconds, dated=dated) for dated in (False, True)
+        )
         lines = (
             ("dynamodb", dynamodb(table), dynamodb_write, dynamodb_read),
             ("s3", s3(objects), s3_write, s3_read),

@@ -50,7 +50,7 @@ it is up to twenty leases a worker.
 """
 
 
-def measured(size: Size, fleet: str, cycles: float) -> dict[str, float]:
+def measure(size: Size, fleet: str, cycles: float) -> dict[str, float]:
     """Simulate a fleet, and return its figures per lease and hour, without those of the start.
 
     When a fleet starts, its workers make additional listings to find each other.
@@ -59,32 +59,32 @@ def measured(size: Size, fleet: str, cycles: float) -> dict[str, float]:
     question = SimulationQuestion(
         leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints, sessions=sessions
     )
-    warm, rest = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
+    warm_up, total = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
     hours = cycles * config_of(question).cycle_seconds / 3600
     return {
-        **{figure: (rest[figure] - warm[figure]) / leases / hours for figure in FIGURES},
+        **{figure: (total[figure] - warm_up[figure]) / leases / hours for figure in FIGURES},
         "hours": leases * hours,
-        "changes": rest["changes"],
+        "changes": total["changes"],
     }
 
 
 def _figures(question: SimulationQuestion) -> dict[str, float]:
-    ((_, told),) = on_this_machine(question, [1], 1)
-    traffic = told["traffic"]
+    ((_, outcome),) = on_this_machine(question, [1], 1)
+    traffic = outcome["traffic"]
     assert isinstance(traffic, dict)
-    changed = told["moves"], told["claims"]
-    return {**traffic, "changes": float(sum(value for value in changed if isinstance(value, int)))}
+    changes = outcome["moves"], outcome["claims"]
+    return {**traffic, "changes": float(sum(value for value in changes if isinstance(value, int)))}
 
 
-def cells(size: Size, found: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
+def cells(size: Size, figures_by_fleet: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
     """Return the lines of the table for one size."""
     lines = []
-    for fleet, told in found.items():
-        shares = [told[figure] / found["kcl"][figure] for figure in ("rows", "read_units", "write_units")]
+    for fleet, figures in figures_by_fleet.items():
+        shares = [figures[figure] / figures_by_fleet["kcl"][figure] for figure in ("rows", "read_units", "write_units")]
         name = f"{size[0]} x {size[1]}" + (f", a checkpoint every {size[2]:g} s" if size[2] else "")
-        figures = [f"{told[figure]:.0f}" for figure in FIGURES]
-        ends = f"{told['hours']:.0f}", f"{told['changes']:g}"
-        lines.append((name, fleet, *figures, *(f"{share:.0%}" for share in shares), *ends))
+        texts = [f"{figures[figure]:.0f}" for figure in FIGURES]
+        ends = f"{figures['hours']:.0f}", f"{figures['changes']:g}"
+        lines.append((name, fleet, *texts, *(f"{share:.0%}" for share in shares), *ends))
     return lines
 
 
@@ -99,9 +99,9 @@ def main(
     sizes = [size for size in SIZES if only in {"", f"{size[0]}x{size[1]}"}]
     lines = [HEADS, ("---",) * len(HEADS)]
     with processes(jobs) as pool:
-        asked = {(size, fleet): pool.submit(measured, size, fleet, cycles) for size in sizes for fleet in FLEETS}
+        futures = {(size, fleet): pool.submit(measure, size, fleet, cycles) for size in sizes for fleet in FLEETS}
         for size in sizes:
-            lines += cells(size, {fleet: asked[size, fleet].result() for fleet in FLEETS})
+            lines += cells(size, {fleet: futures[size, fleet].result() for fleet in FLEETS})
             print(*(" | ".join(line) for line in lines[-len(FLEETS) :]), sep="\n", flush=True)
     if write:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -54,17 +54,21 @@ class Producer:
             number += len(rows)
 
 
-def longest(stage: Stage, window: Window) -> list[float]:
+def longest_gaps(stage: Stage, window: Window) -> list[float]:
     """Return, for each shard, the longest time between two dispatched records within a window (seconds since 1970)."""
     events = [event for event in stage.history.events if event.event == "record"]
     times: dict[str, list[float]] = {}
     for event in events:
         if window[0] <= event.t <= window[1]:
             times.setdefault(event.shard, []).append(event.t)
-    return [max(later - one for one, later in pairwise(sorted(each))) for each in times.values() if len(each) > 1]
+    return [
+        max(later - earlier for earlier, later in pairwise(sorted(shard_times)))
+        for shard_times in times.values()
+        if len(shard_times) > 1
+    ]
 
 
-def swapped(urls: Sequence[str], stage: Stage, *more: str) -> Window:
+def run_swap(urls: Sequence[str], stage: Stage, *more: str) -> Window:
     """Run `leasehold swap` until all leases have moved, and return its start and end."""
     began = time.time()
     words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *urls, *more)
@@ -103,29 +107,29 @@ def main() -> None:
                 producer = Producer(stream)
                 thread = Thread(target=producer.run)
                 try:
-                    verdict = _measured(stage, urls, thread, producer, turns)
+                    verdict = _measure(stage, urls, thread, producer, turns)
                 finally:
                     producer.ended.set()
                     stage.abandon()
     print(verdict)
 
 
-def _measured(stage: Stage, urls: Sequence[str], thread: Thread, producer: Producer, turns: int) -> str:
+def _measure(stage: Stage, urls: Sequence[str], thread: Thread, producer: Producer, turns: int) -> str:
     stage.join("ours-1")
     stage.join("ours-2")
     thread.start()
     if not stage.until(stage.balanced, SETTLE_SECONDS):
         raise SystemExit("the fleet did not come to rest")
-    rest, moves = list[float](), list[float]()
+    gaps_at_rest, gaps_of_moves = list[float](), list[float]()
     for turn in range(2 * turns):
         began = time.time()
         stage.pause(10.0)
-        still = (began, time.time())
+        rest_window = (began, time.time())
         # A swap to TO is not completed, because afterwards the leases could not move back.
-        moved = swapped(urls, stage, "--back") if turn % 2 else _there(urls, stage)
+        move_window = run_swap(urls, stage, "--back") if turn % 2 else _move_to_target(urls, stage)
         stage.pause(2.0)
-        rest += longest(stage, still)
-        moves += longest(stage, moved)
+        gaps_at_rest += longest_gaps(stage, rest_window)
+        gaps_of_moves += longest_gaps(stage, move_window)
     producer.ended.set()
     thread.join()
     stage.until(lambda: len(stage.distinct) == len(producer.sent), SETTLE_SECONDS)
@@ -135,14 +139,14 @@ def _measured(stage: Stage, urls: Sequence[str], thread: Thread, producer: Produ
         (
             f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.duplicates} handed over twice",
             f"breaches     {len(verdict.faults)}",
-            f"moves        {len(moves)} of a lease, {turns} times there and back",
-            f"at rest      longest gap of a shard {max(rest):.2f} s, usually {median(rest):.2f} s",
-            f"on the move  longest gap of a shard {max(moves):.2f} s, usually {median(moves):.2f} s",
+            f"moves        {len(gaps_of_moves)} of a lease, {turns} times there and back",
+            f"at rest      longest gap of a shard {max(gaps_at_rest):.2f} s, usually {median(gaps_at_rest):.2f} s",
+            f"on the move  longest gap of a shard {max(gaps_of_moves):.2f} s, usually {median(gaps_of_moves):.2f} s",
         )
     )
 
 
-def _there(urls: Sequence[str], stage: Stage) -> Window:
+def _move_to_target(urls: Sequence[str], stage: Stage) -> Window:
     """Move all leases to TO, but kill the command before it completes the swap, so that they can move back."""
     began = time.time()
     words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *urls)

@@ -49,56 +49,56 @@ def join(fleet: Mixed, kind: str, number: int) -> str:
     return name
 
 
-def lose(fleet: Mixed, lost: str, spans: Spans, *, stop: bool) -> None:
+def stop_worker(fleet: Mixed, lost_worker: str, spans: Spans, *, stop: bool) -> None:
     """Kill or stop a worker, and wait until other workers read its shards."""
     stage = fleet.stage
-    shards = {lease.shard for lease in stage.leases if lease.owner == lost and not lease.ended}
-    going: Child | None = None
+    shards = {lease.shard for lease in stage.leases if lease.owner == lost_worker and not lease.ended}
+    draining: Child | None = None
     if stop:
-        going = stage.leave(lost)
+        draining = stage.leave(lost_worker)
     else:
-        stage.kill(lost)
-    seen: dict[str, dict[str, float]] = {name: dict.fromkeys(shards, math.inf) for name in spans}
+        stage.kill(lost_worker)
+    times: dict[str, dict[str, float]] = {name: dict.fromkeys(shards, math.inf) for name in spans}
 
     def taken_over() -> bool:
-        note(stage, lost, seen)
-        return all(math.isfinite(seconds) for each in seen.values() for seconds in each.values())
+        record_times(stage, lost_worker, times)
+        return all(math.isfinite(seconds) for shard_times in times.values() for seconds in shard_times.values())
 
     if not stage.until(taken_over, 3 * WAIT_SECONDS):
-        raise SystemExit(f"FAIL: not everything read by others after {3 * WAIT_SECONDS:g} s: {seen}")
-    if going is not None:
-        going.wait()
-    for name, each in seen.items():
-        spans[name] += each.values()
+        raise SystemExit(f"FAIL: not everything read by others after {3 * WAIT_SECONDS:g} s: {times}")
+    if draining is not None:
+        draining.wait()
+    for name, shard_times in times.items():
+        spans[name] += shard_times.values()
 
 
-def note(stage: Stage, lost: str, seen: dict[str, dict[str, float]]) -> None:
+def record_times(stage: Stage, lost_worker: str, times: dict[str, dict[str, float]]) -> None:
     """Record, for each shard, the times at which the table and other workers showed an event."""
 
-    def first(name: str, shard: str, t: float) -> None:
-        if shard in seen[name]:
-            seen[name][shard] = min(seen[name][shard], t - stage.history.incidents[-1].t)
+    def record(name: str, shard: str, t: float) -> None:
+        if shard in times[name]:
+            times[name][shard] = min(times[name][shard], t - stage.history.incidents[-1].t)
 
     for lease in stage.leases:
-        if lease.owner != lost:
-            first("free", lease.shard, time.time())
+        if lease.owner != lost_worker:
+            record("free", lease.shard, time.time())
             if lease.owner is not None:
-                first("owned", lease.shard, time.time())
+                record("owned", lease.shard, time.time())
     for event in stage.history.events:
-        if event.event == "record" and event.worker != lost and event.t > stage.history.incidents[-1].t:
-            first("read", event.shard, event.t)
+        if event.event == "record" and event.worker != lost_worker and event.t > stage.history.incidents[-1].t:
+            record("read", event.shard, event.t)
 
 
-def run(fleet: Mixed, kinds: list[str], spans: Spans, *, stop: bool) -> None:
+def run_once(fleet: Mixed, kinds: list[str], spans: Spans, *, stop: bool) -> None:
     """Run a fleet once. Its leases exist from the start, so that their creation is not measured."""
     for shard in fleet.stage.stream.shards():
         fleet.stage.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     names = [join(fleet, kind, number) for number, kind in enumerate(kinds)]
     fleet.stage.pause(2 + time.time() % 4)  # so that the signal comes at a random time in the workers' cycles
-    lose(fleet, names[-1], spans, stop=stop)
+    stop_worker(fleet, names[-1], spans, stop=stop)
 
 
-def told(spans: Spans) -> str:
+def format_times(spans: Spans) -> str:
     """Format the minimum, median and maximum of each time."""
     return "".join(
         f"   {name} {min(values):4.1f} {median(values):4.1f} {max(values):4.1f}" for name, values in spans.items()
@@ -112,19 +112,20 @@ def main() -> int:
     options.add_argument("--stop", action="store_true", help="SIGTERM in place of SIGKILL")
     options.add_argument("--runs", type=int, default=3, help="of each fleet (%(default)s)")
     options.add_argument("fleets", nargs="*", default=FLEETS, metavar="FLEET")
-    given = options.parse_args()
+    arguments = options.parse_args()
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
-    print(f"lease_seconds {given.lease_seconds}, {'stopped' if given.stop else 'killed'}; least, median, most seconds")
+    ending = "stopped" if arguments.stop else "killed"
+    print(f"lease_seconds {arguments.lease_seconds}, {ending}; least, median, most seconds")
     with ExitStack() as stack:
         kinesis, dynamodb = stack.enter_context(kinesis_local()).url, stack.enter_context(dynamodb_local()).url
-        for kinds in given.fleets:
+        for kinds in arguments.fleets:
             spans: Spans = {"free": [], "owned": [], "read": []}
-            for _ in range(given.runs):
-                with mixed(kinesis, dynamodb, "", "own", given.lease_seconds) as fleet:
-                    run(fleet, kinds.split(","), spans, stop=given.stop)
-            print(f"{kinds:16}{told(spans)}   (load {os.getloadavg()[0]:.0f})", flush=True)
+            for _ in range(arguments.runs):
+                with mixed(kinesis, dynamodb, "", "own", arguments.lease_seconds) as fleet:
+                    run_once(fleet, kinds.split(","), spans, stop=arguments.stop)
+            print(f"{kinds:16}{format_times(spans)}   (load {os.getloadavg()[0]:.0f})", flush=True)
     return 0
 
 

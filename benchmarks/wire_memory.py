@@ -19,7 +19,7 @@ from pathlib import Path
 from attrs import evolve, frozen
 from compiled import as_installed
 from wire_server import Load, rows_of, served
-from wire_speed import alone, bare, codec_compiled, working
+from wire_speed import codec_compiled, measure_boto3, measure_worker, run_in_process
 
 from leasehold_lab.demo.child import ENVIRONMENT
 
@@ -46,9 +46,9 @@ class Reading:
 
 
 READINGS = (
-    Reading("boto3", bare),
-    Reading("worker", partial(working, options={}), judged=True),
-    Reading("worker, wire=json", partial(working, options={"wire": "json"})),
+    Reading("boto3", measure_boto3),
+    Reading("worker", partial(measure_worker, options={}), judged=True),
+    Reading("worker, wire=json", partial(measure_worker, options={"wire": "json"})),
 )
 
 
@@ -59,22 +59,22 @@ def peak(work: Callable[[str, Load, float], float], url: str, load: Load) -> int
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def told(load: Load) -> bool:
+def measure_and_print(load: Load) -> bool:
     """Measure all readers, print a table, and return whether the limit is met."""
     payload = load.records * len(rows_of(evolve(load, records=1))[0]["Data"])
     print(
         f"\n{load.name}, {load.records} in an answer of {payload / 2**20:.1f} MiB\n| | MiB | times the answer | bar |"
     )
     print("|---|---|---|---|")
-    good = True
+    all_good = True
     with served(SMALL) as small, served(load) as url:
-        for each in READINGS:
-            most = alone(peak, each.work, url, load) - alone(peak, each.work, small, SMALL)
-            fits = most <= MOST * payload
-            good = good and (fits or not each.judged)
-            verdict = f"{MOST:g} {'pass' if fits else 'FAIL'}" if each.judged else ""
-            print(f"| {each.name} | {most / 2**20:.0f} | {most / payload:.1f} x | {verdict} |")
-    return good
+        for reader in READINGS:
+            bytes_used = run_in_process(peak, reader.work, url, load) - run_in_process(peak, reader.work, small, SMALL)
+            meets_limit = bytes_used <= MOST * payload
+            all_good = all_good and (meets_limit or not reader.judged)
+            verdict = f"{MOST:g} {'pass' if meets_limit else 'FAIL'}" if reader.judged else ""
+            print(f"| {reader.name} | {bytes_used / 2**20:.0f} | {bytes_used / payload:.1f} x | {verdict} |")
+    return all_good
 
 
 def main() -> None:
@@ -82,10 +82,10 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     with as_installed() as installed:
         sys.path.insert(0, str(installed))  # new processes inherit this path
-        codec = "compiled" if alone(codec_compiled) else "NOT compiled"
+        codec = "compiled" if run_in_process(codec_compiled) else "NOT compiled"
         print(f"Python {sys.version.split()[0]}, {platform.libc_ver()[0]}, codec {codec}")
-        good = [told(load) for load in LOADS]
-    sys.exit(not all(good))
+        verdicts = [measure_and_print(load) for load in LOADS]
+    sys.exit(not all(verdicts))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import boto3
 import orjson
 from botocore.config import Config as ClientConfig
 from wire_server import served_by
-from wire_speed import REGION, alone, clocked
+from wire_speed import REGION, cost_per_row, run_in_process
 
 from leasehold.stores.dynamodb.store import read_listings_quickly
 from leasehold_lab.demo.child import ENVIRONMENT
@@ -45,7 +45,7 @@ def lease(number: int) -> dict[str, Any]:
     }
 
 
-def table_answers() -> dict[str, bytes]:
+def table_responses() -> dict[str, bytes]:
     """Return the response to each kind of request."""
     page = {"Items": [lease(number) for number in range(PAGE)], "Count": PAGE, "ScannedCount": PAGE}
     return {
@@ -69,17 +69,17 @@ def table_client(url: str, *, quick: bool) -> Any:  # noqa: ANN401  the service'
     return client
 
 
-def listing(url: str, seconds: float, *, quick: bool) -> float:
+def measure_listing(url: str, seconds: float, *, quick: bool) -> float:
     """Measure a listing, and return the microseconds per row."""
     client = table_client(url, quick=quick)
 
     def step() -> int:
         return sum(len(client.scan(TableName="t")["Items"]) for _ in range(LEASES // PAGE))
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def writing(url: str, seconds: float, *, expression: str, quick: bool) -> float:
+def measure_writes(url: str, seconds: float, *, expression: str, quick: bool) -> float:
     """Measure writes, and return the microseconds per write."""
     client = table_client(url, quick=quick)
     values: dict[str, Any] = {":next": {"N": "8"}, ":seen": {"N": "7"}, ":me": {"S": "worker-1"}}
@@ -99,13 +99,13 @@ def writing(url: str, seconds: float, *, expression: str, quick: bool) -> float:
             )
         return 20
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def compared(name: str, unit: str, work: Callable[..., float], url: str, times: tuple[int, float]) -> None:
+def compare(name: str, unit: str, work: Callable[..., float], url: str, times: tuple[int, float]) -> None:
     """Measure both clients, and print a line of the table."""
     plain, quick = (
-        statistics.median(alone(partial(work, quick=quick), url, times[1]) for _ in range(times[0]))
+        statistics.median(run_in_process(partial(work, quick=quick), url, times[1]) for _ in range(times[0]))
         for quick in (False, True)
     )
     print(f"| {name} | {plain:.1f} us a {unit} | {quick:.1f} us | {plain / quick:.1f} x |")
@@ -121,11 +121,11 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     print(f"Python {sys.version.split()[0]}, boto3 {boto3.__version__}, load {os.getloadavg()[0]:.1f}")
     print("| | boto3 | by hooks | |\n|---|---|---|---|")
-    with served_by(table_answers()) as url:
-        compared(f"listing {LEASES:,} leases", "row", listing, url, times)
+    with served_by(table_responses()) as url:
+        compare(f"listing {LEASES:,} leases", "row", measure_listing, url, times)
         for name, expression in (("renewal", RENEWAL), ("checkpoint", CHECKPOINT)):
-            work = partial(writing, expression=expression)
-            compared(name, "write", work, url, times)
+            work = partial(measure_writes, expression=expression)
+            compare(name, "write", work, url, times)
 
 
 if __name__ == "__main__":

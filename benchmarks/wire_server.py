@@ -63,7 +63,7 @@ def rows_of(load: Load) -> list[dict[str, Any]]:
     ]
 
 
-def forms_of(told: dict[str, Any]) -> dict[str, bytes]:
+def encodings_of(response: dict[str, Any]) -> dict[str, bytes]:
     """Return the response encoded as CBOR and as JSON."""
     rows = [
         {
@@ -71,17 +71,17 @@ def forms_of(told: dict[str, Any]) -> dict[str, bytes]:
             "Data": base64.b64encode(row["Data"]).decode(),
             "ApproximateArrivalTimestamp": row["ApproximateArrivalTimestamp"] / 1000,
         }
-        for row in told["Records"]
+        for row in response["Records"]
     ]
-    return {CBOR: cbor2.dumps(told), JSON: json.dumps({**told, "Records": rows}).encode()}
+    return {CBOR: cbor2.dumps(response), JSON: json.dumps({**response, "Records": rows}).encode()}
 
 
 def frame(event: str, content_type: str, payload: bytes) -> bytes:
     """Return an encoded message of an event stream."""
     fields = {":message-type": "event", ":event-type": event, ":content-type": content_type}
     headers = b"".join(
-        pack(">B", len(each)) + each.encode() + pack(">BH", 7, len(text)) + text.encode()
-        for each, text in fields.items()
+        pack(">B", len(name)) + name.encode() + pack(">BH", 7, len(value)) + value.encode()
+        for name, value in fields.items()
     )
     prelude = pack(">II", 16 + len(headers) + len(payload), len(headers))
     message = prelude + pack(">I", crc32(prelude)) + headers + payload
@@ -102,45 +102,45 @@ class Handler(BaseHTTPRequestHandler):
         """One question."""
         form = CBOR if "cbor" in self.headers["Content-Type"] else JSON
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
-        if wanted == "GetRecords":
-            self._say(form, self._records(form))
-        elif wanted == "SubscribeToShard":
-            self._send(form)
+        operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+        if operation == "GetRecords":
+            self._write(form, self._records(form))
+        elif operation == "SubscribeToShard":
+            self._stream_events(form)
         else:
-            told = self._told(wanted, (cbor2.loads if form == CBOR else json.loads)(body))
-            self._say(form, cbor2.dumps(told) if form == CBOR else json.dumps(told).encode())
+            response = self._respond(operation, (cbor2.loads if form == CBOR else json.loads)(body))
+            self._write(form, cbor2.dumps(response) if form == CBOR else json.dumps(response).encode())
 
     def _records(self, form: str) -> bytes:
         return self.answers[form]
 
-    def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
-        first, last = map(str, HASH_KEYS)
-        if wanted == "PutRecords":
-            rows = [{"ShardId": "shardId-0", "SequenceNumber": "4968"}] * len(asked["Records"])
+    def _respond(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        first_key, last_key = map(str, HASH_KEYS)
+        if operation == "PutRecords":
+            rows = [{"ShardId": "shardId-0", "SequenceNumber": "4968"}] * len(request["Records"])
             return {"FailedRecordCount": 0, "Records": rows}
         consumer = {"ConsumerName": "c", "ConsumerARN": ARN + "/consumer/c:1", "ConsumerStatus": "ACTIVE"}
         shard = {
             "ShardId": "shardId-0",
-            "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last},
+            "HashKeyRange": {"StartingHashKey": first_key, "EndingHashKey": last_key},
             "SequenceNumberRange": {"StartingSequenceNumber": "1"},
         }
-        answers: dict[str, dict[str, Any]] = {
+        responses: dict[str, dict[str, Any]] = {
             "GetShardIterator": {"ShardIterator": NEXT},
             "ListShards": {"Shards": [shard]},
             "DescribeStreamSummary": {"StreamDescriptionSummary": {"StreamARN": ARN}},
             "DescribeStreamConsumer": {"ConsumerDescription": {**consumer, "StreamARN": ARN}},
         }
-        return answers[wanted]
+        return responses[operation]
 
-    def _say(self, form: str, answer: bytes) -> None:
+    def _write(self, form: str, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Type", form)
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(body)
 
-    def _send(self, form: str) -> None:
+    def _stream_events(self, form: str) -> None:
         """Send events until the client closes the connection."""
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.amazon.eventstream")
@@ -161,13 +161,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
     """Serve a Kinesis stream until the process is terminated."""
-    told: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
-    Handler.answers = forms_of({**told, "NextShardIterator": NEXT, "ChildShards": None})
-    Handler.events = forms_of({**told, "ContinuationSequenceNumber": told["Records"][-1]["SequenceNumber"]})
-    _answer(Handler, ports)
+    response: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
+    Handler.answers = encodings_of({**response, "NextShardIterator": NEXT, "ChildShards": None})
+    Handler.events = encodings_of({**response, "ContinuationSequenceNumber": response["Records"][-1]["SequenceNumber"]})
+    _run_http_server(Handler, ports)
 
 
-def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
+def _run_http_server(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     ports.put(server.server_port)
@@ -176,14 +176,14 @@ def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa:
 
 def served(load: Load) -> AbstractContextManager[str]:
     """Serve a stream in a separate process until the block ends, and yield its URL."""
-    return _served(serve, load)
+    return _run_server(serve, load)
 
 
 @contextmanager
-def _served(work: Callable[..., None], told: object) -> Iterator[str]:
+def _run_server(target: Callable[..., None], argument: object) -> Iterator[str]:
     spawn = get_context("spawn")
     ports = spawn.Queue()
-    process = spawn.Process(target=work, args=(told, ports), daemon=True)
+    process = spawn.Process(target=target, args=(argument, ports), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{ports.get(timeout=60)}"
@@ -204,21 +204,21 @@ class TableHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """One question."""
         self.rfile.read(int(self.headers["Content-Length"]))
-        answer = self.answers[self.headers["X-Amz-Target"].rpartition(".")[2]]
+        body = self.answers[self.headers["X-Amz-Target"].rpartition(".")[2]]
         self.send_response(200)
         self.send_header("Content-Type", "application/x-amz-json-1.0")
-        self.send_header("Content-Length", str(len(answer)))
-        self.send_header("x-amz-crc32", str(crc32(answer)))
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("x-amz-crc32", str(crc32(body)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(body)
 
 
 def serve_table(answers: dict[str, bytes], ports: Any) -> None:  # noqa: ANN401  a queue
     """Serve a DynamoDB table until the process is terminated."""
     TableHandler.answers = answers
-    _answer(TableHandler, ports)
+    _run_http_server(TableHandler, ports)
 
 
 def served_by(answers: dict[str, bytes]) -> AbstractContextManager[str]:
     """Serve a table in a separate process until the block ends, and yield its URL."""
-    return _served(serve_table, answers)
+    return _run_server(serve_table, answers)

@@ -69,13 +69,13 @@ class Contender:
     peer: str = "boto3"
 
 
-def clocked(step: Callable[[], int], seconds: float) -> float:
+def cost_per_row(step: Callable[[], int], seconds: float) -> float:
     """Return the processor time per row, in microseconds. The first step is not counted."""
     step()
-    rows, until, began = 0, time.monotonic() + seconds, time.process_time()
-    while time.monotonic() < until:
+    rows, deadline, processor_start = 0, time.monotonic() + seconds, time.process_time()
+    while time.monotonic() < deadline:
         rows += step()
-    return (time.process_time() - began) / rows * 1e6
+    return (time.process_time() - processor_start) / rows * 1e6
 
 
 def client_of(url: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
@@ -83,7 +83,7 @@ def client_of(url: str) -> Any:  # noqa: ANN401  the service's own type has no n
     return boto3.client("kinesis", region_name=REGION, endpoint_url=url, config=ClientConfig(read_timeout=30))
 
 
-def opened(row: dict[str, Any]) -> list[Record]:
+def deaggregated(row: dict[str, Any]) -> list[Record]:
     """Return the user records of an aggregate as `Record` objects."""
     users = deaggregate(row["Data"], row["PartitionKey"])
     number, arrived = row["SequenceNumber"], row["ApproximateArrivalTimestamp"].timestamp()
@@ -93,23 +93,25 @@ def opened(row: dict[str, Any]) -> list[Record]:
     ]
 
 
-def handled(records: Sequence[Record]) -> int:
+def read_data(records: Sequence[Record]) -> int:
     """Return the number of records, after reading the data of each one as a handler does."""
     return sum(bool(record.data) for record in records)
 
 
-def bare(url: str, load: Load, seconds: float) -> float:
+def measure_boto3(url: str, load: Load, seconds: float) -> float:
     """Measure a loop over GetRecords."""
     client = client_of(url)
 
     def step() -> int:
         rows = client.get_records(ShardIterator=NEXT)["Records"]
-        return sum(handled(opened(row)) for row in rows) if load.users else sum(bool(row["Data"]) for row in rows)
+        return (
+            sum(read_data(deaggregated(row)) for row in rows) if load.users else sum(bool(row["Data"]) for row in rows)
+        )
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def bare_events(url: str, _load: Load, seconds: float) -> float:
+def measure_boto3_events(url: str, _load: Load, seconds: float) -> float:
     """Measure a loop over the events of a subscription (enhanced fan-out)."""
     stream = client_of(url).subscribe_to_shard(
         ConsumerARN="arn:aws:kinesis:eu-west-1:000000000000:stream/canned/consumer/c:1",
@@ -117,78 +119,78 @@ def bare_events(url: str, _load: Load, seconds: float) -> float:
         StartingPosition={"Type": "TRIM_HORIZON"},
     )["EventStream"]
     events = iter(stream)
-    spent = clocked(lambda: len(next(events)["SubscribeToShardEvent"]["Records"]), seconds)
+    cost = cost_per_row(lambda: len(next(events)["SubscribeToShardEvent"]["Records"]), seconds)
     stream.close()
-    return spent
+    return cost
 
 
-def limit(url: str, load: Load, seconds: float) -> float:
+def measure_limit(url: str, load: Load, seconds: float) -> float:
     """Measure a socket and cbor2, without any processing of the rows."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"))
     headers = {"Content-Type": CBOR, "X-Amz-Target": "Kinesis_20131202.GetRecords"}
-    question = cbor2.dumps({"ShardIterator": NEXT})
+    request = cbor2.dumps({"ShardIterator": NEXT})
 
     def step() -> int:
-        connection.request("POST", "/", question, headers)
+        connection.request("POST", "/", request, headers)
         return len(cbor2.loads(connection.getresponse().read())["Records"]) * (load.users or 1)
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def working(url: str, _load: Load, seconds: float, options: dict[str, str]) -> float:
+def measure_worker(url: str, _load: Load, seconds: float, options: dict[str, str]) -> float:
     """Measure a complete worker, with these options in the URL of its source."""
     pace.TIP_SECONDS = pace.BEHIND_SECONDS = 0.0
-    begun: list[float] = []
-    rows, worked, spent, over = 0, 0.0, 0.0, Event()
+    call_times: list[float] = []
+    rows, processor_start, processor_seconds, finished = 0, 0.0, 0.0, Event()
 
     def handle(delivery: Delivery) -> None:
-        nonlocal rows, worked, spent
-        now = time.monotonic() - (begun or [time.monotonic()])[0]
-        begun.append(time.monotonic())
+        nonlocal rows, processor_start, processor_seconds
+        now = time.monotonic() - (call_times or [time.monotonic()])[0]
+        call_times.append(time.monotonic())
         if now < STARTING_SECONDS:  # the start of the worker is not measured
-            worked = time.process_time()
-        elif not over.is_set():
-            rows += handled(delivery.records)
-            spent = time.process_time() - worked
+            processor_start = time.process_time()
+        elif not finished.is_set():
+            rows += read_data(delivery.records)
+            processor_seconds = time.process_time() - processor_start
             if now >= STARTING_SECONDS + seconds:
-                over.set()
+                finished.set()
 
     source = open_url(STREAM, {"region": REGION, "endpoint": url, **options})
     worker = Worker(store=MemoryStore(), source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     runner = Runner(worker, handle)
     thread = Thread(target=runner.run)
     thread.start()
-    over.wait()
+    finished.wait()
     runner.stop()
     thread.join()
-    return spent / rows * 1e6
+    return processor_seconds / rows * 1e6
 
 
-def worker(url: str, load: Load, seconds: float) -> float:
+def default_worker(url: str, load: Load, seconds: float) -> float:
     """Measure a worker with default options."""
-    return working(url, load, seconds, {})
+    return measure_worker(url, load, seconds, {})
 
 
-def worker_json(url: str, load: Load, seconds: float) -> float:
+def json_worker(url: str, load: Load, seconds: float) -> float:
     """Measure a worker that reads JSON."""
-    return working(url, load, seconds, {"wire": "json"})
+    return measure_worker(url, load, seconds, {"wire": "json"})
 
 
-def fan_out(url: str, load: Load, seconds: float) -> float:
+def fan_out_worker(url: str, load: Load, seconds: float) -> float:
     """Measure a worker that reads by enhanced fan-out."""
-    return working(url, load, seconds, {"consumer": "c"})
+    return measure_worker(url, load, seconds, {"consumer": "c"})
 
 
 CONTENDERS = (
-    Contender("boto3", bare),
-    Contender("limit", limit),
-    Contender("worker", worker),
-    Contender("worker, wire=json", worker_json),
+    Contender("boto3", measure_boto3),
+    Contender("limit", measure_limit),
+    Contender("worker", default_worker),
+    Contender("worker, wire=json", json_worker),
 )
-EVENTS = (Contender("boto3, events", bare_events), Contender("fan-out", fan_out, "boto3, events"))
+EVENTS = (Contender("boto3, events", measure_boto3_events), Contender("fan-out", fan_out_worker, "boto3, events"))
 
 
-def alone(work: Callable[..., T], *args: object) -> T:
+def run_in_process(work: Callable[..., T], *args: object) -> T:
     """Call the function in a separate process, and return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
@@ -199,32 +201,32 @@ def codec_compiled() -> bool:
     return wire.COMPILED
 
 
-def measured(load: Load, rounds: int, seconds: float) -> dict[str, float]:
+def measure(load: Load, rounds: int, seconds: float) -> dict[str, float]:
     """Return the median cost of each contender, with each run in a separate process."""
     contenders = CONTENDERS + (EVENTS if load.size == 1000 else ())
-    spent: dict[str, list[float]] = {each.name: [] for each in contenders}
+    costs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     with served(load) as url:
         for _ in range(rounds):
-            for each in contenders:
-                spent[each.name].append(alone(each.work, url, load, seconds))
-    return {name: statistics.median(times) for name, times in spent.items()}
+            for contender in contenders:
+                costs[contender.name].append(run_in_process(contender.work, url, load, seconds))
+    return {name: statistics.median(times) for name, times in costs.items()}
 
 
-def told(load: Load, micros: dict[str, float]) -> bool:
+def print_table(load: Load, micros: dict[str, float]) -> bool:
     """Print a table, and return whether the limits are met."""
     size = load.size / (load.users or 1)
     print(
         f"\n{load.name}, {load.records} in an answer\n| | us a row | MB/s | of its peer | bar |\n|---|---|---|---|---|"
     )
-    good = True
-    for each in CONTENDERS + EVENTS:
-        if each.name in micros:
-            ratio, bar = micros[each.peer] / micros[each.name], BARS.get((load.name, each.name))
-            good = good and (bar is None or ratio >= bar)
+    all_good = True
+    for contender in CONTENDERS + EVENTS:
+        if contender.name in micros:
+            ratio, bar = micros[contender.peer] / micros[contender.name], BARS.get((load.name, contender.name))
+            all_good = all_good and (bar is None or ratio >= bar)
             verdict = "" if bar is None else f"{bar} {'pass' if ratio >= bar else 'FAIL'}"
-            figures = f"{micros[each.name]:.2f} | {size / micros[each.name]:.0f} | {ratio:.1f} x"
-            print(f"| {each.name} | {figures} | {verdict} |")
-    return good
+            figures = f"{micros[contender.name]:.2f} | {size / micros[contender.name]:.0f} | {ratio:.1f} x"
+            print(f"| {contender.name} | {figures} | {verdict} |")
+    return all_good
 
 
 def main() -> None:
@@ -237,11 +239,11 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     with as_installed() as installed:
         sys.path.insert(0, str(installed))  # new processes inherit this path, regardless of PYTHONPATH
-        codec = "compiled" if alone(codec_compiled) else "NOT compiled"
+        codec = "compiled" if run_in_process(codec_compiled) else "NOT compiled"
         print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, codec {codec}")
         chosen = [load for load in LOADS if load.name.startswith(options.only)]
-        good = [told(load, measured(load, options.rounds, options.seconds)) for load in chosen]
-    sys.exit(not all(good))
+        verdicts = [print_table(load, measure(load, options.rounds, options.seconds)) for load in chosen]
+    sys.exit(not all(verdicts))
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
         if count is None and name_or_count.isascii() and name_or_count.isdigit():
             raise ValueError(f"--add: at most {ADDED_MAX} workers can be simulated")
         if count is not None:
-            free = (f"added-{number}" for number in range(1, 1_000_000))
-            fresh = (name for name in free if name not in names and name not in present)
-            names += [next(fresh) for _ in range(count)]
+            free_names = (f"added-{number}" for number in range(1, 1_000_000))
+            new_names = (name for name in free_names if name not in names and name not in present)
+            names += [next(new_names) for _ in range(count)]
         elif not name_or_count or name_or_count in names or name_or_count in present:
             raise ValueError(
                 f"--add: there is a worker {name_or_count!r} already; give another name, or a number of workers"

@@ -45,13 +45,13 @@ The checker must find each of them.
 def bounded() -> tuple[Case, ...]:
     """Return a selection of cases of every kind. It takes a few seconds, and finds each kind of known fault."""
     return (
-        *(_ours(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
-        *_faulty(4, 3),
-        *(case for peer in PEERS for case in _mixed(4, peer)),
-        *_mixed(5, "python"),
+        *(_minimal_case(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
+        *_fault_cases(4, 3),
+        *(case for peer in PEERS for case in _mixed_cases(4, peer)),
+        *_mixed_cases(5, "python"),
         Case("one minimal releasing, 2 python", _fleet(5, (RELEASING, PYTHON, PYTHON))),
-        *_with_led(4),
-        *(_peers(peer, 5, 3) for peer in ("kcl", "python")),
+        *_led_cases(4),
+        *(_peer_case(peer, 5, 3) for peer in ("kcl", "python")),
         _stuck_4_2_2(),
     )
 
@@ -60,13 +60,13 @@ def full() -> tuple[Case, ...]:
     """Return all cases. Small fleets are explored completely, and the largest up to their limits."""
     sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
     return (
-        *(_ours(leases, workers) for leases, workers in sizes),
-        *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
-        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _faulty(leases, workers)),
-        *(case for leases in (4, 5) for peer in PEERS for case in _mixed(leases, peer)),
-        *(case for leases in (4, 5) for case in _with_led(leases)),
+        *(_minimal_case(leases, workers) for leases, workers in sizes),
+        *(_minimal_case(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
+        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _fault_cases(leases, workers)),
+        *(case for leases in (4, 5) for peer in PEERS for case in _mixed_cases(leases, peer)),
+        *(case for leases in (4, 5) for case in _led_cases(leases)),
         Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
-        *(_peers(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
+        *(_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
         *(  # Three workers join one that owns all leases.
             Case(
                 f"{peer}, from one owner",
@@ -86,11 +86,11 @@ def _fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
     return FleetModel(leases, tuple(f"{'xy'[number % 2]}-{number}" for number in range(len(rules))), rules)
 
 
-def _ours(leases: int, workers: int, limit: int = 2_000_000) -> Case:
+def _minimal_case(leases: int, workers: int, limit: int = 2_000_000) -> Case:
     return Case("minimal", _fleet(leases, (OURS,) * workers), limit=limit)
 
 
-def _faulty(leases: int, workers: int) -> tuple[Case, ...]:
+def _fault_cases(leases: int, workers: int) -> tuple[Case, ...]:
     """Return cases of the `minimal` rules, one or more for every fault that the checker can model."""
     fleet = _fleet(leases, (OURS,) * workers)
     zombies = [
@@ -116,7 +116,7 @@ def _faulty(leases: int, workers: int) -> tuple[Case, ...]:
     )
 
 
-def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
+def _mixed_cases(leases: int, peer: str) -> tuple[Case, ...]:
     rules = PEERS[peer]
     # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
     known = KNOWN.get((peer, leases, 3), frozenset())
@@ -126,7 +126,7 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
     )
 
 
-def _with_led(leases: int) -> tuple[Case, ...]:
+def _led_cases(leases: int) -> tuple[Case, ...]:
     """Return fleets in which a KCL 3.x leader gives free leases to one worker of three, or to two of three (M14).
 
     The model does not contain the leader's rules. If there are two such workers, the leader may give all leases to
@@ -140,7 +140,7 @@ def _with_led(leases: int) -> tuple[Case, ...]:
     )
 
 
-def _peers(peer: str, leases: int, workers: int) -> Case:
+def _peer_case(peer: str, leases: int, workers: int) -> Case:
     known = KNOWN.get((peer, leases, workers), frozenset())
     return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known)
 

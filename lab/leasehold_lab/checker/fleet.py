@@ -66,7 +66,7 @@ class Transition(NamedTuple):
     what: str
 
 
-ModelReading = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+TableState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @frozen
@@ -94,7 +94,7 @@ class FleetModel:
     yields: bool = False
     patience_may_end: bool = False
     turns: int = 3
-    _plans: dict[tuple[ModelReading, int, int, bool], tuple[Attempt, ...]] = field(
+    _plans: dict[tuple[TableState, int, int, bool], tuple[Attempt, ...]] = field(
         factory=dict, init=False, eq=False, repr=False
     )
 
@@ -111,13 +111,14 @@ class FleetModel:
         for worker in alive:
             attempts = state.pending[worker]
             for index, attempt in enumerate(attempts):
-                rest = _replaced(state.pending, worker, attempts[:index] + attempts[index + 1 :])
-                arrived = state._replace(pending=rest)
+                pending_after = _replace_item(state.pending, worker, attempts[:index] + attempts[index + 1 :])
+                arrived = state._replace(pending=pending_after)
                 for write in attempt:
                     if (after := _write(arrived, worker, write)) is not None:
-                        before = state.owners[write.lease]
+                        owner_before = state.owners[write.lease]
                         owner_loses = (
-                            before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
+                            owner_before not in {NOBODY, after.owners[write.lease]}
+                            and state.health[owner_before] == ALIVE
                         )
                         steps.append(Transition(after, int(owner_loses), f"{self.workers[worker]}: {write}"))
                         break
@@ -128,24 +129,24 @@ class FleetModel:
                 if owner == NOBODY:
                     change = f"s-{lease} is given to {self.workers[worker]}"
                     steps.append(Transition(_with_owner(state, lease, worker), 0, change))
-        steps += self._scans(state, alive, patient=False)
+        steps += self._planning_steps(state, alive, patient=False)
         # Timeouts expire only while workers wait, and all of them certainly wait only if nothing else can happen. By
         # then a dead worker's reports to its leader are overdue.
         reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
         if self.patience_may_end or (reports_overdue and not steps):
-            steps += self._scans(state, alive, patient=True)
+            steps += self._planning_steps(state, alive, patient=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
-                steps.append(Transition(state._replace(health=_replaced(state.health, worker, DEAD)), 0, "expiry"))
+                steps.append(Transition(state._replace(health=_replace_item(state.health, worker, DEAD)), 0, "expiry"))
             elif health == ALIVE and len(state.health) - len(alive) < self.crashes:
-                pending = _replaced(state.pending, worker, ())
-                silent = _replaced(state.health, worker, SILENT)
+                pending = _replace_item(state.pending, worker, ())
+                silent = _replace_item(state.health, worker, SILENT)
                 crashed = state._replace(pending=pending, health=silent)
                 steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
         return steps
 
-    def _scans(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
-        reading = (state.owners, state.next_owners, state.health)
+    def _planning_steps(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
+        table_state = (state.owners, state.next_owners, state.health)
         for worker in alive:
             config = self.rules[worker]
             if config is None or state.pending[worker]:
@@ -153,19 +154,19 @@ class FleetModel:
             plans: dict[tuple[Attempt, ...], None] = {}
             for turn in range(self.turns):
                 # Plans are cached, because they are expensive and the same arguments recur in thousands of states.
-                arguments = (reading, worker, turn, patient)
+                arguments = (table_state, worker, turn, patient)
                 if arguments not in self._plans:
-                    self._plans[arguments] = self._planned(config, *arguments)
+                    self._plans[arguments] = self._plan_attempts(config, *arguments)
                 plans[self._plans[arguments]] = None
             for attempts in plans:
                 if attempts:
-                    pending = _replaced(state.pending, worker, attempts)
+                    pending = _replace_item(state.pending, worker, attempts)
                     yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
 
-    def _planned(
-        self, config: Config, reading: ModelReading, worker: int, turn: int, patient: bool
+    def _plan_attempts(
+        self, config: Config, table_state: TableState, worker: int, turn: int, patient: bool
     ) -> tuple[Attempt, ...]:
-        owners, next_owners, health = reading
+        owners, next_owners, health = table_state
         unchanged_seconds = WAIT_SECONDS if patient else 0.0
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
@@ -196,21 +197,25 @@ class FleetModel:
 
     def _attempt(self, action: Action) -> Attempt:
         lease = action.lease
-        seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.next_owner))
+        lease_as_read = (
+            int(lease.key.removeprefix("s-")),
+            self._worker_number(lease.owner),
+            self._worker_number(lease.next_owner),
+        )
         match action:
             case Claim() | Steal() | RequestHandoff():
-                others = (other for alternate in action.alternates for other in self._attempt(alternate))
-                return (ModelWrite(_TAKES[type(action)], *seen), *others)
+                alternates = (other for alternate in action.alternates for other in self._attempt(alternate))
+                return (ModelWrite(_TAKES[type(action)], *lease_as_read), *alternates)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
-                return (ModelWrite("release", *seen[:2], self._number(next_owner)),)
+                return (ModelWrite("release", *lease_as_read[:2], self._worker_number(next_owner)),)
             case Release():
-                return (ModelWrite("give", *seen),)
+                return (ModelWrite("give", *lease_as_read),)
             case Renew() | Create() | Delete():
                 return ()
             case _:
                 assert_never(action)
 
-    def _number(self, worker: str | None) -> int:
+    def _worker_number(self, worker: str | None) -> int:
         return NOBODY if worker is None else self.workers.index(worker)
 
 
@@ -258,12 +263,12 @@ def _with_owner(state: State, lease: int, owner: int) -> State:
     )
     pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
     after = _with_next_owner(state, lease, NOBODY)
-    return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
+    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending)
 
 
 def _with_next_owner(state: State, lease: int, next_owner: int) -> State:
-    return state._replace(next_owners=_replaced(state.next_owners, lease, next_owner))
+    return state._replace(next_owners=_replace_item(state.next_owners, lease, next_owner))
 
 
-def _replaced(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+def _replace_item(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
     return (*values[:index], value, *values[index + 1 :])

@@ -105,17 +105,19 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
             (name,), write = request.names, request.content
-            after = applied(write, table.get(name))
-            outcome: Outcome = Lost(write.lease.key, table.get(name)) if after is None else Done(after)
-            if after is not None:
-                table[name] = after
+            written = applied(write, table.get(name))
+            outcome: Outcome = Lost(write.lease.key, table.get(name)) if written is None else Done(written)
+            if written is not None:
+                table[name] = written
                 if isinstance(write, DeleteLease):
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
     stored = table.get(name)
-    fits = stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
-    if not fits:
+    condition_holds = (
+        stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
+    )
+    if not condition_holds:
         return rows, name not in table if request.verb == "delete" else None
     if request.verb == "delete":
         del table[name]
@@ -148,8 +150,13 @@ class CheckedCells:
         """Return those of the named cells that exist."""
         # A read of several cells is not a snapshot. This model reads the cells of sessions before those of leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
-        rest = tuple(name for name in names if not name.startswith(LEASES))
-        cells = [cell for requested in (rest, leases) if requested for cell in self.ask(CellRequest("read", requested))]
+        other_names = tuple(name for name in names if not name.startswith(LEASES))
+        cells = [
+            cell
+            for requested in (other_names, leases)
+            if requested
+            for cell in self.ask(CellRequest("read", requested))
+        ]
         return {name: _row(name, content) for name, content in cells}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
@@ -159,8 +166,8 @@ class CheckedCells:
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        answer: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
-        return answer
+        new_version: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
+        return new_version
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
@@ -478,23 +485,23 @@ class SessionModel:
 
     def explore(self, limit: int, findings: int = 1) -> Explored:
         """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
-        first = self.first()
-        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {first.key: (None, "")}
-        queue, broken_laws = deque([first]), list[BrokenLaw]()
+        initial = self.first()
+        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.key: (None, "")}
+        queue, broken_laws = deque([initial]), list[BrokenLaw]()
         while queue and len(parents) < limit and len(broken_laws) < findings:
             state = queue.popleft()
-            for what, after, broken in self.steps(state):
-                seen = after.key in parents
-                if not seen:
-                    parents[after.key] = (state.key, what)
+            for description, after, broken in self.steps(state):
+                visited = after.key in parents
+                if not visited:
+                    parents[after.key] = (state.key, description)
                     queue.append(after)
-                broken_law = broken or ("" if seen else self.stuck(after))
+                broken_law = broken or ("" if visited else self.stuck(after))
                 if broken_law:
                     trace, parent = list[str](), parents[state.key]
                     while parent[0] is not None:
                         trace.append(parent[1])
                         parent = parents[parent[0]]
-                    broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), what)))
+                    broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), description)))
                     break
         return Explored(len(parents), not queue, tuple(broken_laws))
 
@@ -529,7 +536,7 @@ class SessionModel:
         worker_state = current.workers[number]
         worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return current._replace(workers=_put(current.workers, number, snapshot_of(worker)))
+        return current._replace(workers=_replace_worker(current.workers, number, snapshot_of(worker)))
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
@@ -539,7 +546,7 @@ class SessionModel:
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield each event that may happen next, the state after it, and the law that it breaks, or ""."""
-        left = dict(state.left)
+        faults_left = dict(state.left)
         for number, worker_state in enumerate(state.workers):
             if not worker_state.alive:
                 continue
@@ -550,41 +557,41 @@ class SessionModel:
                         yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
             else:
                 yield from self._responses(state, number)
-            if left.get("crash"):
+            if faults_left.get("crash"):
                 dead = worker_state._replace(
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
                 )
                 after = state._replace(
-                    workers=_put(state.workers, number, dead), left=_without_calls(state.left, "crash")
+                    workers=_replace_worker(state.workers, number, dead), left=_use_fault(state.left, "crash")
                 )
                 without_readers = after._replace(
                     readers=tuple(reader for reader in after.readers if reader[1] != number)
                 )
                 yield f"w{number} crashes", without_readers, ""
-                if left.get("restart"):
+                if faults_left.get("restart"):
                     restarted = self._worker(f"w{number}", self.moves[number])
                     process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     with_restart = without_readers._replace(
-                        workers=_put(without_readers.workers, number, snapshot_of(process))
+                        workers=_replace_worker(without_readers.workers, number, snapshot_of(process))
                     )
                     yield (
                         f"w{number} is started again",
-                        with_restart._replace(left=_without_calls(with_restart.left, "restart")),
+                        with_restart._replace(left=_use_fault(with_restart.left, "restart")),
                         "",
                     )
         for index, request in enumerate(state.late):
             rows, _ = apply_request(state.rows, request)
             still_late = state.late[:index] + state.late[index + 1 :]
             yield f"late: {_request_text(request)}", state._replace(rows=rows, late=still_late), ""
-        if left.get("tick"):
-            yield "time passes", state._replace(tick=state.tick + 1, left=_without_calls(state.left, "tick")), ""
+        if faults_left.get("tick"):
+            yield "time passes", state._replace(tick=state.tick + 1, left=_use_fault(state.left, "tick")), ""
 
     def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
-        after = state._replace(workers=_put(state.workers, number, worker_state))
+        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
         outcome = self._run(worker_state, state.tick)
-        return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
+        return after if isinstance(outcome, CellRequest) else self._end_action(after, number, *outcome)[0]
 
     def _run(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
@@ -616,16 +623,16 @@ class SessionModel:
         yield self._with_response(
             state._replace(rows=rows), number, response, f"w{number} {_request_text(request)}: {summary}"
         )
-        left = dict(state.left)
+        faults_left = dict(state.left)
         if request.verb in ("list", "read"):
             return
-        if left.get(APPLIED) and rows != state.rows:
-            applied = state._replace(rows=rows, left=_without_calls(state.left, APPLIED))
+        if faults_left.get(APPLIED) and rows != state.rows:
+            applied = state._replace(rows=rows, left=_use_fault(state.left, APPLIED))
             yield self._with_response(
                 applied, number, LOST, f"w{number} {_request_text(request)}: applied, not answered"
             )
-        if left.get(LATE):
-            in_flight = state._replace(late=(*state.late, request), left=_without_calls(state.left, LATE))
+        if faults_left.get(LATE):
+            in_flight = state._replace(late=(*state.late, request), left=_use_fault(state.left, LATE))
             yield self._with_response(
                 in_flight, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
             )
@@ -639,26 +646,28 @@ class SessionModel:
     ) -> tuple[str, SessionState, str]:
         worker_state = state.workers[number]
         worker_state = worker_state._replace(responses=(*worker_state.responses, response))
-        after = state._replace(workers=_put(state.workers, number, worker_state))
+        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
         outcome = self._run(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
             return description, after, ""
-        ended, broken = self._ended(after, number, *outcome)
+        ended, broken = self._end_action(after, number, *outcome)
         return description, ended, broken
 
-    def _ended(
+    def _end_action(
         self, state: SessionState, number: int, worker: WorkerState, events: list[SessionEvent]
     ) -> tuple[SessionState, str]:
         """End a worker's action, and check its events against the laws."""
-        began = state.workers[number].tick
-        state = state._replace(workers=_put(state.workers, number, worker))
+        began_tick = state.workers[number].tick
+        state = state._replace(workers=_replace_worker(state.workers, number, worker))
         for event in events:
-            state, broken = self._judged(state, number, began, event)
+            state, broken = self._judge_event(state, number, began_tick, event)
             if broken:
                 return state, broken
         return state, ""
 
-    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
+    def _judge_event(
+        self, state: SessionState, number: int, began_tick: int, event: SessionEvent
+    ) -> tuple[SessionState, str]:
         verb, key, *values = event
         true_leases, readers = dict(state.true_leases), {(reader[0], reader[1]): reader for reader in state.readers}
         true_lease, reader_key = true_leases[key], (key, number)
@@ -670,7 +679,7 @@ class SessionModel:
                     return state, "Done for a lease that another has"
                 true_leases[key] = true_lease._replace(done=max(true_lease.done, values[1]))
             case "confirmed":
-                readers[reader_key] = (key, number, began, False)
+                readers[reader_key] = (key, number, began_tick, False)
             case "stops":
                 readers.pop(reader_key, None)
             case "reset":
@@ -699,7 +708,7 @@ class SessionModel:
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
                 true_leases[key] = true_lease._replace(epoch=epoch, starter=number)
-                readers[reader_key] = (key, number, began, False)
+                readers[reader_key] = (key, number, began_tick, False)
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
@@ -711,7 +720,7 @@ class SessionModel:
 
     def _stuck(self, state: SessionState) -> str:
         rows = state.rows
-        owned: dict[str, Lease] = {}
+        owned_leases: dict[str, Lease] = {}
         for key, _ in state.true_leases:
             next_owner = self._worker(f"heir-of-{key}", 0)
             for _ in range(3):
@@ -722,12 +731,12 @@ class SessionModel:
 
                 rows, outcome = self._run_alone(rows, next_owner, take)
                 if isinstance(outcome, Done):
-                    owned[key] = outcome.lease
+                    owned_leases[key] = outcome.lease
                     break
         for key, true_lease in state.true_leases:
-            if key not in owned:
+            if key not in owned_leases:
                 return f"{key} sticks"
-            start = numbered(owned[key])
+            start = numbered(owned_leases[key])
             if start > true_lease.handled or start < true_lease.done:
                 return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
@@ -757,11 +766,11 @@ def settings() -> Mapping[str, SessionModel]:
 
     In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
     """
-    held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
-    free = ((0, "look", ""), (1, "look", ""))
-    requested = (*held, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
-    with_progress = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    first_owns_two = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
+    both_listed = ((0, "look", ""), (1, "look", ""))
+    requested = (*first_owns, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
+    with_progress = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def model(
         moves: tuple[int, ...],
@@ -773,26 +782,26 @@ def settings() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": model((3, 2), held, tick=1),
-        "expiry, crash": model((2, 2), held, tick=1, crash=1),
-        "theft": model((3, 2), held, "steal"),
-        "theft, crash": model((3, 2), held, "steal", crash=1),
-        "theft, lost answer": model((3, 2), held, "steal", applied=1),
-        "theft, late write": model((3, 2), held, "steal", late=1),
-        "late take": model((3, 3), free, "release", late=1),
-        "lost take": model((3, 2), free, "steal", applied=1),
-        "late release": model((5, 1), held, "release", late=1),
+        "expiry": model((3, 2), first_owns, tick=1),
+        "expiry, crash": model((2, 2), first_owns, tick=1, crash=1),
+        "theft": model((3, 2), first_owns, "steal"),
+        "theft, crash": model((3, 2), first_owns, "steal", crash=1),
+        "theft, lost answer": model((3, 2), first_owns, "steal", applied=1),
+        "theft, late write": model((3, 2), first_owns, "steal", late=1),
+        "late take": model((3, 3), both_listed, "release", late=1),
+        "lost take": model((3, 2), both_listed, "steal", applied=1),
+        "late release": model((5, 1), first_owns, "release", late=1),
         "hand-over": model((3, 3), requested, "give", "take back"),
         "hand-over, lost answer": model((3, 2), requested, "give", "take back", applied=1),
         "hand-over, late write": model((3, 2), requested, "give", "take back", late=1),
         "hand-over, theft": model((3, 2, 2), (*requested, (2, "look", "")), "give", "take back", "steal"),
         "reset": model((2, 4), with_progress, "release", "reset", tick=1),
         "late checkpoint": model((3, 4), with_progress, "release", "reset", "steal", "late"),
-        "restart": model((3, 1), held, tick=1, crash=1, restart=1),
-        "stale": model((4, 2), held, "steal", "release"),
+        "restart": model((3, 1), first_owns, tick=1, crash=1, restart=1),
+        "stale": model((4, 2), first_owns, "steal", "release"),
         "removal": model((4, 4), with_progress, tick=1),
-        "three workers": model((2, 2, 2), (*held, (2, "look", "")), "steal", tick=1),
-        "two leases": model((3, 2), both, "steal", leases=2, tick=1),
+        "three workers": model((2, 2, 2), (*first_owns, (2, "look", "")), "steal", tick=1),
+        "two leases": model((3, 2), first_owns_two, "steal", leases=2, tick=1),
     }
 
 
@@ -827,11 +836,13 @@ def snapshot_of(worker: CheckedWorker) -> WorkerState:
     return WorkerState(pickle.dumps(worker), worker.description())
 
 
-def _put(workers: tuple[WorkerState, ...], number: int, worker_state: WorkerState) -> tuple[WorkerState, ...]:
+def _replace_worker(
+    workers: tuple[WorkerState, ...], number: int, worker_state: WorkerState
+) -> tuple[WorkerState, ...]:
     return (*workers[:number], worker_state, *workers[number + 1 :])
 
 
-def _without_calls(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
+def _use_fault(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, count - (name == fault)) for name, count in left)
 
 

@@ -96,8 +96,8 @@ class SwappingWorker(CheckedWorker):
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, DIRECTION, key))
             else:
-                seen = self.seen.pop(key)[0]
-                store.move_unowned(seen, 1 - split_version(seen)[0])
+                lease = self.seen.pop(key)[0]
+                store.move_unowned(lease, 1 - split_version(lease)[0])
         except OutcomeUnknown:
             pass
         return []
@@ -116,12 +116,14 @@ class SwapModel(SessionModel):
     def _worker(self, name: str, moves: int) -> WorkerState:
         return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
 
-    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
+    def _judge_event(
+        self, state: SessionState, number: int, began_tick: int, event: SessionEvent
+    ) -> tuple[SessionState, str]:
         if event[0] == "contradiction":
             return state, str(event[2])
         if event[0] == "confirmed" and dict(state.true_leases)[event[1]].starter != number:
             return state, "renewed, and another has taken it"
-        return super()._judged(state, number, began, event)
+        return super()._judge_event(state, number, began_tick, event)
 
     def _stuck(self, state: SessionState) -> str:
         try:
@@ -150,29 +152,40 @@ def swap_settings() -> dict[str, SwapModel]:
 
     In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
     """
-    held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    moved = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
-    back = (*moved, (1, "send", "from"))
-    both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""), (2, "look", ""))
-    free = (*moved, (0, "release", "s0"), (1, "look", ""))
+    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    first_moved = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
+    sent_back = (*first_moved, (1, "send", "from"))
+    first_owns_two = (
+        (0, "look", ""),
+        (0, "claim", "s0"),
+        (0, "look", ""),
+        (0, "claim", "s1"),
+        (1, "look", ""),
+        (2, "look", ""),
+    )
+    first_released = (*first_moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": swap_model((3, 2), held, *READS, faults={"tick": 1}),
-        "expiry, crash": swap_model((2, 3), held, *READS, faults={"tick": 1, "crash": 1}),
-        "theft": swap_model((3, 3), held, *READS, "steal"),
-        "theft, crash": swap_model((2, 3), held, *READS, "steal", faults={"crash": 1}),
-        "lost answer": swap_model((3, 2), held, *READS, "steal", faults={"applied": 1}),
-        "late write": swap_model((3, 2), held, *READS, "steal", faults={"late": 1}),
-        "back": swap_model((3, 3), back, *READS, "steal"),
-        "back, lost answer": swap_model((3, 2), back, *READS, "steal", faults={"applied": 1}),
-        "back, late write": swap_model((3, 2), back, *READS, "steal", faults={"late": 1}),
-        "to and fro": swap_model((4, 3), moved, *READS, "send", faults={"tick": 1}),
-        "release": swap_model((3, 3), moved, *READS, "release", faults={"applied": 1}),
-        "hand-over": swap_model((3, 3), held, *READS, "request", "give", "take back"),
-        "reset": swap_model((2, 4), free, *READS, "reset", "send"),
-        "carried": swap_model((2, 4), (*free, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
-        "carried, late write": swap_model((1, 3), (*free, (0, "send", "from")), *READS, "carry", faults={"late": 1}),
-        "three workers": swap_model((2, 2, 2), (*held, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
-        "three workers, two leases": swap_model((2, 2, 2), both, *READS, "steal", leases=2, faults={"tick": 1}),
+        "expiry": swap_model((3, 2), first_owns, *READS, faults={"tick": 1}),
+        "expiry, crash": swap_model((2, 3), first_owns, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": swap_model((3, 3), first_owns, *READS, "steal"),
+        "theft, crash": swap_model((2, 3), first_owns, *READS, "steal", faults={"crash": 1}),
+        "lost answer": swap_model((3, 2), first_owns, *READS, "steal", faults={"applied": 1}),
+        "late write": swap_model((3, 2), first_owns, *READS, "steal", faults={"late": 1}),
+        "back": swap_model((3, 3), sent_back, *READS, "steal"),
+        "back, lost answer": swap_model((3, 2), sent_back, *READS, "steal", faults={"applied": 1}),
+        "back, late write": swap_model((3, 2), sent_back, *READS, "steal", faults={"late": 1}),
+        "to and fro": swap_model((4, 3), first_moved, *READS, "send", faults={"tick": 1}),
+        "release": swap_model((3, 3), first_moved, *READS, "release", faults={"applied": 1}),
+        "hand-over": swap_model((3, 3), first_owns, *READS, "request", "give", "take back"),
+        "reset": swap_model((2, 4), first_released, *READS, "reset", "send"),
+        "carried": swap_model((2, 4), (*first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
+        "carried, late write": swap_model(
+            (1, 3), (*first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
+        ),
+        "three workers": swap_model((2, 2, 2), (*first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
+        "three workers, two leases": swap_model(
+            (2, 2, 2), first_owns_two, *READS, "steal", leases=2, faults={"tick": 1}
+        ),
     }
 
 

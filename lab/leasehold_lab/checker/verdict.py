@@ -61,7 +61,7 @@ def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
     return Graph(tuple(numbers), tuple(steps))
 
 
-def in_order(graph: Graph) -> tuple[int, ...]:
+def topological_order(graph: Graph) -> tuple[int, ...]:
     """Return the numbers of the states in topological order, without states on a cycle or after one."""
     arrivals = [0] * len(graph.states)
     for followers in graph.steps:
@@ -82,9 +82,9 @@ def in_order(graph: Graph) -> tuple[int, ...]:
 def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
     """Return a cycle of states that the fleet may repeat forever, or () if there is none."""
     on_cycles = set(range(len(graph.states))) - set(ordered)
-    before: dict[int, int] = {}
+    predecessors: dict[int, int] = {}
     for number in on_cycles & set(range(len(graph.steps))):
-        before.update((follower, number) for follower, _ in graph.steps[number] if follower in on_cycles)
+        predecessors.update((follower, number) for follower, _ in graph.steps[number] if follower in on_cycles)
     if not on_cycles:
         return ()
     # Each of these states has a predecessor among them, so walking backwards must return to a state already visited.
@@ -92,7 +92,7 @@ def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
     position = min(on_cycles)
     while position not in visited:
         visited[position] = None
-        position = before[position]
+        position = predecessors[position]
     path = list(visited)
     return tuple(reversed(path[path.index(position) :]))
 
@@ -156,7 +156,7 @@ def judge(case: Case) -> CheckVerdict:
     all_owners = product(range(NOBODY, size), repeat=fleet.leases)
     starts = [fleet.start(owners) for owners in (all_owners if case.owners is None else [case.owners])]
     graph = explore(fleet, starts, case.limit)
-    ordered = in_order(graph)
+    ordered = topological_order(graph)
     faults: dict[Fault, str] = {}
 
     if path := cycle_of(graph, ordered):
@@ -165,27 +165,27 @@ def judge(case: Case) -> CheckVerdict:
         steps = (
             next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
         )
-        faults["livelock"] = f"from {_described(fleet, states[0])}: " + "; ".join(steps)
+        faults["livelock"] = f"from {_describe(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):
         if not followers and unowned(state):
-            faults.setdefault("unowned", _described(fleet, state))
+            faults.setdefault("unowned", _describe(fleet, state))
         if not followers and _uneven(case, state):
-            faults.setdefault("uneven", _described(fleet, state))
+            faults.setdefault("uneven", _describe(fleet, state))
 
     # S5: a balanced fleet moves no leases.
     for start in starts if not fleet.crashes else ():
         if not unowned(start) and not _uneven(case, start) and fleet.steps(start):
-            faults["restless"] = _described(fleet, start)
+            faults["restless"] = _describe(fleet, start)
             break
 
     # S6: if every worker holds a lease and none fails, every order of events takes the least number of moves.
     most_moves = dict(zip(graph.states[: len(starts)], most_moves_from(graph, ordered), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            least = _least_moves(case, start)
-            if moves > least:
-                faults["overshoot"] = f"{_described(fleet, start)}: {moves} moves, least {least}"
+            minimum = _least_moves(case, start)
+            if moves > minimum:
+                faults["overshoot"] = f"{_describe(fleet, start)}: {moves} moves, least {minimum}"
                 break
 
     single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
@@ -220,7 +220,7 @@ def _owners(fleet: FleetModel, state: State) -> list[str | None]:
     return [None if owner == NOBODY else fleet.workers[owner] for owner in state.owners]
 
 
-def _described(fleet: FleetModel, state: State) -> str:
+def _describe(fleet: FleetModel, state: State) -> str:
     return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_owners(fleet, state)))
 
 

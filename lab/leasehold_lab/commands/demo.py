@@ -44,7 +44,7 @@ def command(
         with (
             ending("demo", ServiceError, StageError, misuse=()),
             unwinding(),
-            _performed(console, rate, live=console.is_terminal and not as_json) as story,
+            _open_story(console, rate, live=console.is_terminal and not as_json) as story,
         ):
             verdict = story.run()
     except Ended as ended:
@@ -58,7 +58,7 @@ def command(
 
 
 @contextmanager
-def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
+def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     console.print("Starting stand-ins for Kinesis and DynamoDB ...")
     with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)

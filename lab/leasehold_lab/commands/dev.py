@@ -104,15 +104,15 @@ def _page(running: DevServices) -> Iterator[str]:
 
 
 def _print_streams(running: DevServices, page: str) -> None:
-    *others, last = running.services
-    print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
+    *other_services, last_service = running.services
+    print(f"Stand-ins for {', '.join(other_services)} and {last_service} are running; Ctrl-C ends them.\n")
     for name, stream in running.streams.items():
         print(f"stream {name}\n  source  {stream.source}\n  store   {stream.table}")
     print(f"\n{page}")
     print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
     print(f"{running.exports}\n")
     print("A worker, and who holds what:\n")
-    first = next(iter(running.streams.values()))
-    table = shlex.quote(first.pasted_table)
-    print(f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon")
+    first_stream = next(iter(running.streams.values()))
+    table = shlex.quote(first_stream.pasted_table)
+    print(f"leasehold consume {shlex.quote(first_stream.pasted)} --store {table} --events --from trim_horizon")
     print(f"leasehold leases {table} --watch", flush=True)

@@ -67,8 +67,8 @@ def command(  # noqa: PLR0917  one for each option
             dated = not table_store.capabilities.free_annotations
             table = table_of(table_store, config, span)
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
-        coming = names_of(add or (), present)
-        change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
+        added = names_of(add or (), present)
+        change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
         result = forecast(table, config, change, dated=dated)
     if as_json:
         print(json.dumps(result.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
@@ -90,5 +90,5 @@ def command(  # noqa: PLR0917  one for each option
     numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
     show(Cells((Column("worker"), *numbers), rows), wide=wide)
     print()
-    moved = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
-    show(Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), moved), wide=wide)
+    move_rows = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
+    show(Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), move_rows), wide=wide)

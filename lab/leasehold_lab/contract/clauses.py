@@ -552,16 +552,16 @@ WORKERS = tuple(f"w-{number}" for number in range(32))
 ROUNDS = 3
 
 
-def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
+def winners(store: Store, writes: Sequence[Write]) -> list[Lease]:
     """Send all writes at the same time from separate threads, and return the leases of the applied ones."""
-    gate = Barrier(len(each))
+    gate = Barrier(len(writes))
 
     def run(write: Write) -> Outcome:
         gate.wait()
         return store.write(write)
 
-    with ThreadPoolExecutor(len(each)) as pool:
-        outcomes = list(pool.map(run, each))
+    with ThreadPoolExecutor(len(writes)) as pool:
+        outcomes = list(pool.map(run, writes))
     return [outcome.lease for outcome in outcomes if isinstance(outcome, Done)]
 
 

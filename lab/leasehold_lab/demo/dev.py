@@ -108,9 +108,9 @@ class DevServices:
 
 def parse_stream(text: str) -> RequestedStream:
     """Parse a stream from the command line: [eventhubs:|table:]NAME[=SHARDS]. Raises ValueError."""
-    before, colon, after = text.rpartition(":")
-    name, equals, shards = after.partition("=")
-    kind = _KINDS.get(before) if colon else "kinesis"
+    prefix, colon, name_and_shards = text.rpartition(":")
+    name, equals, shards = name_and_shards.partition("=")
+    kind = _KINDS.get(prefix) if colon else "kinesis"
     if kind is None or not _NAME.fullmatch(name):
         raise ValueError(
             f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, eventhubs:NAME=PARTITIONS, "
@@ -151,12 +151,12 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
     """Put records until `ending` is set. Each contains its key and its number among the records of the key."""
-    numbers, places = Counter[str](), count()
+    numbers, positions = Counter[str](), count()
     pause = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
         rows: KeyedRows = []
         for _ in range(max(1, round(rate * pause))):
-            key = f"sensor-{next(places) % KEYS:02}"
+            key = f"sensor-{next(positions) % KEYS:02}"
             numbers[key] += 1
             rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
         put(rows)
@@ -258,21 +258,21 @@ In DynamoDB, a shard stays open for some hours, and is removed after a day.
 def _aws_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, tables: Tables | None
 ) -> Iterator[DevServices]:
-    places: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     if folder is not None:
-        places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
-        for place in places.values():
-            place.mkdir(parents=True, exist_ok=True)
+        folders = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
+        for service_folder in folders.values():
+            service_folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         environment = {
             **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
             "AWS_DEFAULT_REGION": REGION,
         }
         sources = {}
-        if own := [stream for stream in streams if stream.kind == "kinesis"]:
-            kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
+        if kinesis_streams := [stream for stream in streams if stream.kind == "kinesis"]:
+            kinesis = stack.enter_context(kinesis_local(folders.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
-            for stream in own:
+            for stream in kinesis_streams:
                 stream_client = stack.enter_context(_open_stream(kinesis.url, stream))
                 stack.enter_context(put_samples(stream.name, rate, partial(put, stream_client, stream.name)))
                 query = f"?region={REGION}&endpoint={kinesis.url}"
@@ -285,13 +285,16 @@ def _aws_services(
             )
             stack.enter_context(put_samples(stream.name, rate, partial(_put_items, table)))
             sources[stream.name] = source, source
-        names = [*(("Kinesis",) if own else ()), *(("DynamoDB Streams",) if len(own) < len(streams) else ())]
+        names = [
+            *(("Kinesis",) if kinesis_streams else ()),
+            *(("DynamoDB Streams",) if len(kinesis_streams) < len(streams) else ()),
+        ]
         if tables is not None:
             dev_streams = {
                 name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
             }
         else:
-            dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
+            dynamodb = stack.enter_context(dynalite(folders.get("dynamodb")))
             environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
             query = f"region={REGION}&endpoint={dynamodb.url}"
             dev_streams = {
@@ -303,14 +306,14 @@ def _aws_services(
 
 
 @contextmanager
-def _open_stream(endpoint: str, wanted: RequestedStream) -> "Iterator[KinesisClient]":
+def _open_stream(endpoint: str, requested: RequestedStream) -> "Iterator[KinesisClient]":
     """Create the stream unless the folder already contains it, and yield a client."""
     try:
-        with closing(Stream(endpoint, wanted.name, wanted.shards)):
+        with closing(Stream(endpoint, requested.name, requested.shards)):
             pass
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
-            raise StreamError(f"stream {wanted.name} could not be made: {error}") from error
+            raise StreamError(f"stream {requested.name} could not be made: {error}") from error
     with closing(client(endpoint)) as stream_client:
         yield stream_client
 

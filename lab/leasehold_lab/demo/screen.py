@@ -88,16 +88,16 @@ class Screen:
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
         table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
         workers = sorted({"worker-1", "worker-2", "worker-3", "worker-4", *stage.workers})
-        (first, before), (last, after) = self._counts[0], self._counts[-1]
+        (first_time, first_counts), (last_time, last_counts) = self._counts[0], self._counts[-1]
         for number, worker in enumerate(workers):
             state = stage.workers.get(worker, "")
-            held = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
-            going = worker in living and last > first
-            rate = (after[worker] - before[worker]) / (last - first) if going else 0.0
+            lease_count = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
+            running = worker in living and last_time > first_time
+            rate = (last_counts[worker] - first_counts[worker]) / (last_time - first_time) if running else 0.0
             style = "bold red" if state == "killed" else "dim" if worker not in living else "bold"
             table.add_column(
                 worker.replace("worker-", "w") if narrow else worker,
-                footer=Text(f"{held}\n{rate:,.0f}\n{state}", style),
+                footer=Text(f"{lease_count}\n{rate:,.0f}\n{state}", style),
                 justify="center",
                 min_width=7,
                 style=COLOURS[number % 4],

@@ -68,7 +68,7 @@ class Stream:
         self._client = client(endpoint)
         self._source = KinesisSource(self._client, name)
         self._client.create_stream(StreamName=name, ShardCount=shards)
-        self._settle()
+        self._wait_until_active()
 
     def shards(self) -> tuple[Shard, ...]:
         """Return all shards of the stream, including closed ones."""
@@ -88,7 +88,7 @@ class Stream:
         self._client.split_shard(
             StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
         )
-        self._settle()
+        self._wait_until_active()
         return shard.id
 
     def merge(self, chosen: str = "") -> tuple[str, str]:
@@ -106,7 +106,7 @@ class Stream:
             ),
         )
         self._client.merge_shards(StreamName=self.name, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
-        self._settle()
+        self._wait_until_active()
         return left.id, right.id
 
     def put(self, *rows: tuple[str, bytes]) -> None:
@@ -120,7 +120,7 @@ class Stream:
     def _open(self) -> tuple[Shard, ...]:
         return tuple(shard for shard in self.shards() if shard.open)
 
-    def _settle(self) -> None:
+    def _wait_until_active(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
         describe = partial(self._client.describe_stream_summary, StreamName=self.name)
         while describe()["StreamDescriptionSummary"]["StreamStatus"] != "ACTIVE":
@@ -129,16 +129,16 @@ class Stream:
             time.sleep(POLL_SECONDS)
 
 
-def put(to: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
+def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
     """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected.
 
     Records are not retried. If some of them were rejected, a retry would change the order within their keys. The
     stand-in does not reject records.
     """
     entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
-    refused = to.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
-    if refused:
-        raise StreamError(f"stream {stream} refused {refused} of {len(entries)} records")
+    rejected_count = kinesis.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
+    if rejected_count:
+        raise StreamError(f"stream {stream} refused {rejected_count} of {len(entries)} records")
 
 
 def _width(shard: Shard) -> int:
@@ -178,9 +178,9 @@ class Tail(Generic[T]):
         with self._path.open("rb") as file:
             file.seek(self._place)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return [self._read(line) for line in whole.splitlines()]
+        complete_lines = text[: text.rfind(b"\n") + 1]
+        self._place += len(complete_lines)
+        return [self._read(line) for line in complete_lines.splitlines()]
 
 
 TICK_SECONDS = 0.2
@@ -228,7 +228,7 @@ class Stage:
 
     def __attrs_post_init__(self) -> None:
         """Count the open shards."""
-        self._reshaped()
+        self._count_open_shards()
 
     # Actions
 
@@ -262,7 +262,7 @@ class Stage:
         began = time.time()
         shard = self.stream.split(chosen)
         self.history.incidents.append(Incident(began, "split", shard))
-        self._reshaped()
+        self._count_open_shards()
         return shard
 
     def merge(self, chosen: str = "") -> tuple[str, str]:
@@ -273,7 +273,7 @@ class Stage:
         began = time.time()
         shards = self.stream.merge(chosen)
         self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
-        self._reshaped()
+        self._count_open_shards()
         return shards
 
     def end(self) -> None:
@@ -281,7 +281,7 @@ class Stage:
         self._incident("end")
         for child in self._children.values():
             child.ask_to_end()
-        self._look()
+        self._read_table_and_events()
         for worker, child in self._children.items():
             status = child.wait()
             self.workers[worker] = "drained" if not status else f"ended with status {status}"
@@ -298,7 +298,7 @@ class Stage:
 
     def tick(self) -> None:
         """Read the new events of all workers and the lease table. Raises StageError if a worker has ended."""
-        self._look()
+        self._read_table_and_events()
         for worker, child in self._children.items():
             if not child.running:
                 raise StageError(f"{worker} ended by itself; its last words:\n{child.said}")
@@ -338,8 +338,8 @@ class Stage:
         """
         current = [lease for lease in self.leases if not lease.ended]
         held = self.held()
-        read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
-        return read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
+        all_read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
+        return all_read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
 
     def verdict(self, sent: list[Sent]) -> RunVerdict:
         """Return the judge's verdict on the history."""
@@ -349,13 +349,13 @@ class Stage:
         """Return the history so far, with the records that a producer sent."""
         return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
-    def _look(self) -> None:
+    def _read_table_and_events(self) -> None:
         for event in (event for tail in self._tails for event in tail.more()):
-            self._take_in(event)
+            self._record_event(event)
         self.leases, now = self.store.list().leases, time.time()
         self.history.rows += [ObservedRow(now, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases]
 
-    def _take_in(self, event: ReadingEvent) -> None:
+    def _record_event(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
         self.reading.add(event)
         if event.event == "record":
@@ -367,7 +367,7 @@ class Stage:
         if state:
             self.workers[subject] = state
 
-    def _reshaped(self) -> None:
+    def _count_open_shards(self) -> None:
         self.open_shards = sum(shard.open for shard in self.stream.shards())
 
 

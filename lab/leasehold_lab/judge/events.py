@@ -247,7 +247,7 @@ class RunHistory:
 
     def of_kinds(self, *events: str) -> Iterator[ReadingEvent]:
         """Yield the events of these kinds, in order of time."""
-        yield from sorted((event for event in self.events if event.event in events), key=lambda each: each.t)
+        yield from sorted((event for event in self.events if event.event in events), key=lambda event: event.t)
 
 
 def event_of(line: str | bytes) -> ReadingEvent:
@@ -261,5 +261,5 @@ def event_of(line: str | bytes) -> ReadingEvent:
         place = (int(fields["sequence_number"]), int(fields["sub_sequence_number"]))
         key = sys.intern(fields["partition_key"] or "")
         return ReadingEvent(fields["t"] / 1000, worker, event, shard, place, key, fields["sha1"], fields.get("epoch"))
-    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError(f"it is no event: {said(odd)}") from odd
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"it is no event: {said(error)}") from error

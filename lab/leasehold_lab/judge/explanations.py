@@ -97,7 +97,7 @@ class Explanations:
         ]
 
     @_owners.default
-    def _observed(self) -> Mapping[str, list[tuple[float, str]]]:
+    def _observed_owners(self) -> Mapping[str, list[tuple[float, str]]]:
         owners: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for row in sorted(self._history.rows, key=lambda row: row.t):
             if row.owner is not None:
@@ -106,11 +106,11 @@ class Explanations:
 
     def waits(self) -> Iterator[RecordWait]:
         """Yield the wait of each record whose times of acknowledgment and dispatch are known."""
-        first: dict[tuple[str, str], ReadingEvent] = {}
+        first_dispatch: dict[tuple[str, str], ReadingEvent] = {}
         for event in self._history.of_kinds("record"):
-            first.setdefault((event.key, event.digest), event)
+            first_dispatch.setdefault((event.key, event.digest), event)
         for sent in self._history.sent:
-            dispatched = first.get((sent.key, sent.digest))
+            dispatched = first_dispatch.get((sent.key, sent.digest))
             if sent.t is not None and dispatched is not None:
                 yield RecordWait(dispatched.shard, sent.t, max(sent.t, dispatched.t))
 
@@ -121,16 +121,16 @@ class Explanations:
 
     def explained(self, wait: RecordWait) -> RecordWait:
         """Return the wait with the faults that explain it, and the number of seconds that none of them explains."""
-        concerned = self._concerned(wait.shard, wait.since, wait.until)
-        near = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, concerned)]
-        covered, reached = 0.0, wait.since
-        for fault in sorted(near, key=lambda each: each.begin):
+        subjects = self._subjects_between(wait.shard, wait.since, wait.until)
+        relevant_faults = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, subjects)]
+        explained_seconds, explained_until = 0.0, wait.since
+        for fault in sorted(relevant_faults, key=lambda each: each.begin):
             # The periods of faults may overlap, so only the part after the end of the earlier ones is added.
-            begin, end = max(fault.begin, reached), min(fault.end, wait.until)
+            begin, end = max(fault.begin, explained_until), min(fault.end, wait.until)
             if end > begin:
-                covered, reached = covered + end - begin, end
-        faults = tuple(fault.note for fault in near)
-        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - covered)
+                explained_seconds, explained_until = explained_seconds + end - begin, end
+        faults = tuple(fault.note for fault in relevant_faults)
+        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - explained_seconds)
 
     def breaches(self) -> Iterator[Breach]:
         """Yield the least explained wait of each shard, if it is too long, and each repetition without a fault."""
@@ -144,41 +144,41 @@ class Explanations:
         for wait in worst.values():
             if wait.unexplained > self._limits.wait_seconds:
                 why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
-                within = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
-                yield Breach("unread", wait.until, f"{why}, {within}")
-        last: dict[tuple[str, RecordPlace], ReadingEvent] = {}
-        named: set[tuple[str, str]] = set()
+                unexplained = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
+                yield Breach("unread", wait.until, f"{why}, {unexplained}")
+        last_dispatch: dict[tuple[str, RecordPlace], ReadingEvent] = {}
+        reported: set[tuple[str, str]] = set()
         for record in self._history.of_kinds("record"):
-            before = last.get((record.shard, record.place))
-            last[record.shard, record.place] = record
+            previous = last_dispatch.get((record.shard, record.place))
+            last_dispatch[record.shard, record.place] = record
             # A repetition by the same process is reported by the laws of records.
-            if before is None or before.process == record.process or (record.process, record.shard) in named:
+            if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
                 continue
-            concerned = self._concerned(record.shard, before.t, record.t)
-            if not any(fault.touches(before.t, record.t, concerned) for fault in self._reaches):
-                named.add((record.process, record.shard))
-                why = f"{record.process} handed over {record.place[0]} of {record.shard} after {before.process} had"
-                late = f"{record.t - before.t:.1f} s later; no fault explains it"
-                yield Breach("handed over again", record.t, f"{why}, {late}")
+            subjects = self._subjects_between(record.shard, previous.t, record.t)
+            if not any(fault.touches(previous.t, record.t, subjects) for fault in self._reaches):
+                reported.add((record.process, record.shard))
+                why = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous.process} had"
+                delay = f"{record.t - previous.t:.1f} s later; no fault explains it"
+                yield Breach("handed over again", record.t, f"{why}, {delay}")
 
-    def _concerned(self, shard: str, since: float, until: float) -> frozenset[str]:
+    def _subjects_between(self, shard: str, since: float, until: float) -> frozenset[str]:
         """Return the shard, its parents, and the workers that read or owned any of them between the two times.
 
         The last reader and the last owner before `since` are included.
         """
         shards = {shard, *self._history.parents.get(shard, ())}
-        concerned = set(shards)
+        subjects = set(shards)
         for relevant_shard in shards:
             readers = self._tenures.get(relevant_shard, ())
-            concerned |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
-            last = max(
+            subjects |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
+            last_reader = max(
                 (tenure for tenure in readers if tenure.end < since), key=lambda tenure: tenure.end, default=None
             )
-            concerned |= {last.worker} if last else set()
+            subjects |= {last_reader.worker} if last_reader else set()
             owners = self._owners.get(relevant_shard, [])
             begin = max(0, bisect_left(owners, (since, "")) - 1)
-            concerned |= {owner for t, owner in owners[begin:] if t <= until}
-        return frozenset(concerned)
+            subjects |= {owner for t, owner in owners[begin:] if t <= until}
+        return frozenset(subjects)
 
 
 def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
@@ -278,7 +278,7 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
     end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
     shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
-    done, least = moves(run)
+    move_count, least_move_count = moves(run)
     # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
     highest, fenced = Counter[str](), 0
     for record in run.records:
@@ -295,8 +295,8 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
         shards=len(run.tenures),
         unowned_seconds_max=round(seconds, 3),
         unowned_shard=shard if seconds else "",
-        moves=done,
-        moves_least=least,
+        moves=move_count,
+        moves_least=least_move_count,
         owner_changes=run.reader_changes,
         faults=breaches(run),
     )
@@ -309,20 +309,22 @@ def moves(run: JudgedRun) -> tuple[int, int]:
     and the numbers of the parts are added. Each part depends on the shards that are read at its end, and on their
     readers at its start. A shard that is new, or whose reader has died, needs no move.
     """
-    done = least = 0
+    move_count = least_count = 0
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
         living = alive_at(run.lives, incident.t)
-        done += sum(
+        move_count += sum(
             before.worker in living and before.worker != after.worker
             for readers in run.tenures.values()
             for before, after in pairwise(readers)
             if incident.t <= after.begin < following.t
         )
         still_read = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
-        least += least_moves({readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living)
-    return done, least
+        least_count += least_moves(
+            {readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living
+        )
+    return move_count, least_count
 
 
 def _reader_at(readers: list[Tenure], t: float) -> str | None:

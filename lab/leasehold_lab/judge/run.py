@@ -166,27 +166,27 @@ class JudgedRun:
         lease, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
         at_latest = [write for write in self.history.writes if write.verb == "create" and write.after and write.done]
         at_latest = [write for write in at_latest if write.after and write.after.checkpoint == LATEST]
-        for deleted in self.history.writes if at_latest else ():
-            if deleted.process != OPERATOR or deleted.before is None or deleted.after is not None:
+        for deletion in self.history.writes if at_latest else ():
+            if deletion.process != OPERATOR or deletion.before is None or deletion.after is not None:
                 continue
-            t, owner = deleted.t, deleted.before.owner
-            reached = not any(
+            t, owner = deletion.t, deletion.before.owner
+            table_reachable = not any(
                 incident.t == t and incident.what == "trouble" and incident.seconds
                 for incident in self.history.incidents
             )
             tenures = [
                 tenure
-                for tenure in self.tenures.get(deleted.before.shard, ())
+                for tenure in self.tenures.get(deletion.before.shard, ())
                 if tenure.worker == owner and tenure.begin <= t
             ]
-            let_go = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
+            released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
             living = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
-            if reached and living and not let_go:
+            if table_reachable and living and not released:
                 continue
-            for made in (write for write in at_latest if write.t >= t):
-                lineage = self.self_and_ancestors(made.key)
-                newcomer = any(life.process == made.process and life.start >= t - lease for life in self.lives)
-                shards |= lineage if newcomer and deleted.key in lineage else set()
+            for creation in (write for write in at_latest if write.t >= t):
+                lineage = self.self_and_ancestors(creation.key)
+                newcomer = any(life.process == creation.process and life.start >= t - lease for life in self.lives)
+                shards |= lineage if newcomer and deletion.key in lineage else set()
         return frozenset(shards)
 
     def unaware(self, process: str, shard: str, t: float) -> bool:
@@ -197,16 +197,16 @@ class JudgedRun:
         """
         lease = max(self.limits.lease_seconds.values(), default=0.0)
         start = max((life.start for life in self.lives if life.process == process), default=0.0)
-        deleted = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
-        return any(write.key == shard and write.t <= min(t, start + lease) for write in deleted)
+        deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
+        return any(write.key == shard and write.t <= min(t, start + lease) for write in deletions)
 
     def self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
-        lineage, todo = set[str](), [shard]
-        while todo:
-            if (ancestor := todo.pop()) not in lineage:
+        lineage, pending = set[str](), [shard]
+        while pending:
+            if (ancestor := pending.pop()) not in lineage:
                 lineage.add(ancestor)
-                todo += self.history.parents.get(ancestor, ())
+                pending += self.history.parents.get(ancestor, ())
         return lineage
 
     @cached_property
@@ -217,32 +217,34 @@ class JudgedRun:
     @cached_property
     def reader_changes(self) -> tuple[ReaderChange, ...]:
         """All changes of a shard's reader, in order of time."""
-        taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
-        seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
-        anew: dict[str, list[float]] = defaultdict(list)
+        checkpoints_taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
+        checkpoints_read: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
+        reset_times: dict[str, list[float]] = defaultdict(list)
         for answer in self.history.answers:
             if answer.verb in {"delete", "reset"} and answer.done:
-                anew[answer.shard].append(answer.t)
+                reset_times[answer.shard].append(answer.t)
             if answer.verb in TAKES and answer.done:
-                taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
+                checkpoints_taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
         for write in self.history.writes:
             if write.done and write.after is not None and write.verb in {"create", "reset"}:
-                anew[write.after.shard].append(write.t)
+                reset_times[write.after.shard].append(write.t)
             if write.done and write.after is not None and write.verb in TAKES:
-                taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
+                checkpoints_taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
         for row in self.history.rows:
-            seen[row.shard].append((row.t, row.checkpoint.order))
+            checkpoints_read[row.shard].append((row.t, row.checkpoint.order))
         changes = []
         for shard, readers in self.tenures.items():
-            earlier: set[tuple[RecordPlace, str]] = set()  # with digests, because a recreated event hub counts from 0
+            earlier_records: set[tuple[RecordPlace, str]] = (
+                set()
+            )  # with digests, because a recreated event hub counts from 0
             for before, after in pairwise(readers):
-                earlier.update((record.place, record.digest) for record in before.records)
-                repeated = earlier.intersection((record.place, record.digest) for record in after.records)
+                earlier_records.update((record.place, record.digest) for record in before.records)
+                repeated = earlier_records.intersection((record.place, record.digest) for record in after.records)
                 # A reader starts at the checkpoint in the response to its claim. If claims are not recorded, the last
                 # checkpoint read from the table is used. Checkpoints from before a reset or a recreation of the row do
                 # not count.
-                checkpoints = taken.get((after.process, shard)) or seen.get(shard, [])
-                since = max((t for t in anew[shard] if t <= after.begin), default=0.0)
+                checkpoints = checkpoints_taken.get((after.process, shard)) or checkpoints_read.get(shard, [])
+                since = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
                 start = max((order for t, order in checkpoints if since <= t <= after.begin), default=(0, 0, 0))
                 changes.append(
                     ReaderChange(
@@ -252,7 +254,7 @@ class JudgedRun:
                         after=after.process,
                         how=before.how,
                         duplicates=len(repeated),
-                        since=sum((1, *place) > start for place, _ in earlier),
+                        since=sum((1, *place) > start for place, _ in earlier_records),
                         replayed=sum((1, *place) <= start for place, _ in repeated),
                     )
                 )

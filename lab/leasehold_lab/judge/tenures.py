@@ -54,12 +54,12 @@ class TenureHistory:
 
     def add(self, event: ReadingEvent) -> None:
         """Add an event."""
-        place = (event.process, event.shard)
-        tenure = self._open.get(place)
+        key = (event.process, event.shard)
+        tenure = self._open.get(key)
         if event.event == "initialize":
             self._close(tenure, event.t, "cut")
-            self._open[place] = Tenure(event.process, event.shard, event.t)
-            self.tenures.append(self._open[place])
+            self._open[key] = Tenure(event.process, event.shard, event.t)
+            self.tenures.append(self._open[key])
         elif event.event == "record":
             (self.outside if tenure is None else tenure.records).append(event)
             if tenure is not None and event.place in tenure.finished:

@@ -16,12 +16,14 @@ def leasehold_store_contract(make: Callable[..., Store]) -> type[StoreContract]:
         make: Returns a new, empty store. It is called for each test, and the store is closed after the test. Parameters
             without a default value are the names of pytest fixtures.
     """
-    needed = [param.name for param in inspect.signature(make).parameters.values() if param.default is param.empty]
+    fixture_names = [
+        param.name for param in inspect.signature(make).parameters.values() if param.default is param.empty
+    ]
 
     def store(_self: object, request: pytest.FixtureRequest) -> Iterator[Store]:
-        opened = make(*(request.getfixturevalue(name) for name in needed))
-        yield opened
-        opened.close()
+        new_store = make(*(request.getfixturevalue(name) for name in fixture_names))
+        yield new_store
+        new_store.close()
 
     return type(
         "TestStoreContract", (StoreContract,), {"store": pytest.fixture(store), "__doc__": StoreContract.__doc__}

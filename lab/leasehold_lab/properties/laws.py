@@ -77,11 +77,11 @@ class Law:
 
         holds.__name__ = holds.__qualname__ = self.name  # Hypothesis uses the name in its report of a failure
         phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show internal lines
-        configured = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
-        drawn = rules
-        if not isinstance(drawn, st.SearchStrategy):
-            drawn = st.just(drawn)
-        configured(given(case=self.cases(drawn))(holds))()
+        configuration = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
+        strategy = rules
+        if not isinstance(strategy, st.SearchStrategy):
+            strategy = st.just(strategy)
+        configuration(given(case=self.cases(strategy))(holds))()
 
 
 def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
@@ -91,10 +91,10 @@ def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
 
 
 def _law(cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]]) -> Callable[[Callable[..., None]], Law]:
-    def made(holds: Callable[..., None]) -> Law:
+    def decorate(holds: Callable[..., None]) -> Law:
         return Law(holds.__name__, (holds.__doc__ or "").partition("\n")[0], cases, holds)
 
-    return made
+    return decorate
 
 
 def _planned(plan: Planner, scene: Scene) -> tuple[Action, ...]:
@@ -111,13 +111,13 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
 
-    other = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
-    first, second = _planned(plan, scene), _planned(plan, other)
+    shuffled_scene = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
+    first, second = _planned(plan, scene), _planned(plan, shuffled_scene)
     if first != second:
         raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {formatted(second)}")
-    due = renewals(scene.leases, scene.me, scene.config)
-    if due != renewals(other.leases, scene.me, scene.config):
-        raise LawBroken("the order of the listing matters to renewals", scene, due)
+    expected_renewals = renewals(scene.leases, scene.me, scene.config)
+    if expected_renewals != renewals(shuffled_scene.leases, scene.me, scene.config):
+        raise LawBroken("the order of the listing matters to renewals", scene, expected_renewals)
 
 
 @_law(scenes)
@@ -140,9 +140,9 @@ def each_lease_has_at_most_one_action(plan: Planner, scene: Scene) -> None:
     Two writes to one row would require the same version, so the second would be rejected, or would undo the first.
     """
     actions = _planned(plan, scene)
-    twice = [key for key, count in Counter(_keys(actions)).items() if count > 1]
-    if twice:
-        raise LawBroken(f"{', '.join(sorted(twice))}: more than one action", scene, actions)
+    repeated_keys = [key for key, count in Counter(_keys(actions)).items() if count > 1]
+    if repeated_keys:
+        raise LawBroken(f"{', '.join(sorted(repeated_keys))}: more than one action", scene, actions)
 
 
 @_law(scenes)
@@ -151,16 +151,16 @@ def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
 
     Any other write would take the lease from a healthy worker without regard to its ownership.
     """
-    dead = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
+    expired_keys = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
     actions = _planned(plan, scene)
     for action in _with_alternates(actions):
         lease = action.lease
-        alive = lease.owner not in {None, scene.me.worker} and lease.key not in dead and lease in scene.leases
+        alive = lease.owner not in {None, scene.me.worker} and lease.key not in expired_keys and lease in scene.leases
         if isinstance(action, Steal | RequestHandoff):
             if (action.from_owner, alive) != (lease.owner, True):
-                whose = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
+                actual_owner = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
                 raise LawBroken(
-                    f"{formatted((action,))} from {action.from_owner}, but it belongs to {whose}", scene, actions
+                    f"{formatted((action,))} from {action.from_owner}, but it belongs to {actual_owner}", scene, actions
                 )
         elif alive and not (isinstance(action, Delete) and lease.ended):
             raise LawBroken(f"{formatted((action,))}, which its living owner {lease.owner} holds", scene, actions)
@@ -185,10 +185,14 @@ def renewals_match_the_plan(plan: Planner, scene: Scene) -> None:
     A lease that only one of the two renewed would expire in the meantime.
     """
     actions = _planned(plan, scene)
-    otherwise = set(_keys([action for action in actions if not isinstance(action, Renew)]))
-    due = [renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in otherwise]
-    if [action for action in actions if isinstance(action, Renew)] != due:
-        raise LawBroken("the plan renews other leases than are due", scene, actions, f"due: {formatted(due)}")
+    other_keys = set(_keys([action for action in actions if not isinstance(action, Renew)]))
+    expected_renewals = [
+        renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in other_keys
+    ]
+    if [action for action in actions if isinstance(action, Renew)] != expected_renewals:
+        raise LawBroken(
+            "the plan renews other leases than are due", scene, actions, f"due: {formatted(expected_renewals)}"
+        )
 
 
 @_law(balanced_fleets)
@@ -210,15 +214,15 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     The division is not checked for rules that do not guarantee it (`RuleSet.evens_out`). Nothing is checked for fleets
     whose workers may not own all leases together (`RuleSet.most_leases`).
     """
-    end = settled(plan, fleet)
+    settled_fleet = settled(plan, fleet)
     limit = fleet.config.rules.most_leases
     if limit is not None and limit * len(fleet.workers) < len(fleet.owners):
         return
-    if free := [key for key, owner in end.owners.items() if owner is None]:
-        raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), end.story)
-    held = {worker: end.counts[worker] for worker in fleet.workers}
-    if fleet.config.rules.evens_out and uneven(held, fleet.workers, len(fleet.owners)):
-        raise LawBroken(f"at rest, and uneven: {brief(tuple(held.values()))}", fleet, (), end.story)
+    if free := [key for key, owner in settled_fleet.owners.items() if owner is None]:
+        raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), settled_fleet.story)
+    counts = {worker: settled_fleet.counts[worker] for worker in fleet.workers}
+    if fleet.config.rules.evens_out and uneven(counts, fleet.workers, len(fleet.owners)):
+        raise LawBroken(f"at rest, and uneven: {brief(tuple(counts.values()))}", fleet, (), settled_fleet.story)
 
 
 @_law(weighed_fleets)

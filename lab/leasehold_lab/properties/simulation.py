@@ -118,17 +118,17 @@ def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simul
     responses are lost, late or repeated. Handlers raise exceptions and hang. After two minutes of virtual time all
     faults end, and the fleet must come to rest. `make soak` runs this simulation with leasehold's own rules.
     """
-    tested = trial(seed, rules)
-    tested = evolve(tested, scenario=evolve(tested.scenario, handler=handler))
+    chosen_trial = trial(seed, rules)
+    chosen_trial = evolve(chosen_trial, scenario=evolve(chosen_trial.scenario, handler=handler))
     if handler is not None:
-        tested = evolve(tested, limits=evolve(tested.limits, callable_faults=True))
-    return _simulated(tested, 0.0, Config(rules).cycle_seconds)
+        chosen_trial = evolve(chosen_trial, limits=evolve(chosen_trial.limits, callable_faults=True))
+    return _simulated(chosen_trial, 0.0, Config(rules).cycle_seconds)
 
 
-def _simulated(tested: Trial, since: float, cycle: float) -> Simulated:
-    history = run(tested.scenario)
-    figures = outcome(history, since=since, cycle_seconds=cycle, groups=tested.limits.groups)
-    return Simulated(tested.scenario, figures, judge(history, tested.limits), history, tested.limits)
+def _simulated(trial_run: Trial, since: float, cycle: float) -> Simulated:
+    history = run(trial_run.scenario)
+    figures = outcome(history, since=since, cycle_seconds=cycle, groups=trial_run.limits.groups)
+    return Simulated(trial_run.scenario, figures, judge(history, trial_run.limits), history, trial_run.limits)
 
 
 ROUNDS_EACH, ROUNDS_MORE = 4, 20
@@ -157,14 +157,14 @@ class LawBroken(AssertionError):
 
     __module__ = "leasehold.testing"  # as users import it
 
-    def __init__(self, wrong: str, case: Scene | SmallFleet, actions: Iterable[Action], more: str = "") -> None:
-        who = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
+    def __init__(self, fault: str, case: Scene | SmallFleet, actions: Iterable[Action], details: str = "") -> None:
+        worker_line = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
         table = "\n        ".join(map(brief, case.leases)) or "none"
         planned = formatted(actions)
         super().__init__(
-            f"{wrong}\n{who}rules   {brief(case.config.rules)}\nleases  {table}"
+            f"{fault}\n{worker_line}rules   {brief(case.config.rules)}\nleases  {table}"
             + (f"\nplan    {planned}" if planned else "")
-            + (f"\n{more}" if more else "")
+            + (f"\n{details}" if details else "")
         )
 
 
@@ -205,33 +205,33 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
     moves = claims = 0
     waited = 0.0
     for turn in range(ROUNDS_MORE + ROUNDS_EACH * len(table)):
-        passed = len(story)
+        moves_before = len(story)
         for worker in fleet.workers:
-            seen = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
+            leases_as_read = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
             me = Me(worker, fleet.turn + turn, History(owners_still=waited, fleet_still=waited))
-            for action in plan(seen, None, me, fleet.config):
-                owner = after = action.lease.owner
+            for action in plan(leases_as_read, None, me, fleet.config):
+                owner = new_owner = action.lease.owner
                 match action:
                     case Claim() | Steal() | RequestHandoff():
-                        after = worker
+                        new_owner = worker
                     case Release(next_owner=next_owner):
-                        after = next_owner
+                        new_owner = next_owner
                     case _:
                         pass
-                if after != owner:
+                if new_owner != owner:
                     moves, claims = moves + (owner is not None), claims + (owner is None)
-                    table[action.lease.key] = evolve(action.lease, owner=after, idle=fleet.idle)
-                    change = f"{owner or 'nobody'} -> {after or 'nobody'}"
+                    table[action.lease.key] = evolve(action.lease, owner=new_owner, idle=fleet.idle)
+                    change = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
                     story.append(f"turn {turn}  {formatted((action,))} by {worker}: {change}")
-        last = "\n".join(story[-STORY_LINES:])
-        if len(story) > passed:
+        last_moves = "\n".join(story[-STORY_LINES:])
+        if len(story) > moves_before:
             waited = 0.0
         elif waited:
-            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last)
+            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last_moves)
         else:
             # Timeouts expire only while workers wait, and all of them certainly wait only if none has anything to do.
             waited = WAIT_SECONDS
-    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
+    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last_moves)
 
 
 def least_moves(counts: Iterable[int]) -> int:

@@ -51,15 +51,17 @@ def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many 
         return "math.inf"
     if not has(type(value)):
         return repr(value)
-    shown = []
+    arguments = []
     for attribute in fields(type(value)):
         default: Any = attribute.default
         if isinstance(default, _FACTORY):
             default = default.factory(value) if default.takes_self else default.factory()
-        actual = getattr(value, attribute.name)
-        if attribute.init and actual != default:
-            shown.append(brief(actual) if default is NOTHING else f"{attribute.name}={brief(actual)}")
-    return f"{type(value).__name__}({', '.join(shown)})"
+        value_of_field = getattr(value, attribute.name)
+        if attribute.init and value_of_field != default:
+            arguments.append(
+                brief(value_of_field) if default is NOTHING else f"{attribute.name}={brief(value_of_field)}"
+            )
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 class Pasteable:

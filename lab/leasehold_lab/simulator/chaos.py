@@ -54,7 +54,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     If `rules` is given, all workers have that rule set. There are then no workers of other libraries, and no zombies.
     """
     draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
-    names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
+    worker_names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
     peer = draw.choice(PEERS) if _chance(draw, 0.35) else None
     our_rules = Minimal(
         groups=draw.choice((None, "prefix", ("-",))),
@@ -66,7 +66,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     # leases, and if leases are released for a zombie to take (M11).
     zombies = peer is None and not our_rules.release and rules is None
     members = list[Member]()
-    for name in names:
+    for name in worker_names:
         foreign = peer if peer is not None and not rules and _chance(draw, 0.5) else None
         config = Config(foreign or rules or our_rules, lease_seconds=LEASE_SECONDS)
         members += _processes(draw, name, config, zombies=zombies)
@@ -179,8 +179,8 @@ def _network(draw: random.Random) -> Network:
     Each fault is left out of some runs, so that there are also runs with only one kind of fault.
     """
 
-    def draw_probability(most: float) -> float:
-        return draw.uniform(0.0, most) if _chance(draw, 0.6) else 0.0
+    def draw_probability(maximum: float) -> float:
+        return draw.uniform(0.0, maximum) if _chance(draw, 0.6) else 0.0
 
     outages = tuple(
         Nap(draw.uniform(0.0, FAULTS_END - 15.0), draw.uniform(0.5, 15.0)) for _ in range(draw.choice((0, 0, 1)))
@@ -241,7 +241,7 @@ def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
         return scenario
-    at, places = (
+    emptied_at, positions = (
         draw.uniform(25.0, FAULTS_END - 30.0),
         tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2)))),
     )
@@ -249,12 +249,13 @@ def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
         fault.worker for fault in scenario.callable_faults if fault.what in {"exit", "interrupt", "broken pipe"}
     }
     seen_by_worker = any(
-        member.starts + READ_WITHIN_SECONDS <= at < min(member.ends, member.plans) - READ_WITHIN_SECONDS
+        member.starts + READ_WITHIN_SECONDS <= emptied_at < min(member.ends, member.plans) - READ_WITHIN_SECONDS
         and all(
-            nap.at > at + READ_WITHIN_SECONDS or nap.at + nap.seconds < at - READ_WITHIN_SECONDS for nap in member.naps
+            nap.at > emptied_at + READ_WITHIN_SECONDS or nap.at + nap.seconds < emptied_at - READ_WITHIN_SECONDS
+            for nap in member.naps
         )
         and member.worker not in forgetful_workers
         for member in scenario.members
     )
     may_empty = seen_by_worker and not scenario.scan_per_cycle
-    return evolve(scenario, emptyings=(Emptying(at, places),) if may_empty else ())
+    return evolve(scenario, emptyings=(Emptying(emptied_at, positions),) if may_empty else ())

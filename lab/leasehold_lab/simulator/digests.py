@@ -75,7 +75,7 @@ def trace(history: SimulatedHistory) -> Iterator[str]:
     """Yield the contents of a digest as text, with one line per event, in order of time."""
     events: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
     events += [*history.answers, *history.events]
-    for event in sorted(events, key=lambda one: one.t):
+    for event in sorted(events, key=lambda event: event.t):
         yield f"{type(event).__name__}{_values(event)}"
     yield f"requests {sorted(history.requests.items())}"
     yield f"rows listed {history.scanned}, read {history.fetched}, perhaps stale {history.fetched_stale}"
@@ -103,9 +103,9 @@ def read_digests(path: Path) -> dict[int, str]:
     return {int(seed): value for seed, value in lines}
 
 
-def first_difference(before: Iterable[str], after: Iterable[str]) -> str | None:
+def first_difference(old_trace: Iterable[str], new_trace: Iterable[str]) -> str | None:
     """Describe the first event in which two traces differ, or return None if they are equal."""
-    for number, (old, new) in enumerate(zip_longest(before, after), 1):
+    for number, (old, new) in enumerate(zip_longest(old_trace, new_trace), 1):
         if old != new:
             return f"event {number}\n  before: {old or 'the history ends'}\n  now:    {new or 'the history ends'}"
     return None
@@ -131,7 +131,7 @@ def trace_of_checkout(checkout: Path, seed: int) -> list[str]:
 def main(
     seeds: Annotated[int, typer.Argument(min=1, help="How many seeds.")] = SEEDS,
     *,
-    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     write: Annotated[Path | None, typer.Option(help="Store the digests in this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Compare with the digests in this file.")] = None,
@@ -143,7 +143,7 @@ def main(
         with unlogged():
             typer.echo("\n".join(trace(run(scenario_of(only)))))
         return
-    chosen_seeds = range(first, first + seeds)
+    chosen_seeds = range(first_seed, first_seed + seeds)
     stored_digests = {} if check is None else read_digests(check)
     differing, lines = list[int](), list[str]()
     console = Console(stderr=True)

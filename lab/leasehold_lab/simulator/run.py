@@ -114,13 +114,13 @@ def run(scenario: Scenario) -> SimulatedHistory:
 
 def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
     our_workers = {member.worker for member in scenario.members if not member.foreign}
-    present = {member.worker for member in scenario.members if member.present}
+    present_workers = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
     for shard_listed, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
         row = Lease(
             shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
         )
-        annotations = ((PROCESS, f"before/{owner}"),) if owner in present else ()
+        annotations = ((PROCESS, f"before/{owner}"),) if owner in present_workers else ()
         yield counted(evolve(row, yields=owner in our_workers, annotations=annotations), int(owner is not None))
 
 
@@ -147,8 +147,8 @@ def _produce(world: World) -> None:
 def _empty(world: World, emptying: Emptying) -> None:
     """Delete rows of the table as an operator would, without notifying the workers."""
     rows, now = world.table.list().leases, world.tasks.now
-    chosen = {index % len(rows) for index in emptying.places} if rows else set[int]()
-    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen]
+    chosen_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
+    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
     for row in deleted:
         world.table.remove(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
@@ -192,11 +192,11 @@ def _reshape(world: World, reshape: Reshape) -> None:
     if not world.scenario.ranged:
         # Without hash ranges, each shard is followed by one shard, or by two.
         open_shards = [open_shard for open_shard in source.listed if open_shard.open]
-        followers = 2 if reshape.what == "merge" else 1
+        child_count = 2 if reshape.what == "merge" else 1
         for open_shard in open_shards if reshape.what == "double" else [open_shards[reshape.place % len(open_shards)]]:
             source.end(
                 open_shard.id,
-                *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(followers)),
+                *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(child_count)),
             )
         return
     ranged = [
@@ -284,8 +284,8 @@ class FleetOutcome:
 def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None) -> FleetOutcome:
     """Return the figures of a finished run, for an event at `since`."""
     all_lives = lives(history.incidents)
-    changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
-    moves_made = without_taken_back(changed)
+    owner_changes = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    moves_made = without_taken_back(owner_changes)
     moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in moves_made)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)
@@ -299,25 +299,25 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
         owner = owners.get(row.key)
         if owner in loads:
             loads[owner] += row.weight or 0.0
-    mean = sum(loads.values()) / max(len(loads), 1)
-    last = max((change.t for change in moves_made), default=since)
+    mean_load = sum(loads.values()) / max(len(loads), 1)
+    last_change_at = max((change.t for change in moves_made), default=since)
     last_write_at = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
     )
-    longest = max(unowned(history, history.end, since).values(), default=0.0)
+    longest_unowned = max(unowned(history, history.end, since).values(), default=0.0)
     return FleetOutcome(
-        cycles=round((last - since) / cycle_seconds, 3),
-        seconds=round(last - since, 3),
+        cycles=round((last_change_at - since) / cycle_seconds, 3),
+        seconds=round(last_change_at - since, 3),
         moves=moves,
         moves_minimum=least_moves(owners_at(history, since), workers, groups),
         moved_again=sum(times > 1 for times in Counter(change.key for change in moves_made).values()),
-        taken_back=(len(changed) - len(moves_made)) // 2,
+        taken_back=(len(owner_changes) - len(moves_made)) // 2,
         claims=len(moves_made) - moves,
         failed_writes=count_rejected(write for write in history.writes if write.t >= since),
         spread=max(lease_counts, default=0) - min(lease_counts, default=0),
         groups=dict(by_group),
-        load=round(max(loads.values()) / mean, 3) if mean else 1.0,
-        unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
+        load=round(max(loads.values()) / mean_load, 3) if mean_load else 1.0,
+        unowned_lease_cycles_max=round(longest_unowned / cycle_seconds, 3),
         quiet_after=round((last_write_at - since) / cycle_seconds, 3),
         traffic=traffic(history),
     )
@@ -343,12 +343,12 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: 
     progress = True
     while progress:
         progress = False
-        for smaller in _smaller(scenario):
+        for candidate in _smaller(scenario):
             runs += 1
             if runs > most_runs:
                 return scenario
-            if fails(smaller):
-                scenario, progress = smaller, True
+            if fails(candidate):
+                scenario, progress = candidate, True
                 break
     return scenario
 
@@ -357,10 +357,10 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Yield simpler scenarios, beginning with those that leave out the most."""
     members, network = scenario.members, scenario.network
     for index, member in enumerate(members):
-        without = (*members[:index], *members[index + 1 :])
-        gone = {member.worker} - {other.worker for other in without}
-        owners = tuple(None if owner in gone else owner for owner in scenario.owners)
-        yield evolve(scenario, members=without, owners=owners)
+        remaining_members = (*members[:index], *members[index + 1 :])
+        removed_workers = {member.worker} - {other.worker for other in remaining_members}
+        owners = tuple(None if owner in removed_workers else owner for owner in scenario.owners)
+        yield evolve(scenario, members=remaining_members, owners=owners)
     for field in EVENTS:
         events = getattr(scenario, field)
         for index in range(len(events)):
@@ -374,8 +374,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield evolve(scenario, network=evolve(network, **without_fault))
     for index, member in enumerate(members):
         if member.naps:
-            calmer = evolve(member, naps=member.naps[1:])
-            yield evolve(scenario, members=(*members[:index], calmer, *members[index + 1 :]))
+            with_fewer_naps = evolve(member, naps=member.naps[1:])
+            yield evolve(scenario, members=(*members[:index], with_fewer_naps, *members[index + 1 :]))
 
 
 def description_of(scenario: Scenario) -> str:
@@ -399,10 +399,10 @@ def breaches_of(tested: Trial) -> tuple[Breach, ...]:
 
 def explanation_of(tested: Trial) -> str:
     """Simplify a failing trial, and return a report of the remaining breaches and the simplified fleet."""
-    what = {breach.what for breach in breaches_of(tested)}
+    broken_laws = {breach.what for breach in breaches_of(tested)}
 
     def still_fails(smaller: Scenario) -> bool:
-        return bool(what & {breach.what for breach in breaches_of(evolve(tested, scenario=smaller))})
+        return bool(broken_laws & {breach.what for breach in breaches_of(evolve(tested, scenario=smaller))})
 
     smallest = shrink(tested.scenario, still_fails)
     breaches = breaches_of(evolve(tested, scenario=smallest))

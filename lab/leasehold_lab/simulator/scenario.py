@@ -301,9 +301,11 @@ def scale_out(
 ) -> FleetScenario:
     """Return a balanced fleet that the workers in `joining` join. If there are none, nothing happens to the fleet."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    since = SETTLE_CYCLES * config.cycle_seconds
-    members = (*_present(present, config, draw), *_starting(joining, config, since, start, draw))
-    return _fleet(seed, balanced(leases, present, draw), members, since=since, seconds=cycles * config.cycle_seconds)
+    joined_at = SETTLE_CYCLES * config.cycle_seconds
+    members = (*_present(present, config, draw), *_starting(joining, config, joined_at, start, draw))
+    return _fleet(
+        seed, balanced(leases, present, draw), members, since=joined_at, seconds=cycles * config.cycle_seconds
+    )
 
 
 def shrink(
@@ -318,13 +320,13 @@ def shrink(
 ) -> FleetScenario:
     """Return a balanced fleet in which `ending_workers` workers end at the same time."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    since = SETTLE_CYCLES * config.cycle_seconds
+    ended_at = SETTLE_CYCLES * config.cycle_seconds
     ending_names = frozenset(draw.sample(workers, ending_workers))
     members = tuple(
-        evolve(member, ends=since, ending=ending) if member.worker in ending_names else member
+        evolve(member, ends=ended_at, ending=ending) if member.worker in ending_names else member
         for member in _present(workers, config, draw)
     )
-    return _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
+    return _fleet(seed, balanced(leases, workers, draw), members, since=ended_at, seconds=cycles * config.cycle_seconds)
 
 
 def rolling(
@@ -373,9 +375,9 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
     """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
-    ours = frozenset(draw.sample(workers, round(share * len(workers))))
+    unchanged_workers = frozenset(draw.sample(workers, round(share * len(workers))))
     members = tuple(
-        member if member.worker in ours else evolve(member, config=peer, foreign=True)
+        member if member.worker in unchanged_workers else evolve(member, config=peer, foreign=True)
         for member in fleet.scenario.members
     )
     return evolve(fleet, scenario=evolve(fleet.scenario, members=members))

@@ -100,10 +100,10 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
         for tries_left in reversed(range(PORTS_MAX)):
             port, log = free_port(), Path(folder) / "log"
-            started = command(port)
+            started_command = command(port)
             with log.open("wb") as out:
-                env = {**os.environ, **started.env}
-                process = guarded(started.arguments, out, subprocess.STDOUT, env, Path(folder))
+                env = {**os.environ, **started_command.env}
+                process = guarded(started_command.arguments, out, subprocess.STDOUT, env, Path(folder))
             try:
                 _wait_until_ready(process, name, port, log, start_seconds)
                 break
@@ -242,19 +242,20 @@ def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
 
     On a terminal, the progress is one line that is updated. Otherwise a line is printed every few seconds.
     """
-    live, waited = sys.stderr.isatty(), 0
+    is_terminal, seconds = sys.stderr.isatty(), 0
     while True:
-        if live or waited % PROGRESS_SECONDS == 0:
+        if is_terminal or seconds % PROGRESS_SECONDS == 0:
             packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
-            progress = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
-            print(f"\r{progress}" if live else progress, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress
+            progress = f"{what} ... {seconds} s, {packages} packages" if seconds else f"{what} ..."
+            start, end = ("\r", "") if is_terminal else ("", "\n")
+            print(f"{start}{progress}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
         try:
             output, _ = command.communicate(timeout=1)
         except subprocess.TimeoutExpired:
-            waited += 1
-            if waited >= INSTALL_SECONDS:
+            seconds += 1
+            if seconds >= INSTALL_SECONDS:
                 raise
             continue
-        if live:
+        if is_terminal:
             print(file=sys.stderr)  # noqa: T201  likewise
         return output

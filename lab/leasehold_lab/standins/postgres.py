@@ -39,12 +39,12 @@ def find_postgres() -> Path:
 
 
 @contextmanager
-def postgres(kept: Path | None = None) -> Iterator[Service]:
+def postgres(folder: Path | None = None) -> Iterator[Service]:
     """Run a PostgreSQL server whose user `tester` needs no password.
 
     Args:
-        kept: The folder in which to keep the data. Data that it already contains is used. By default, the server has a
-            new temporary folder, and does not flush writes to disk.
+        folder: The folder in which to keep the data. Data that it already contains is used. By default, the server has
+            a new temporary folder, and does not flush writes to disk.
 
     Raises:
         ServiceError: PostgreSQL is not installed, or it does not start.
@@ -56,23 +56,23 @@ def postgres(kept: Path | None = None) -> Iterator[Service]:
             Path(temporary).chmod(0o755)
             if "site-packages" in programs.parts:  # other users may be unable to read this folder, so copy it
                 wheel = programs.parents[1]
-                for folder in wheel.parent.glob(f"{wheel.name}*"):  # includes the folder of its libraries
-                    shutil.copytree(folder, Path(temporary) / folder.name, symlinks=True)
+                for installed in wheel.parent.glob(f"{wheel.name}*"):  # includes the folder of its libraries
+                    shutil.copytree(installed, Path(temporary) / installed.name, symlinks=True)
                 programs = Path(temporary, *programs.parts[-3:])
-        data = Path(kept or temporary) / "postgres"
+        data = Path(folder or temporary) / "postgres"
         if not (data / "PG_VERSION").exists():
             data.mkdir(exist_ok=True)
             if root:
                 shutil.chown(data, "nobody")
             words = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
-            made = subprocess.run(  # noqa: S603  as found above
+            initialized = subprocess.run(  # noqa: S603  as found above
                 [*user, str(programs / "initdb"), *words], cwd="/", capture_output=True, text=True, check=False
             )
-            if made.returncode:
-                raise ServiceError(f"initdb: {made.stderr.strip()}")
+            if initialized.returncode:
+                raise ServiceError(f"initdb: {initialized.stderr.strip()}")
 
         def command(port: int) -> Command:
-            options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(kept)}")
+            options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
             return Command((*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options))
 
         with serving("postgres", command) as service:

@@ -156,15 +156,15 @@ class Client:
         def read() -> Listing:
             began = self._tasks.now
             self._travel()
-            listing = self._paged()
+            listing = self._read_pages()
             self._travel()
             self._history.scanned += len(listing.leases)
             self._history.listings.append((began, self._tasks.now, self._caller.process_id))
-            return self._perhaps_stale(listing)
+            return self._maybe_stale(listing)
 
         return self._read("store.list", read)
 
-    def _paged(self) -> Listing:
+    def _read_pages(self) -> Listing:
         """Read the pages of a listing one after another, at the speed that the table's capacity allows."""
         capacity, listing = self._capacity, self._listed()
         if capacity.bytes_per_second == capacity.table_units == math.inf:
@@ -175,12 +175,12 @@ class Client:
             page = keys[start : start + page_rows]
             read = len(page) * capacity.row_bytes
             self._caller.wait(read / capacity.bytes_per_second)
-            self._throttled(self._world.reads, read / UNIT_BYTES)
+            self._wait_for_capacity(self._world.reads, read / UNIT_BYTES)
             current_rows = {row.key: row for row in self._listed().leases}
             rows += [current_rows[key] for key in page if key in current_rows]
         return Listing(tuple(rows))
 
-    def _throttled(self, meter: UnitBudget, units: float) -> None:
+    def _wait_for_capacity(self, meter: UnitBudget, units: float) -> None:
         """Wait until the table has capacity for this many units.
 
         Raises OutcomeUnknown if the wait exceeds the scenario's `patience_seconds`.
@@ -204,10 +204,10 @@ class Client:
             if self._capacity.row_units < math.inf:
                 for key in requested_keys:
                     meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
-                    self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
+                    self._wait_for_capacity(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
             self._travel()
-            return self._perhaps_stale(listing) if stale_ok or self._caller.ignores_calls else listing
+            return self._maybe_stale(listing) if stale_ok or self._caller.ignores_calls else listing
 
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
@@ -224,7 +224,7 @@ class Client:
         listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
         return listing
 
-    def _perhaps_stale(self, listing: Listing) -> Listing:
+    def _maybe_stale(self, listing: Listing) -> Listing:
         if self._caller.ignores_calls:
             # An earlier version neither reads nor changes the attribute of calls.
             rows = (
@@ -256,25 +256,27 @@ class Client:
                 case _:
                     pass
 
-        def apply() -> Outcome:
+        def apply_write() -> Outcome:
             before = self._table.row(key)
             outcome = self._table.write(write)
-            done = isinstance(outcome, Done)
-            if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
+            applied = isinstance(outcome, Done)
+            if applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # The row must also show that its new owner does not answer hand-off requests.
                 outcome = self._table.mark_unresponsive(key)
-            if self._records_writes and (self._full or verb != "renew" or not done):
-                after = outcome.lease if done and verb != "delete" else self._table.row(key)
-                who = self._caller.worker_id, self._caller.process_id
-                self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))
+            if self._records_writes and (self._full or verb != "renew" or not applied):
+                after = outcome.lease if applied and verb != "delete" else self._table.row(key)
+                sender = self._caller.worker_id, self._caller.process_id
+                self._history.writes.append(
+                    WriteEvent(self._tasks.now, sent, *sender, verb, key, before, after, applied)
+                )
             return outcome
 
         def rejected() -> Outcome:
             row = self._table.row(key)
             return Lost(key, row and evolve(row, owner=OTHER_WORKER, version=Version("another")))
 
-        substitutes = {"untrue": rejected, "send": lambda: self._arrive(apply, LATE_SECONDS)}
-        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._sent(apply), substitutes)
+        substitutes = {"untrue": rejected, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
+        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._send(apply_write), substitutes)
         return outcome
 
     def close(self) -> None:
@@ -296,11 +298,11 @@ class Client:
 
     def write_through(self, what: str, apply: Callable[[], T]) -> T:
         """Send a write of a row that is not a lease. `apply` runs when the request arrives."""
-        substitutes = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
-        result: T = self._exchange.call(what, lambda: self._sent(apply), substitutes)
+        substitutes = {"send": lambda: self._apply_later(apply, LATE_SECONDS)}
+        result: T = self._exchange.call(what, lambda: self._send(apply), substitutes)
         return result
 
-    def _sent(self, apply: Callable[[], T]) -> T:
+    def _send(self, apply: Callable[[], T]) -> T:
         """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
@@ -310,11 +312,11 @@ class Client:
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")
         if fault == "late":
-            self._arrive(apply, self._draw.uniform(0.0, self._network.late_seconds))
+            self._apply_later(apply, self._draw.uniform(0.0, self._network.late_seconds))
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("nobody answered in time")
         self._travel()
-        self._throttled(self._world.writes, 1.0)
+        self._wait_for_capacity(self._world.writes, 1.0)
         outcome = apply()
         if fault == "unanswered":
             self._caller.wait(GIVE_UP_SECONDS)
@@ -325,7 +327,7 @@ class Client:
         self._travel()
         return outcome
 
-    def _arrive(self, apply: Callable[[], object], seconds: float) -> None:
+    def _apply_later(self, apply: Callable[[], object], seconds: float) -> None:
         # The write arrives in a separate task, because the process may be dead by then.
         def arrive() -> None:
             apply()
@@ -379,8 +381,10 @@ class StreamClient:
 
     def shards(self) -> tuple[Shard, ...]:
         """Return the shards. The fault "untrue" returns those that were listed when this process started."""
-        listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
-        return listed
+        shards_listed: tuple[Shard, ...] = self.ask(
+            "source.shards", self._source.shards, {"untrue": lambda: self._first}
+        )
+        return shards_listed
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream reports the shard as gone."""
@@ -407,14 +411,14 @@ class StreamClient:
         `shard` is the id of the shard that the request is about, or "" if it is about none.
         """
 
-        def send() -> Any:  # noqa: ANN401  likewise
+        def exchange() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)
             self._travel()
-            answer = action()
+            result = action()
             self._travel()
-            return answer
+            return result
 
-        return self._exchange.call(what, send, substitutes)
+        return self._exchange.call(what, exchange, substitutes)
 
     @property
     def may_be_slow(self) -> bool:

@@ -57,15 +57,15 @@ class DistantCells:
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        return self._written(name, lambda: self._cells.put_new(name, fields))
+        return self._write(name, lambda: self._cells.put_new(name, fields))
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        return self._written(name, lambda: self._cells.put_over(name, fields, version))
+        return self._write(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
-        return self._written(name, lambda: self._cells.delete(name, version))
+        return self._write(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
         """Do nothing, because the simulated table always checks the conditions of writes."""
@@ -73,7 +73,7 @@ class DistantCells:
     def close(self) -> None:
         """Do nothing."""
 
-    def _written(self, name: str, apply: Callable[[], T]) -> T:
+    def _write(self, name: str, apply: Callable[[], T]) -> T:
         kind = name.partition("/")[0]
         self._history.requests[kind] += 1
         return self._client.write_through(f"store.{kind}", apply)
@@ -101,10 +101,10 @@ class SessionClient(PassingStore):
         sent, before = world.tasks.now, self._row(key) if recorded else None
         outcome = self._store.write(write)
         if recorded:
-            done = isinstance(outcome, Done)
-            after = outcome.lease if done and verb != "delete" else self._row(key)
-            ids = self._caller.worker_id, self._caller.process_id
-            world.history.writes.append(WriteEvent(world.tasks.now, sent, *ids, verb, key, before, after, done))
+            applied = isinstance(outcome, Done)
+            after = outcome.lease if applied and verb != "delete" else self._row(key)
+            sender = self._caller.worker_id, self._caller.process_id
+            world.history.writes.append(WriteEvent(world.tasks.now, sent, *sender, verb, key, before, after, applied))
         return outcome
 
     def _row(self, key: str) -> Lease | None:

@@ -249,12 +249,12 @@ class Process:
             self._record_deliveries("record", delivery)
             if self._scenario.handling_seconds:
                 self.wait(self._scenario.handling_seconds)
-            answer = self._misbehave("handler", delivery)
-            if answer is None and self._scenario.handler is not None:
-                answer = self._scenario.handler(delivery)
-            return answer
+            result_of_handler = self._misbehave("handler", delivery)
+            if result_of_handler is None and self._scenario.handler is not None:
+                result_of_handler = self._scenario.handler(delivery)
+            return result_of_handler
 
-        with self._forgetting(delivery.shard):
+        with self._forget_on_failure(delivery.shard):
             result = self._exchange.call_user("handler", handle)
         if result is not None:
             return result
@@ -267,11 +267,11 @@ class Process:
             unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first_order
         ]
         waiting += [delivery.part([record]) for record in delivery.records]
-        self._acknowledge(delivery.shard, self._ready(len(waiting)))
+        self._acknowledge(delivery.shard, self._count_to_acknowledge(len(waiting)))
         return None
 
     @contextmanager
-    def _forgetting(self, shard: str) -> Iterator[None]:
+    def _forget_on_failure(self, shard: str) -> Iterator[None]:
         """Forget the shard's unacknowledged records if the handler fails.
 
         The handler stands for a child process, whose replacement does not know the records of its predecessor.
@@ -288,7 +288,9 @@ class Process:
         def end_shard() -> None:
             waiting = len(self._unacknowledged.get(shard, ()))
             if not final_checkpoint.ended:
-                self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
+                self._acknowledge(
+                    shard, waiting if self._scenario.acknowledges == "late" else self._count_to_acknowledge(waiting)
+                )
             elif (
                 self._scenario.acknowledges != "random"
                 or self._tasks.now > self._scenario.calm
@@ -298,10 +300,10 @@ class Process:
                     self._record_deliveries("acknowledged", delivery)
                 final_checkpoint.end()
 
-        with self._forgetting(shard):
+        with self._forget_on_failure(shard):
             return self._exchange.call_user("final checkpoint", end_shard)
 
-    def _ready(self, waiting: int) -> int:
+    def _count_to_acknowledge(self, waiting: int) -> int:
         """Return how many of the unacknowledged records to acknowledge now."""
         match self._scenario.acknowledges:
             case "late":
@@ -316,16 +318,16 @@ class Process:
 
         The events are recorded before the checkpoint is written, because a write without a response may take effect.
         """
-        done = self._unacknowledged.get(shard, [])[:count]
-        for delivery in done:
+        acknowledged = self._unacknowledged.get(shard, [])[:count]
+        for delivery in acknowledged:
             self._record_deliveries("acknowledged", delivery)
         try:
-            if not done or not self._holdings[shard].checkpoint(done[-1].records[-1].position):
+            if not acknowledged or not self._holdings[shard].checkpoint(acknowledged[-1].records[-1].position):
                 return
         except OutcomeUnknown:
             return  # the next checkpoint includes these records
         del self._unacknowledged[shard][:count]
-        for delivery in done:
+        for delivery in acknowledged:
             self._record_deliveries("finished", delivery)
 
     def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise

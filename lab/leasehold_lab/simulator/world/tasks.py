@@ -84,9 +84,9 @@ class Tasks:
 
     def run(self, until: float) -> None:
         """Run all tasks up to this time."""
-        dues = self._queue
-        while dues and dues[0][0] <= until:
-            due, _, wait_number, task = heappop(dues)
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            due, _, wait_number, task = heappop(queue)
             if task.wait_number == wait_number and task.waiting:
                 self.now = max(self.now, due)
                 task.waiting = False

@@ -102,9 +102,9 @@ class SimulatedTable(MemoryStore):
 
         A row is replaced by its previous version if it changed less than `seconds` ago and `choose` returns True.
         """
-        since = self._now() - seconds
-        earlier = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
-        return Listing(tuple(old if t > since and choose() else row for row, t, old in earlier))
+        earliest_change = self._now() - seconds
+        previous_rows = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
+        return Listing(tuple(old if t > earliest_change and choose() else row for row, t, old in previous_rows))
 
     def write(self, write: Write) -> Outcome:
         key = write.lease.key
@@ -235,18 +235,18 @@ class ListSource:
 
     def expire(self) -> None:
         """Remove all closed shards and their records, as if their retention had passed."""
-        for closing in self.listed:
-            if not closing.open:
-                self.missing.add(closing.id)
-                self.shard_logs[closing.id].deleted = True
-        self.listed = [closing for closing in self.listed if closing.open]
+        for shard_listed in self.listed:
+            if not shard_listed.open:
+                self.missing.add(shard_listed.id)
+                self.shard_logs[shard_listed.id].deleted = True
+        self.listed = [shard_listed for shard_listed in self.listed if shard_listed.open]
 
     def end(self, name: str, *children: Shard) -> None:
         """Close the shard with this id, and list its children."""
         index = next(index for index, shard in enumerate(self.listed) if shard.id == name)
         self.listed[index] = evolve(self.listed[index], open=False)
-        ending = self.shard_logs.setdefault(name, ShardRecords())
-        ending.ended, ending.children = True, children
+        shard_log = self.shard_logs.setdefault(name, ShardRecords())
+        shard_log.ended, shard_log.children = True, children
         known_ids = {child.id for child in self.listed}
         self.listed += [child for child in children if child.id not in known_ids]
 

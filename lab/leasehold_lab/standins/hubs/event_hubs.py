@@ -101,13 +101,13 @@ class LocalHubs:
         """
         return list(self._ask(do="look", hub=hub)["partitions"])
 
-    def _ask(self, **asked: object) -> dict[str, Any]:
+    def _ask(self, **request: object) -> dict[str, Any]:
         with socket.create_connection((HOST, self.service.port), SECONDS) as connection:
-            connection.sendall(json.dumps(asked).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(connection.makefile("rb").readline())
-        if "error" in answer:
-            raise ServiceError(f"event-hubs: {asked.get('do')}: {answer['error']}")
-        return answer
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            response: dict[str, Any] = json.loads(connection.makefile("rb").readline())
+        if "error" in response:
+            raise ServiceError(f"event-hubs: {request.get('do')}: {response['error']}")
+        return response
 
 
 def has_engine() -> bool:
@@ -165,10 +165,10 @@ async def _serve(options: argparse.Namespace) -> None:
         name, _, count = text.partition("=")
         hubs[name.lower()] = Hub.of(name, int(count))
     key = os.environ.get("EVENT_HUBS_KEY")
-    others = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
+    other_servers = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
     server = await serve(hubs, key, (HOST, options.port))
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  read by the parent
-    await asyncio.gather(*(listening.serve_forever() for listening in (server, *others)))
+    await asyncio.gather(*(listener.serve_forever() for listener in (server, *other_servers)))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def partition_key(message: bytes) -> str | None:
 
 def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
     """Return the event as a hub sends it: with the hub's annotations added to those of the event."""
-    header, pairs_encoded, count, rest = b"", b"", 0, []
+    header, pairs_encoded, count, other_sections = b"", b"", 0, []
     for code, begin, end in sections(event):
         if code == HEADER:
             header = event[begin:end]
@@ -89,13 +89,13 @@ def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int)
             pairs = begin + 4 + 2 * width
             count, pairs_encoded = int.from_bytes(event[pairs - width : pairs]), event[pairs:end]
         elif code != DELIVERY_ANNOTATIONS:
-            rest.append(event[begin:end])
-    number = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
-    place = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
-    time = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
-    pairs_encoded += number + place + time
+            other_sections.append(event[begin:end])
+    number_annotation = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
+    offset_annotation = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
+    time_annotation = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
+    pairs_encoded += number_annotation + offset_annotation + time_annotation
     annotations = b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs_encoded
-    return header + annotations + b"".join(rest)
+    return header + annotations + b"".join(other_sections)
 
 
 def plain(body: bytes) -> bytes:
@@ -175,16 +175,16 @@ class Partition:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRejection("com.microsoft:argument-error", f"filter value is no number: {selector}")
-        place, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
+        position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
         last = {"sequence-number": number, "offset": int(offset)}.get(what)
-        if last is not None and place > last:
+        if last is not None and position > last:
             name = what.replace("-", " ")
-            text = f"The supplied {name} '{place}' is invalid. The last {name} in the system is '{last}'"
+            text = f"The supplied {name} '{position}' is invalid. The last {name} in the system is '{last}'"
             raise HubRejection("com.microsoft:argument-error", text)
         if what == "sequence-number":
-            return max(self.first, place if inclusive else place + 1)
-        places = self.offsets if what == "offset" else self.times
-        return self.first + (bisect_left(places, place) if inclusive else bisect_right(places, place))
+            return max(self.first, position if inclusive else position + 1)
+        positions = self.offsets if what == "offset" else self.times
+        return self.first + (bisect_left(positions, position) if inclusive else bisect_right(positions, position))
 
 
 @define

@@ -67,8 +67,8 @@ class LinkAddress:
 def parse_address(address: str) -> LinkAddress:
     """Parse an address, which may start with `amqps://host:port/`."""
     parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
-    named = {parts[position].lower(): parts[position + 1] for position in range(1, len(parts) - 1, 2)}
-    return LinkAddress(parts[0] if parts else "", named.get("consumergroups"), named.get("partitions"))
+    names = {parts[position].lower(): parts[position + 1] for position in range(1, len(parts) - 1, 2)}
+    return LinkAddress(parts[0] if parts else "", names.get("consumergroups"), names.get("partitions"))
 
 
 @define(eq=False)
@@ -121,15 +121,15 @@ def read(
     hub.check_group(group)
     partition = hub.partition(where.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
-    rivals = [other for other in partition.readers if other.group == group]
-    highest = max((other.epoch for other in rivals if other.epoch is not None), default=None)
+    other_readers = [other for other in partition.readers if other.group == group]
+    highest = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
     if highest is not None and epoch is None:
-        text = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
-        raise HubRejection(STOLEN, f"{text} receiver is not allowed.")
+        message = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
+        raise HubRejection(STOLEN, f"{message} receiver is not allowed.")
     if highest is not None and epoch is not None and epoch < highest:
-        text = f"Receiver with a higher epoch '{highest}' already exists."
-        raise HubRejection(STOLEN, f"{text} Receiver with epoch {epoch} cannot be created.")
-    if epoch is None and len(rivals) >= READERS_MAX:
+        message = f"Receiver with a higher epoch '{highest}' already exists."
+        raise HubRejection(STOLEN, f"{message} Receiver with epoch {epoch} cannot be created.")
+    if epoch is None and len(other_readers) >= READERS_MAX:
         limit = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
         raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
     # The filter on the link's source contains the start position, as a described or a plain value.
@@ -140,11 +140,11 @@ def read(
         selector = getattr(value, "value", value)
     # Check the start position first, because a reader that is rejected must not detach others.
     start = partition.start(None if selector is None else str(selector))
-    for rival in rivals if epoch is not None else ():
-        rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
-    reading = PartitionLink(link, partition, group, epoch, start, flush, drop)
-    partition.readers.append(reading)
-    return reading
+    for other_reader in other_readers if epoch is not None else ():
+        other_reader.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
+    partition_link = PartitionLink(link, partition, group, epoch, start, flush, drop)
+    partition.readers.append(partition_link)
+    return partition_link
 
 
 @frozen
@@ -157,13 +157,13 @@ class HubWriter:
     def take(self, delivery: Delivery, message: bytes) -> Partition | None:
         """Store a message, and return its partition, or None if the message was rejected."""
         try:
-            grown = self.hub.enqueue(message, self.partition)
+            partition = self.hub.enqueue(message, self.partition)
         except HubRejection as error:
             delivery.local.condition = Condition(error.condition, error.description)
             delivery.update(Delivery.REJECTED)
             return None
         delivery.update(Delivery.ACCEPTED)
-        return grown
+        return partition
 
 
 @frozen
@@ -173,16 +173,16 @@ class RequestLink:
     node: str
     link: Link
 
-    def answers(self, asked: "RequestLink") -> bool:
+    def answers(self, request_link: "RequestLink") -> bool:
         """Return whether responses to requests on the link `asked` are sent on this link."""
-        return self.link.is_sender and self.node == asked.node and self.link.session == asked.link.session
+        return self.link.is_sender and self.node == request_link.node and self.link.session == request_link.link.session
 
 
-def send_to_readers(grown: Partition | None) -> None:
+def send_to_readers(partition: Partition | None) -> None:
     """Send new events to the readers of the partition."""
-    for reading in grown.readers if grown else ():
-        reading.pump()
-        reading.flush()
+    for reader in partition.readers if partition else ():
+        reader.pump()
+        reader.flush()
 
 
 def accept(link: Link) -> None:
@@ -271,49 +271,49 @@ def execute(line: bytes, hubs: dict[str, Hub]) -> bytes:
     """Execute a control request such as `{"do": "trim", …}`, and return its response."""
     try:
         request = json.loads(line)
-        answer = _execute(hubs, request)
+        response = _execute(hubs, request)
     except (ValueError, KeyError, HubRejection) as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    return json.dumps(answer).encode()
+        response = {"error": f"{type(error).__name__}: {error}"}
+    return json.dumps(response).encode()
 
 
-def _execute(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
-    name = asked["hub"].lower()
-    if asked["do"] == "create":
-        former, hubs[name] = hubs.get(name), Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
-        for partition in former.partitions if former else ():
+def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
+    name = request["hub"].lower()
+    if request["do"] == "create":
+        old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
+        for partition in old_hub.partitions if old_hub else ():
             for reading in tuple(partition.readers):
                 reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
         return {"partitions": len(hubs[name].partitions)}
     hub = hubs[name]
-    match asked["do"]:
+    match request["do"]:
         case "add-partitions":
-            hub.add(int(asked["count"]))
+            hub.add(int(request["count"]))
             return {"partitions": len(hub.partitions)}
         case "put":
-            for body in asked["bodies"]:
-                send_to_readers(hub.enqueue(plain(body.encode()), asked["partition"]))
-            return {"put": len(asked["bodies"])}
+            for body in request["bodies"]:
+                send_to_readers(hub.enqueue(plain(body.encode()), request["partition"]))
+            return {"put": len(request["bodies"])}
         case "trim":
-            return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
+            return {"trimmed": hub.partition(request["partition"]).trim(int(request["before"]))}
         case "detach":
-            ending = tuple(hub.partition(asked["partition"]).readers)  # a copy, because `end` removes the reader
-            for reading in ending:
-                reading.end(asked["condition"], asked.get("description", "asked for by the test"))
-            return {"detached": len(ending)}
+            readers = tuple(hub.partition(request["partition"]).readers)  # a copy, because `end` removes the reader
+            for reader in readers:
+                reader.end(request["condition"], request.get("description", "asked for by the test"))
+            return {"detached": len(readers)}
         case "drop":
-            ending = tuple(hub.partition(asked["partition"]).readers)
-            for reading in ending:
-                reading.drop()
-            return {"dropped": len(ending)}
+            readers = tuple(hub.partition(request["partition"]).readers)
+            for reader in readers:
+                reader.drop()
+            return {"dropped": len(readers)}
         case "look":
-            seen = []
+            partitions = []
             for partition in hub.partitions:
-                readers = [
+                reader_rows = [
                     {"group": reader.group, "epoch": reader.epoch, "sent": reader.sent} for reader in partition.readers
                 ]
-                seen.append({"events": len(partition.events), "readers": readers})
-            return {"partitions": seen}
+                partitions.append({"events": len(partition.events), "readers": reader_rows})
+            return {"partitions": partitions}
         case unknown:
             raise KeyError(unknown)
 
@@ -450,20 +450,20 @@ class HubConnection(asyncio.Protocol):
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
                 # A complete message has arrived, which is an event or a batch to store, or a request.
-                receiver, served = cast("Receiver", link), self._links.get(link.name)
+                receiver, role = cast("Receiver", link), self._links.get(link.name)
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
-                if isinstance(served, HubWriter):
-                    send_to_readers(served.take(delivery, message))
-                elif isinstance(served, RequestLink):
+                if isinstance(role, HubWriter):
+                    send_to_readers(role.take(delivery, message))
+                elif isinstance(role, RequestLink):
                     delivery.update(Delivery.ACCEPTED)
                     request = Message()
                     request.decode(message)
-                    cbs = served.node == "$cbs"
-                    answer = is_authorized(request, self._key) if cbs else describe(request, self._hubs)
+                    is_authorization = role.node == "$cbs"
+                    response = is_authorized(request, self._key) if is_authorization else describe(request, self._hubs)
                     for other in self._links.values():
-                        if isinstance(other, RequestLink) and other.answers(served):
-                            cast("Sender", other.link).send(answer)
+                        if isinstance(other, RequestLink) and other.answers(role):
+                            cast("Sender", other.link).send(response)
                 delivery.settle()
                 receiver.flow(1)
         elif link is not None and kind is Event.LINK_REMOTE_OPEN:
@@ -504,6 +504,6 @@ class HubConnection(asyncio.Protocol):
         return HubWriter(hub, where.partition)
 
 
-async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:
+async def serve(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:
     """Start to listen on this host and port, and return the server. The caller must keep a reference to it."""
-    return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *place)
+    return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *address)
